@@ -1,0 +1,1 @@
+"""WHAT to draft with."""

@@ -1,0 +1,1 @@
+"""Torch parts that know no policy: model adapter, ragged KV cache, sampling."""

@@ -1,0 +1,37 @@
+"""Always the same plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from draftwise.types import Decision, Feedback, Floats
+
+
+class Fixed:
+    """Play one plan for ever.
+
+    Source: the static baseline of all five papers (Leviathan et al. 2023).
+    Update: none. Feedback: ignored (but checked). State: the number of rounds. Cost: O(1).
+    Errors: ValueError if ``plan`` is not in 0 .. K-1.
+    """
+
+    def __init__(self, num_plans: int, plan: int = 0) -> None:
+        if not 0 <= plan < num_plans:
+            raise ValueError(f"plan {plan} is not one of the {num_plans} plans 0..{num_plans - 1}")
+        self._plan, self._num_plans, self._round = plan, num_plans, 0
+
+    def choose(self) -> Decision:
+        """The one plan, with probability 1."""
+        self._round += 1
+        return Decision(self._plan, 1.0, self._round)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Nothing to learn."""
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot."""
+        return np.eye(self._num_plans)[self._plan]
+
+    def estimates(self) -> Floats:
+        """[K] one-hot: the only opinion it has."""
+        return self.probabilities()

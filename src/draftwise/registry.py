@@ -1,0 +1,142 @@
+"""The tables: every policy, reward, feedback, guide and drafter by name, and specs to objects.
+
+Adding one is its file and ONE line here; the line gives it its name on the command line, its run
+of the contract tests, its rows of the losslessness matrix and its curve in the simulator. An entry
+is ``name: (module:class, options for the contract test)``; modules are imported when first used.
+
+A spec is text: ``"ucb1"``, ``"ucb1:beta=0.01"``, ``"lm:path/to/model"`` (a bare value belongs to the
+first option), several options separated by commas.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftwise.types import DraftwiseError, Guide, Plan, Policy, Reward
+
+Table = Mapping[str, tuple[str, Mapping[str, Any]]]
+
+POLICIES: Table = {
+    "fixed": ("policies.fixed:Fixed", {"plan": 1}),
+}
+REWARDS: Table = {}
+FEEDBACKS: Table = {}
+GUIDES: Table = {
+    "fixed": ("guides.fixed:Fixed", {}),
+    "max-confidence": ("guides.confidence:MaxConfidence", {"threshold": 0.8}),
+}
+DRAFTERS: Table = {
+    "lm": ("drafters.lm:LMDrafter", {}),
+    "lookup": ("drafters.lookup:LookupDrafter", {}),
+}
+
+
+def make_policy(
+    spec: str, num_plans: int, seed: int | np.random.SeedSequence = 0, *,
+    plans: Sequence[Plan] | None = None,
+) -> Policy:
+    """A policy over ``num_plans`` plans from a spec such as ``"ucb1:beta=0.01"``.
+
+    ``plans`` (as many) are for policies that price plans by themselves, such as ``goodput``.
+    Raises DraftwiseError for an unknown name or option, listing the valid ones, and ValueError
+    for fewer than one plan.
+
+    >>> make_policy("fixed:0", num_plans=3).choose().plan
+    0
+    """
+    if num_plans < 1:
+        raise ValueError(f"num_plans is {num_plans}: a policy needs at least one plan")
+    if plans is not None and len(plans) != num_plans:
+        raise ValueError(f"{len(plans)} plans were given for num_plans={num_plans}")
+    given = {"num_plans": num_plans, "rng": np.random.default_rng(seed), "plans": plans}
+    policy: Policy = build("policy", POLICIES, spec, given)
+    return policy
+
+
+def make_reward(spec: str) -> Reward:
+    """A reward from a spec such as ``"length"``; errors as ``make_policy``."""
+    reward: Reward = build("reward", REWARDS, spec, {})
+    return reward
+
+
+def make_guide(spec: str) -> Guide:
+    """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as ``make_policy``."""
+    guide: Guide = build("guide", GUIDES, spec, {})
+    return guide
+
+
+def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
+    """Build what ``spec`` names in ``table``; ``given`` goes to the parameters of those names.
+
+    Raises DraftwiseError for an unknown name or option, or a value that does not parse.
+    """
+    name, _, text = spec.partition(":")
+    factory = lookup(kind, table, name)
+    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    parameters = inspect.signature(factory).parameters
+    options = {key: hints.get(key, str) for key in parameters if key not in given}
+    values = parse_options(f"{kind} {name!r}", text, options)
+    values |= {key: value for key, value in given.items() if key in parameters}
+    missing = [
+        key for key in options if key not in values and parameters[key].default is inspect._empty
+    ]
+    if missing:
+        raise DraftwiseError(f"{kind} {name!r} needs {missing[0]}: write {name}:{missing[0]}=VALUE")
+    try:
+        return factory(**values)
+    except ValueError as error:
+        raise DraftwiseError(f"{kind} {spec!r}: {error}") from error
+
+
+def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
+    """The class or function that ``name`` stands for; DraftwiseError lists the valid names."""
+    if name not in table:
+        raise DraftwiseError(f"unknown {kind} {name!r}; the {kind} names are: {', '.join(table)}")
+    module, _, attribute = table[name][0].partition(":")
+    found: Callable[..., Any] = getattr(
+        importlib.import_module(f"draftwise.{module}"), attribute
+    )
+    return found
+
+
+def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``"0.8,window=5"`` to typed values; ``options`` maps each valid option to its type."""
+    values: dict[str, Any] = {}
+    for index, part in enumerate(filter(None, text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals and index == 0 and options:
+            key, value = next(iter(options)), part
+        key = key.strip().replace("-", "_")
+        if key not in options:
+            valid = ", ".join(options) or "none"
+            raise DraftwiseError(f"{owner} has no option {key!r}; its options are: {valid}")
+        values[key] = _parse_value(owner, key, value.strip(), options[key])
+    return values
+
+
+def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
+    """One option's text as the type that the constructor's annotation asks for."""
+    kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+    if text.lower() == "none" and type(None) in kinds:
+        return None
+    if bool in kinds:
+        if text.lower() in {"true", "false"}:
+            return text.lower() == "true"
+        raise DraftwiseError(f"{owner}: {key} is {text!r}; write true or false")
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    if str in kinds:
+        return text
+    wanted = " or ".join(sorted(k.__name__ for k in kinds if k is not type(None)))
+    raise DraftwiseError(f"{owner}: {key} is {text!r}, which is not {wanted}")

@@ -1,0 +1,262 @@
+"""The words of draftwise: plain frozen values, numpy only, imported by every other room.
+
+Dimension letters, here and everywhere: B batch, T time, N draft nodes, V vocabulary, D hidden,
+K plans. ``p`` is always the target's distribution and ``q`` the drafter's (Leviathan's convention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NONE = "none"
+"""The drafter's name in the plan that decodes plainly: no draft, one token a round."""
+
+
+class DraftwiseError(Exception):
+    """An error whose text says what was wrong and what to do next; commands print it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one request drafts in one round: who, how far at most, and what ends the draft early.
+
+    ``length`` is in tokens; 0 exactly for the plan ``none``. ``rule`` is a guide's spec.
+    """
+
+    drafter: str
+    length: int
+    rule: str = "fixed"
+
+    def __post_init__(self) -> None:
+        if self.length < 0 or (self.length == 0) != (self.drafter == NONE):
+            raise ValueError(
+                f"plan {self.drafter!r} has length {self.length}: a drafter drafts at least one "
+                f"token, and only the plan {NONE!r} has length 0"
+            )
+
+    def __str__(self) -> str:
+        if self.drafter == NONE:
+            return NONE
+        rule = "" if self.rule == "fixed" else f"/{self.rule}"
+        return f"{self.drafter}x{self.length}{rule}"
+
+
+PLAIN = Plan(NONE, 0)
+"""Plain decoding, as a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a policy chose: the plan's index, the probability it had then, and its round.
+
+    The probability travels along, so that feedback which comes late stays unbiased.
+    """
+
+    plan: int
+    prob: float
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How one drafter fares along verified text, whether or not it drafted it.
+
+    alphas: [n] acceptance probability ``sum_v min(p, q)`` at each position, in [0, 1] (for a point
+        mass, p of the proposed token; when decoding greedily, 1 where the two agree and else 0).
+    ratios: [n] ``min(1, q/p)`` of the token that the text really has there, in [0, 1].
+    matches: [n] length of a retrieval drafter's suffix match, in tokens, 0 = no proposal; else None.
+    start: position of the first of them in the text (prompt included), in tokens.
+    """
+
+    start: int
+    alphas: Floats
+    ratios: Floats
+    matches: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds as measured so far in the running engine, at the present batch size.
+
+    target_s: [n] seconds of a target forward over 1, 2, .. n tokens a row.
+    draft_s: seconds of one draft step, by drafter.
+    """
+
+    target_s: Floats
+    draft_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that one round made known about one request, before any reward looks at it.
+
+    scores: what became known of each drafter, in text order: for the drafter that played, its
+        drafted positions through the first rejection and the backlog it caught up on.
+    drafted_alphas: [num_drafted] alpha at EVERY drafted position given the draft's own prefix, the
+        rejected tail included (what block divergence averages, MetaSD eq. 4).
+    emitted_start: position in the text of the first token that the round emitted.
+    seconds: duration of the round, drafting and verification.
+    costs: what everything costs, or None where nobody measures.
+    matches: length of each retrieval drafter's match at the END of the text, 0 = no proposal: the
+        context of the next choice.
+    """
+
+    plan: Plan
+    num_drafted: int
+    num_accepted: int
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+    drafted_alphas: Floats = field(default_factory=lambda: np.zeros(0))
+    emitted_start: int = 0
+    seconds: float = 0.0
+    costs: Costs | None = None
+    matches: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_emitted(self) -> int:
+        """Accepted tokens and the bonus token; in tokens."""
+        return self.num_accepted + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What a policy is told: a value in [0, 1] for each plan that was ``seen``.
+
+    values: [K], higher is better; entries that were not seen are ignored.
+    seen: [K]; one True for bandit feedback, all True for panoramic.
+    evidence: the raw facts, for a policy that prices plans by itself.
+    """
+
+    values: Floats
+    seen: Bools
+    evidence: Evidence | None = None
+
+
+class Policy(Protocol):
+    """Which of K plans to play: one algorithm, its memory, and nothing else."""
+
+    def choose(self) -> Decision:
+        """Pick the plan of the next round."""
+        ...
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Take the outcome of a decision, in any order, its own or replayed.
+
+        Raises ValueError if a seen value is not a number in [0, 1] or a shape is not [K].
+        """
+        ...
+
+    def probabilities(self) -> Floats:
+        """[K] what ``choose`` would draw from now (one-hot for an index policy)."""
+        ...
+
+    def estimates(self) -> Floats:
+        """[K] the present value of each plan as the policy sees it, for people to look at."""
+        ...
+
+
+class Reward(Protocol):
+    """Maps what is known of one plan's outcome in one round to a value in [0, 1]."""
+
+    def __call__(self, outcome: Outcome) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One plan's result in one round, played or counterfactual: what a reward looks at.
+
+    max_length: the longest length among the plans, in tokens: what lengths are normalised by.
+    alphas, ratios: as in ``Scores``, along the verified text from the round's first position on.
+    drafted_alphas: as in ``Evidence``; for a plan that did not play, its alphas.
+    num_drafted, num_accepted: None where only the alphas are known (a drafter that did not play).
+    """
+
+    plan: Plan
+    max_length: int
+    alphas: Floats
+    ratios: Floats
+    drafted_alphas: Floats
+    num_drafted: int | None = None
+    num_accepted: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """What a guide sees before the next token of a draft is drawn.
+
+    depth: tokens kept so far. The rest describes q of the token kept LAST (nan at depth 0): its
+    own probability, the largest probability, the entropy in nats, the gap between the two largest.
+    """
+
+    depth: int
+    length: int
+    prob: float = float("nan")
+    max_prob: float = float("nan")
+    entropy: float = float("nan")
+    margin: float = float("nan")
+
+
+class Guide(Protocol):
+    """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped."""
+
+    needs_probs: bool
+
+    def goes_on(self, step: DraftStep) -> bool:
+        """Whether one more token is drafted; never called past the plan's length."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens proposed for one request, as a tree; a chain is the tree of width one.
+
+    tokens: [N]; parents: [N], index of each node's parent, -1 = the end of the text (a chain counts
+        up from -1); probs: for each node the [V] distribution q it was drawn from, or None for a
+        deterministic proposal (a point mass); sources: the drafter that wrote each token.
+    """
+
+    tokens: Ints
+    probs: Sequence[NDArray[Any] | None]
+    sources: Sequence[str]
+    parents: Ints
+
+    @classmethod
+    def chain(
+        cls, tokens: Sequence[int], probs: Sequence[NDArray[Any] | None] | None, source: str
+    ) -> Draft:
+        """A chain by one drafter; ``probs`` None makes every token a point mass."""
+        num = len(tokens)
+        return cls(
+            np.asarray(tokens, dtype=np.int64),
+            probs if probs is not None else [None] * num,
+            [source] * num,
+            np.arange(num, dtype=np.int64) - 1,
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification kept: the accepted nodes in order, and the bonus token.
+
+    tokens: [accepted + 1], the bonus token last; path: [accepted], the nodes that were accepted.
+    """
+
+    tokens: Ints
+    path: Ints
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens that were kept."""
+        return len(self.path)
