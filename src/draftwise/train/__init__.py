@@ -1,0 +1,1 @@
+"""Training: language models from text, drafters by distillation from a target."""

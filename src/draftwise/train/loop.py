@@ -1,0 +1,146 @@
+"""The one training loop of draftwise: what is learned and from what are its arguments."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""(model, batch) -> a scalar, the mean loss in nats a token."""
+Batches = Callable[[int], Any]
+"""step -> batch; a pure function, so that a resumed run sees what an uninterrupted one saw."""
+Progress = Callable[[int, float], None]
+"""(steps done, loss of the last step), called after every step."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how fast to learn: warm up, stay, then fall linearly to zero.
+
+    `warmup_steps` and `decay_steps` lie inside `steps`; `clip` bounds the gradient's norm;
+    `checkpoint_s` is the time between two checkpoints in seconds.
+    """
+
+    steps: int
+    lr: float = 2e-3
+    warmup_steps: int = 50
+    decay_steps: int = 0
+    clip: float = 1.0
+    weight_decay: float = 0.05
+    bf16: bool = False
+    checkpoint_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warmup_steps < 0 or self.decay_steps < 0:
+            raise ValueError(f"steps must be positive and ramps not negative, got {self}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of `step`, counted from zero."""
+        up = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        down = min(1.0, (self.steps - step) / max(1, self.decay_steps))
+        return self.lr * min(up, down)
+
+
+def cross_entropy(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Next-token loss on `tokens` [B, T], in nats a token."""
+    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def fit(
+    model: nn.Module,
+    loss: Loss,
+    batches: Batches,
+    settings: Settings,
+    *,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+    stop_at: int | None = None,
+) -> list[float]:
+    """Train `model` in place and return the loss of every step.
+
+    With `checkpoint` the run is saved there every `settings.checkpoint_s` seconds and at the end,
+    and resumes from it; on one machine a resumed run gives the weights of an uninterrupted one,
+    bit by bit. `stop_at` ends a run early (after a checkpoint) without changing its schedule.
+    """
+    optimizer = make_optimizer(model, settings)
+    losses = _resume(checkpoint, model, optimizer)
+    model.train()
+    saved = time.monotonic()
+    last = settings.steps if stop_at is None else min(stop_at, settings.steps)
+    while len(losses) < last:
+        step = len(losses)
+        losses.append(_advance(model, optimizer, loss, batches(step), settings, step))
+        if progress is not None:
+            progress(len(losses), losses[-1])
+        if checkpoint is not None and (
+            len(losses) == last or time.monotonic() - saved > settings.checkpoint_s
+        ):
+            _save(checkpoint, model, optimizer, losses)
+            saved = time.monotonic()
+    return losses
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """AdamW; vectors (norms) are not decayed."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in params if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
+
+
+def _advance(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    batch: Any,
+    settings: Settings,
+    step: int,
+) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = settings.rate(step)
+    device = next(model.parameters()).device.type
+    with torch.autocast(device, torch.bfloat16, enabled=settings.bf16):
+        value = loss(model, batch)
+    value.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    found = float(value.detach())
+    if found != found:
+        raise FloatingPointError(f"the loss became NaN at step {step}: lower the learning rate")
+    return found
+
+
+def _save(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]
+) -> None:
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "losses": losses,
+        "rng": torch.get_rng_state(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    torch.save(state, unfinished)
+    os.replace(unfinished, path)  # atomic: a crash leaves the previous checkpoint whole
+
+
+def _resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    if path is None or not path.exists():
+        return []
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    return list(state["losses"])
