@@ -21,8 +21,8 @@ from draftwise.types import (
 )
 
 if TYPE_CHECKING:
-    from draftwise.engine.speculator import Speculator as Speculator
     from draftwise.engine.verify import verify as verify
+    from draftwise.speculator import Speculator as Speculator
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,7 @@ __all__ = [
     "verify",
 ]
 
-_LAZY = {"Speculator": "draftwise.engine.speculator", "verify": "draftwise.engine.verify"}
+_LAZY = {"Speculator": "draftwise.speculator", "verify": "draftwise.engine.verify"}
 
 
 def __getattr__(name: str) -> Any:

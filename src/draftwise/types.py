@@ -17,12 +17,42 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+Dist = int | NDArray[Any]
+"""A distribution over the vocabulary: [V] probabilities, or the token itself if a point mass."""
+
 NONE = "none"
 """The drafter's name in the plan that decodes plainly: no draft, one token a round."""
 
 
 class DraftwiseError(Exception):
     """An error whose text says what was wrong and what to do next; commands print it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn, applied alike to target and drafter; names as in vLLM.
+
+    temperature: 0 = greedy; top_k: 0 = all; top_p: in (0, 1]; repetition_penalty: > 0, 1 = none.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks = {
+            f"temperature is {self.temperature}: it must be 0 (greedy) or more": self.temperature
+            >= 0,
+            f"top_k is {self.top_k}: it must be 0 (all tokens) or more": self.top_k >= 0,
+            f"top_p is {self.top_p}: it must be above 0 and at most 1": 0 < self.top_p <= 1,
+            f"repetition_penalty is {self.repetition_penalty}: it must be above 0 (1 = none)": (
+                self.repetition_penalty > 0
+            ),
+        }
+        for message, is_met in checks.items():
+            if not is_met:
+                raise ValueError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +103,7 @@ class Scores:
     alphas: [n] acceptance probability ``sum_v min(p, q)`` at each position, in [0, 1] (for a point
         mass, p of the proposed token; when decoding greedily, 1 where the two agree and else 0).
     ratios: [n] ``min(1, q/p)`` of the token that the text really has there, in [0, 1].
-    matches: [n] length of a retrieval drafter's suffix match, in tokens, 0 = no proposal; else None.
+    matches: [n] tokens of a retrieval drafter's suffix match, 0 = no proposal; else None.
     start: position of the first of them in the text (prompt included), in tokens.
     """
 

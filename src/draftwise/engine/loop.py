@@ -1,0 +1,303 @@
+"""The loop: choose, draft, verify, commit, reveal, learn; for B >= 1 requests at once.
+
+``Batch.rounds`` is the whole of it. Every request has its own text, length, plan and policy; rows
+that chose the same drafter draft together, and one target forward verifies all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from draftwise.dist import overlap
+from draftwise.drafters.protocol import Drafter, DraftSession
+from draftwise.engine.costs import CostMeter
+from draftwise.engine.records import Round
+from draftwise.engine.request import Request
+from draftwise.engine.verify import verify
+from draftwise.nn.model import CausalModel
+from draftwise.nn.sampling import distributions
+from draftwise.types import (
+    NONE,
+    PLAIN,
+    Decision,
+    Dist,
+    Draft,
+    Evidence,
+    Floats,
+    Guide,
+    Plan,
+    Scores,
+    Verdict,
+)
+
+PROMPT_SCORES = 16
+"""Prompt tokens on which drafters are scored before the first round."""
+
+_EMPTY = Draft.chain([], None, NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What a batch may draft with, and what its costs are.
+
+    scores_prompt: whether every drafter is scored on the prompt's last tokens at prefill.
+    """
+
+    target: CausalModel
+    drafters: Sequence[Drafter]
+    plans: Sequence[Plan]
+    guides: Mapping[str, Guide]
+    meter: CostMeter
+    scores_prompt: bool
+    clock: Callable[[], float] = time.perf_counter
+
+
+class Batch:
+    """Requests that run together, one row each; KV storage is allocated once, as asked for."""
+
+    def __init__(self, pool: Pool, requests: Sequence[Request]) -> None:
+        self._longest = max(plan.length for plan in pool.plans)
+        capacity = max(len(r.prompt) + r.answer.num_left for r in requests) + self._longest + 1
+        self._pool, self._active = pool, list(requests)
+        self._cache = pool.target.new_cache(len(requests), capacity)
+        self._sessions: dict[str, DraftSession] = {
+            drafter.name: drafter.start(len(requests), capacity) for drafter in pool.drafters
+        }
+        self._num_rounds = 0
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def num_cache_bytes(self) -> int:
+        """Bytes of the target's KV storage."""
+        return self._cache.num_bytes
+
+    @torch.inference_mode()
+    def rounds(self) -> Iterator[Round]:
+        """Run to the end; yield each request's record of each round."""
+        with self._phase("prefill"):
+            self._prefill()
+        while self._active:
+            self._num_rounds += 1
+            with self._phase("choose"):
+                decisions = [request.policy.choose() for request in self._active]
+                plans = [self._pool.plans[decision.plan] for decision in decisions]
+            with self._phase("draft"):
+                drafts = self._draft(plans)
+            with self._phase("verify"):
+                targets = self._target(drafts)
+                verdicts = self._verify(drafts, targets)
+            with self._phase("commit"):
+                emitted = self._commit(drafts, verdicts, targets)
+            with self._phase("reveal"):
+                evidence = self._reveal(plans, drafts, verdicts, targets, emitted)
+            with self._phase("learn"):
+                self._learn(decisions, evidence)
+            yield from self._records(decisions, evidence, emitted)
+            self._drop_finished()
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = self._pool.clock()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._pool.clock() - start
+
+    def _prefill(self) -> None:
+        """Read all of each prompt but its last token; score drafters on its last positions."""
+        requests = [r for r in self._active if len(r.prompt) > 1]
+        if not requests:
+            return
+        rows = [r.context.row for r in requests]
+        texts = [r.prompt[:-1] for r in requests]
+        logits = self._pool.target.extend(self._cache, rows, texts, keep=PROMPT_SCORES)
+        if not self._pool.scores_prompt:
+            return
+        for index, request in enumerate(requests):
+            num = min(PROMPT_SCORES, len(request.prompt) - 1)
+            first = len(request.prompt) - num
+            text = request.prompt
+            block = logits.last(index, num)
+            targets = distributions(block, request.context.sampling, text[:first], text[first:])
+            request.context.remember(first, targets)
+        for request, evidence in zip(requests, self._prompt_evidence(requests), strict=True):
+            request.learn(Decision(0, 1.0, 0), evidence)
+
+    def _prompt_evidence(self, requests: Sequence[Request]) -> list[Evidence]:
+        """Round 0: its plan is none, and what it shows is how drafters fare on the prompt."""
+        scores = self._scores(requests, everything=True)
+        costs = self._pool.meter.costs(len(self._active), self._longest + 1)
+        return [
+            Evidence(
+                PLAIN,
+                0,
+                0,
+                scores[i],
+                emitted_start=len(r.prompt),
+                costs=costs,
+                matches=self._matches(r),
+            )
+            for i, r in enumerate(requests)
+        ]
+
+    def _draft(self, plans: Sequence[Plan]) -> list[Draft]:
+        """One draft a request; rows of the same drafter draft together."""
+        drafts = [_EMPTY] * len(plans)
+        groups: dict[str, list[int]] = {}
+        for index, (plan, request) in enumerate(zip(plans, self._active, strict=True)):
+            if min(plan.length, request.num_draftable) > 0:
+                groups.setdefault(plan.drafter, []).append(index)
+        for drafter, indices in groups.items():
+            start = self._pool.clock()
+            proposed = self._sessions[drafter].propose(
+                [self._active[i].context for i in indices],
+                [min(plans[i].length, self._active[i].num_draftable) for i in indices],
+                [self._pool.guides[plans[i].rule] for i in indices],
+            )
+            steps = max(len(draft) for draft in proposed)
+            self._pool.meter.saw_draft(drafter, len(indices), steps, self._pool.clock() - start)
+            for index, draft in zip(indices, proposed, strict=True):
+                drafts[index] = draft
+        return drafts
+
+    def _target(self, drafts: Sequence[Draft]) -> list[list[Dist]]:
+        """The target's p after the text and after each drafted token: one forward for all rows."""
+        rows = [request.context.row for request in self._active]
+        tokens = [
+            [request.context.tokens[-1], *draft.tokens.tolist()]
+            for request, draft in zip(self._active, drafts, strict=True)
+        ]
+        start = self._pool.clock()
+        logits = self._pool.target.extend(self._cache, rows, tokens, keep=self._longest + 1)
+        targets = []
+        for index, (request, fed) in enumerate(zip(self._active, tokens, strict=True)):
+            context, block = request.context, logits.last(index, len(fed))
+            targets.append(distributions(block, context.sampling, context.tokens, fed[1:]))
+        width = max(len(fed) for fed in tokens)
+        self._pool.meter.saw_target(len(rows), width, self._pool.clock() - start)
+        return targets
+
+    def _verify(
+        self, drafts: Sequence[Draft], targets: Sequence[list[Dist]]
+    ) -> list[Verdict | None]:
+        """What each row keeps; None where the target's logits are not finite."""
+        return [
+            None
+            if any(_is_broken(p) for p in dists)
+            else verify(draft, dists, request.uniforms(len(draft) + 1))
+            for request, draft, dists in zip(self._active, drafts, targets, strict=True)
+        ]
+
+    def _commit(
+        self,
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict | None],
+        targets: Sequence[list[Dist]],
+    ) -> list[int]:
+        """Append what was kept, cut the caches back; return the tokens emitted a row."""
+        emitted = []
+        for request, draft, verdict, dists in zip(
+            self._active, drafts, verdicts, targets, strict=True
+        ):
+            num = request.commit(draft, verdict, dists)
+            self._cache.lengths[request.context.row] = len(request.context.tokens) - 1
+            emitted.append(num)
+        contexts = [request.context for request in self._active]
+        for session in self._sessions.values():
+            session.commit(contexts)
+        return emitted
+
+    def _reveal(
+        self,
+        plans: Sequence[Plan],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict | None],
+        targets: Sequence[list[Dist]],
+        emitted: Sequence[int],
+    ) -> list[Evidence]:
+        """All that the round made known, for each request."""
+        revealer = self._active[0].revealer
+        everything = revealer.panoramic and self._num_rounds % revealer.every == 0
+        scores = self._scores(self._active, everything)
+        costs = self._pool.meter.costs(len(self._active), self._longest + 1)
+        seconds = sum(self._seconds.get(phase, 0.0) for phase in ("draft", "verify"))
+        found = []
+        for index, (request, verdict) in enumerate(zip(self._active, verdicts, strict=True)):
+            found.append(
+                Evidence(
+                    plans[index],
+                    len(drafts[index]),
+                    verdict.num_accepted if verdict else 0,
+                    scores[index],
+                    _drafted_alphas(drafts[index], targets[index]),
+                    len(request.context.tokens) - emitted[index],
+                    seconds,
+                    costs,
+                    self._matches(request),
+                )
+            )
+        return found
+
+    def _scores(self, requests: Sequence[Request], everything: bool) -> list[dict[str, Scores]]:
+        """What is new about each drafter, for each request."""
+        contexts = [request.context for request in requests]
+        found: list[dict[str, Scores]] = [{} for _ in requests]
+        for name, session in self._sessions.items():
+            for index, scores in enumerate(session.score(contexts, everything)):
+                if scores is not None:
+                    found[index][name] = scores
+        return found
+
+    def _matches(self, request: Request) -> dict[str, int]:
+        lengths = {n: s.match_length(request.context) for n, s in self._sessions.items()}
+        return {name: length for name, length in lengths.items() if length is not None}
+
+    def _learn(self, decisions: Sequence[Decision], evidence: Sequence[Evidence]) -> None:
+        for request, decision, facts in zip(self._active, decisions, evidence, strict=True):
+            request.learn(decision, facts)
+
+    def _records(
+        self,
+        decisions: Sequence[Decision],
+        evidence: Sequence[Evidence],
+        emitted: Sequence[int],
+    ) -> Iterator[Round]:
+        """One record a request; the round's seconds are shared by its rows."""
+        seconds, self._seconds = self._seconds, {}
+        for request, decision, facts, num in zip(
+            self._active, decisions, evidence, emitted, strict=True
+        ):
+            yield request.record(self._num_rounds, decision, facts, num, seconds, len(emitted))
+
+    def _drop_finished(self) -> None:
+        """Let finished rows go, so that the others stop paying for them."""
+        rest = [request for request in self._active if request.answer.finish_reason is None]
+        for request in self._active:
+            if request.answer.finish_reason is not None:
+                request.finish()
+        if rest and len(rest) < len(self._active):
+            rows = [request.context.row for request in rest]
+            self._cache.keep_rows(rows)
+            for session in self._sessions.values():
+                session.keep_rows(rows)
+            for row, request in enumerate(rest):
+                request.context.row = row
+        self._active = rest
+
+
+def _is_broken(dist: Dist) -> bool:
+    return isinstance(dist, int) and dist < 0
+
+
+def _drafted_alphas(draft: Draft, targets: Sequence[Dist]) -> Floats:
+    """alpha at each drafted position given the draft's own prefix, the rejected tail included."""
+    return np.array(
+        [
+            overlap(targets[parent + 1], int(token) if q is None else q)
+            for parent, token, q in zip(draft.parents, draft.tokens, draft.probs, strict=True)
+        ]
+    )

@@ -1,0 +1,116 @@
+"""What one round did, as a record: for the stream, the trace file, the simulator and the report."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from draftwise.types import Floats, Plan, Scores
+
+PHASES = ("prefill", "choose", "draft", "verify", "commit", "reveal", "learn")
+"""The named phases of a round, in order (prefill comes once, before the first)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One request's round: what was chosen, drafted, kept, and what it cost.
+
+    tokens, sources: what was emitted and who wrote each token (``target`` for the bonus token).
+    seconds: of the round's phases; shared by all rows of a batch, which run together. estimates:
+    [K] the policy's values after learning. scores: what became known of each drafter.
+    """
+
+    request: int
+    round: int
+    plan: Plan
+    plan_index: int
+    prob: float
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    num_drafted: int
+    num_accepted: int
+    position: int
+    batch_size: int
+    seconds: Mapping[str, float]
+    estimates: Floats
+    scores: Mapping[str, Scores]
+    matches: Mapping[str, int]
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens that this round added to the text."""
+        return len(self.tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        """One flat object for a line of a trace."""
+        return {
+            "request": self.request,
+            "round": self.round,
+            "plan": str(self.plan),
+            "drafter": self.plan.drafter,
+            "length": self.plan.length,
+            "rule": self.plan.rule,
+            "plan_index": self.plan_index,
+            "prob": self.prob,
+            "position": self.position,
+            "batch_size": self.batch_size,
+            "tokens": list(self.tokens),
+            "sources": list(self.sources),
+            "num_drafted": self.num_drafted,
+            "num_accepted": self.num_accepted,
+            "num_emitted": self.num_emitted,
+            "seconds": {phase: round(s, 9) for phase, s in self.seconds.items()},
+            "scores": {name: _scores_as_json(s) for name, s in self.scores.items()},
+            "matches": dict(self.matches),
+        }
+
+
+def _scores_as_json(scores: Scores) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "start": scores.start,
+        "alphas": [round(a, 6) for a in scores.alphas.tolist()],
+        "ratios": [round(r, 6) for r in scores.ratios.tolist()],
+    }
+    if scores.matches is not None:
+        fields["matches"] = scores.matches.tolist()
+    return fields
+
+
+class TraceWriter:
+    """Rounds to a jsonl file; a disk that fails costs the trace, never the generation.
+
+    Raises OSError only when the file cannot be opened at all, before any work is done.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file: TextIO | None = self._path.open("w", encoding="utf-8")
+
+    def write(self, round_: Round) -> None:
+        """Append one line; on the first failure warn once and write no more."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(round_.as_json()) + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._give_up(error)
+            self._file = None
+
+    def _give_up(self, error: OSError) -> None:
+        self._file = None
+        warnings.warn(
+            f"the trace {self._path} ends here ({error}); generation goes on", stacklevel=3
+        )

@@ -1,0 +1,145 @@
+"""One request of a batch: its text, its streams, its policy, and what it has done so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from draftwise.drafters.protocol import Context
+from draftwise.engine.records import PHASES, Round
+from draftwise.engine.text import Answer
+from draftwise.feedback import Revealer
+from draftwise.types import Decision, Dist, Draft, Evidence, Floats, Policy, Verdict
+
+TARGET = "target"
+"""The source of a bonus token: the target itself wrote it."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts and seconds of one request; the words are those of DESIGN and vLLM.
+
+    seconds: wall time per phase; rows of a batch share their phases. pulls: rounds by plan label.
+    """
+
+    num_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_emitted: int = 0
+    seconds_by_phase: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    pulls: Counter[str] = field(default_factory=Counter)
+
+    def add(self, round_: Round) -> None:
+        """Count one round."""
+        self.num_rounds += 1
+        self.num_drafted += round_.num_drafted
+        self.num_accepted += round_.num_accepted
+        self.num_emitted += round_.num_emitted
+        self.pulls[round_.plan.drafter] += 1
+        for phase, seconds in round_.seconds.items():
+            self.seconds_by_phase[phase] += seconds
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """MAT: emitted tokens a round, the bonus token included."""
+        return self.num_emitted / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; 0 where nothing was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+    @property
+    def tok_per_s(self) -> float:
+        """Emitted tokens over all seconds, prefill included."""
+        seconds = sum(self.seconds_by_phase.values())
+        return self.num_emitted / seconds if seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Request:
+    """Everything that belongs to one row while it runs."""
+
+    id: int
+    prompt: tuple[int, ...]
+    context: Context
+    answer: Answer
+    policy: Policy
+    revealer: Revealer
+    accept_rng: np.random.Generator
+    stats: Stats = field(default_factory=Stats)
+    sources: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The output so far, without the prompt."""
+        return self.context.tokens[len(self.prompt) :]
+
+    @property
+    def num_draftable(self) -> int:
+        """Tokens that a draft may have now: the bonus token is always the target's."""
+        return max(0, self.answer.num_left - 1)
+
+    def uniforms(self, num: int) -> Floats:
+        """[num] draws of the acceptance stream; greedy requests need no randomness."""
+        if self.context.sampling.temperature == 0:
+            return np.zeros(num)
+        return self.accept_rng.random(num)
+
+    def commit(self, draft: Draft, verdict: Verdict | None, targets: Sequence[Dist]) -> int:
+        """Append what was verified, up to where the answer ends; return how many tokens that is."""
+        if verdict is None:
+            self.answer.finish("non-finite logits")
+            return 0
+        num = self.answer.push(verdict.tokens.tolist())
+        path = verdict.path.tolist()
+        before = [-1, *path]
+        self.context.extend(
+            verdict.tokens[:num].tolist(), [targets[node + 1] for node in before[:num]]
+        )
+        self.sources.extend([*(draft.sources[node] for node in path), TARGET][:num])
+        return num
+
+    def learn(self, decision: Decision, evidence: Evidence) -> None:
+        """Hand on whatever feedback this evidence completes."""
+        for made, feedback in self.revealer.reveal(decision, evidence):
+            self.policy.learn(made, feedback)
+
+    def finish(self) -> None:
+        """The request has ended: feedback still queued is delivered as far as it is known."""
+        for made, feedback in self.revealer.flush():
+            self.policy.learn(made, feedback)
+
+    def record(
+        self,
+        num: int,
+        decision: Decision,
+        evidence: Evidence,
+        num_emitted: int,
+        seconds: Mapping[str, float],
+        batch_size: int,
+    ) -> Round:
+        """This round as a record, counted in ``stats``."""
+        end = len(self.sources)
+        round_ = Round(
+            request=self.id,
+            round=num,
+            plan=evidence.plan,
+            plan_index=decision.plan,
+            prob=decision.prob,
+            tokens=tuple(self.context.tokens[len(self.context.tokens) - num_emitted :]),
+            sources=tuple(self.sources[end - num_emitted : end]),
+            num_drafted=evidence.num_drafted,
+            num_accepted=min(evidence.num_accepted, num_emitted),
+            position=evidence.emitted_start,
+            batch_size=batch_size,
+            seconds=seconds,
+            estimates=self.policy.estimates(),
+            scores=evidence.scores,
+            matches=evidence.matches,
+        )
+        self.stats.add(round_)
+        return round_

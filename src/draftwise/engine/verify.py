@@ -1,0 +1,54 @@
+"""Verification: which drafted tokens the target keeps. Losslessness lives on this page.
+
+``p`` is the target's distribution, ``q`` the drafter's, as in Leviathan et al. (2023). A chain is a
+tree of width one; a point mass is a distribution. ``docs/verification.md`` derives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.dist import draw, mass, residual
+from draftwise.types import Dist, Draft, Verdict
+
+
+def verify(draft: Draft, target_probs: Sequence[Dist] | NDArray[Any], uniforms: Any) -> Verdict:
+    """Keep a path of the draft and draw one bonus token, so that the output follows ``p`` exactly.
+
+    Source: Leviathan et al. (2023), algorithm 1; several children of one node are tried one after
+        another against what is left of p (recursive rejection sampling). For children drawn
+        without replacement, ``draft.probs`` must be each child's own conditional q.
+    draft: N nodes. target_probs: N + 1 distributions p, after the text and after each node.
+    uniforms: N + 1 numbers in [0, 1): one per node for its acceptance, the last for the bonus. number type that compares and divides will do: the exact tests run it on fractions.
+    Cost: O(depth) and one O(V) residual. Errors: ValueError if the sizes do not fit.
+
+    >>> draft = Draft.chain([2, 0], None, "lookup")
+    >>> verify(draft, [2, 1, 1], [0.0, 0.0, 0.0]).tokens.tolist()  # greedy: p are point masses
+    [2, 1]
+    """
+    num = len(draft)
+    if len(target_probs) != num + 1 or len(uniforms) != num + 1:
+        raise ValueError(
+            f"a draft of {num} nodes needs {num + 1} target distributions and {num + 1} uniforms; "
+            f"got {len(target_probs)} and {len(uniforms)}"
+        )
+    node, path = -1, []
+    while True:
+        p = target_probs[node + 1]
+        for child in np.flatnonzero(draft.parents == node).tolist():
+            token, q = int(draft.tokens[child]), draft.probs[child]
+            if uniforms[child] * mass(token if q is None else q, token) < mass(p, token):
+                break
+            p = residual(p, token if q is None else q)
+        else:
+            bonus = draw(p, uniforms[num])
+            return Verdict(
+                np.array([*draft.tokens[path].tolist(), bonus], dtype=np.int64),
+                np.array(path, dtype=np.int64),
+            )
+        path.append(child)
+        node = child

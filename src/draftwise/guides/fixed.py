@@ -1,0 +1,21 @@
+"""Draft the plan's whole length."""
+
+from __future__ import annotations
+
+from draftwise.types import DraftStep
+
+
+class Fixed:
+    """Never stop before the plan's length.
+
+    Source: Leviathan et al. (2023). State: none. Cost: O(1).
+
+    >>> Fixed().goes_on(DraftStep(depth=3, length=5))
+    True
+    """
+
+    needs_probs = False
+
+    def goes_on(self, step: DraftStep) -> bool:
+        """Always."""
+        return True

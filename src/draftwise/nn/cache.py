@@ -1,0 +1,117 @@
+"""The ragged KV cache: preallocated storage, one length a row, cropping = changing a number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Cache
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one forward writes: its rows of the storage, their first slots, and how far it reads.
+
+    rows: [R] storage rows, or None for all of them in order. slots: [R, T] on the cache's device.
+    start: the common first slot if all rows have the same, else None. used: slots read, in tokens.
+    """
+
+    rows: Tensor | None
+    slots: Tensor
+    start: int | None
+    used: int
+
+
+class RaggedCache(Cache):  # type: ignore[misc]
+    """Keys and values of B rows with B different lengths, allocated once.
+
+    ``lengths`` [B] says how many tokens of each row are valid; whatever lies behind is garbage that
+    masks hide and later writes overwrite, so a rejected draft is removed by lowering a number.
+    Storage is one [B, H, capacity, D] pair a layer, made at the layer's first write (its dtype,
+    heads and head size are only known then). ``docs/kv_cache.md`` draws it.
+    """
+
+    def __init__(self, num_rows: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.capacity = capacity
+        self.lengths = np.zeros(num_rows, dtype=np.int64)
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._placement: Placement | None = None
+
+    def place(self, placement: Placement) -> None:
+        """Say where the coming forward writes; raises ValueError where it does not fit."""
+        if placement.used > self.capacity:
+            raise ValueError(
+                f"the KV cache holds {self.capacity} tokens a row, and {placement.used} are needed"
+            )
+        self._placement = placement
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [R, H, T, D] of one layer; return all that the placement's rows may look at."""
+        if self._placement is None:
+            raise RuntimeError("place() comes before a forward through this cache")
+        if layer_idx == len(self._keys):
+            self._keys.append(self._allocate(key_states))
+            self._values.append(self._allocate(value_states))
+        place = self._placement
+        return (
+            _write_and_read(self._keys[layer_idx], key_states, place),
+            _write_and_read(self._values[layer_idx], value_states, place),
+        )
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these, in this order: one copy, when a request has ended."""
+        self.lengths = self.lengths[list(rows)]
+        if self._keys:
+            index = torch.as_tensor(list(rows), device=self._keys[0].device)
+            self._keys = [k.index_select(0, index) for k in self._keys]
+            self._values = [v.index_select(0, index) for v in self._values]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the storage allocated so far."""
+        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The first slot of the coming write (the library asks; our masks do not)."""
+        place = self._placement
+        return 0 if place is None else place.used - place.slots.shape[1]
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """As ``get_seq_length``."""
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Slots that attention will see, and the first of them."""
+        place = self._placement
+        return (query_length if place is None else place.used), 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """Tokens that a row can hold."""
+        return self.capacity
+
+    get_max_length = get_max_cache_shape  # its name since transformers 5.20
+
+    def _allocate(self, states: Tensor) -> Tensor:
+        _, heads, _, size = states.shape
+        return states.new_zeros((len(self.lengths), heads, self.capacity, size))
+
+
+def _write_and_read(storage: Tensor, states: Tensor, place: Placement) -> Tensor:
+    """Store [R, H, T, D] at the placement and return [R, H, used, D] (a view for all rows)."""
+    if place.rows is None:
+        if place.start is not None:
+            storage[:, :, place.start : place.start + states.shape[2]] = states
+        else:
+            rows = torch.arange(storage.shape[0], device=storage.device)[:, None]
+            storage[rows, :, place.slots] = states.transpose(1, 2)
+        return storage[:, :, : place.used]
+    storage[place.rows[:, None], :, place.slots] = states.transpose(1, 2)
+    return storage[place.rows, :, : place.used]

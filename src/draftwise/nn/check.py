@@ -1,0 +1,74 @@
+"""The self-check at load: does this model, on our cache, say what a plain forward says?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwise.nn.model import CausalModel
+from draftwise.types import DraftwiseError
+
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.1}
+"""Largest relative error of a logit; a wrong mask or position gives far more (docs/kv_cache.md)."""
+
+_RECURRENT = ("mamba", "linear_attention", "recurrent", "rwkv", "conv", "ssm", "lightning")
+
+
+def check_model(model: CausalModel) -> None:
+    """Compare ragged, cropped and batched forwards with plain ones on random tokens.
+
+    Source: docs/kv_cache.md. Cost: three forwards of at most 8 tokens. Raises DraftwiseError for a
+    model whose memory cannot be cut back by position (state-space, recurrent, chunked layers).
+    """
+    _refuse_recurrent(model)
+    try:
+        error = _largest_error(model)
+    except Exception as cause:
+        raise _refusal(model, f"it does not run on a ragged KV cache ({cause})") from cause
+    if not error <= _TOLERANCE.get(model.dtype, 0.1):
+        raise _refusal(model, f"its logits on a ragged KV cache are off by {error:.2g} (relative)")
+
+
+def _refuse_recurrent(model: CausalModel) -> None:
+    config = model.module.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
+    for kind in [*kinds, str(getattr(config, "model_type", ""))]:
+        if any(word in str(kind) for word in _RECURRENT):
+            raise _refusal(model, f"it has {kind!r} layers, whose state cannot be cut back")
+
+
+def _refusal(model: CausalModel, why: str) -> DraftwiseError:
+    return DraftwiseError(
+        f"cannot speculate with {model.name}: {why}. Use a decoder-only attention model "
+        "(Llama, Qwen, Mistral, Gemma, GPT-2, ...), loaded with attn_implementation='sdpa' or 'eager'."
+    )
+
+
+@torch.inference_mode()
+def _largest_error(model: CausalModel) -> float:
+    """Largest |difference| over the largest |logit|, for two rows of different lengths."""
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, model.vocab_size, (n,), generator=generator).tolist() for n in (8, 5)]
+    cache = model.new_cache(num_rows=2, capacity=16)
+    model.extend(cache, [0, 1], [texts[0][:4], texts[1][:2]], keep=1)
+    model.extend(cache, [0, 1], [texts[1][:3], texts[0][:3]], keep=1)  # a draft to be rejected
+    cache.lengths[:] = (4, 2)
+    last = model.extend(cache, [0, 1], [texts[0][4:], texts[1][2:]], keep=3)
+    errors = [
+        _relative_error(last.last(row, 3), _plain_logits(model.module, text)[-3:])
+        for row, text in enumerate(texts)
+    ]
+    return max(errors)
+
+
+def _plain_logits(module: Any, text: list[int]) -> Tensor:
+    ids = torch.tensor([text], device=module.device)
+    logits: Tensor = module(input_ids=ids, use_cache=False).logits
+    return logits[0]
+
+
+def _relative_error(ours: Tensor, plain: Tensor) -> float:
+    difference = (ours.float() - plain.float()).abs().max()
+    return float(difference / plain.float().abs().max().clamp_min(1e-6))

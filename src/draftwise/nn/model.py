@@ -1,0 +1,133 @@
+"""One adapter for every Hugging Face causal LM: tokens in at ragged rows, logits out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.nn.cache import Placement, RaggedCache
+
+BULK_LOGITS = 1 << 24
+"""Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What a ragged forward returned: block [R, T, V], of which row r owns the first counts[r]."""
+
+    block: Tensor
+    counts: Sequence[int]
+
+    def last(self, row: int, num: int) -> Tensor:
+        """[num, V] after each of the last ``num`` tokens that were fed to this row."""
+        return self.block[row, self.counts[row] - num : self.counts[row]]
+
+
+class CausalModel:
+    """A causal LM that reads and extends a ``RaggedCache`` with masks and positions of our own.
+
+    The module itself is never changed. Sliding-window and mixed layers get the masks they expect.
+    """
+
+    def __init__(self, module: Any, name: str) -> None:
+        self.module, self.name = module, name
+        config = module.config.get_text_config()
+        self.vocab_size = int(config.vocab_size)
+        self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+        self.num_parameters = sum(p.numel() for p in module.parameters())
+        self.device: torch.device = module.device
+        self.dtype: torch.dtype = module.dtype
+        self._patterns = _attention_patterns(config)
+        self._window = int(getattr(config, "sliding_window", None) or 0)
+        self._additive = config._attn_implementation != "sdpa"
+        self._can_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    def new_cache(self, num_rows: int, capacity: int) -> RaggedCache:
+        """An empty cache for ``num_rows`` rows of at most ``capacity`` tokens."""
+        return RaggedCache(num_rows, capacity)
+
+    def extend(
+        self, cache: RaggedCache, rows: Sequence[int], tokens: Sequence[Sequence[int]], keep: int
+    ) -> Logits:
+        """Feed each of R rows its next tokens (at least one) and advance the cache's lengths.
+
+        Returns the logits after the fed tokens, at least after the last ``keep`` of each row: a
+        feed whose [R, T, V] block would exceed ``BULK_LOGITS`` goes in two forwards, the first
+        without logits.
+        Raises ValueError if a row does not fit into the cache.
+        """
+        longest = max(len(t) for t in tokens)
+        if longest > keep and len(rows) * longest * self.vocab_size > BULK_LOGITS:
+            head = [t[: len(t) - keep] for t in tokens]
+            self._forward(cache, rows, head, without_logits=True)
+            tokens = [t[max(0, len(t) - keep) :] for t in tokens]
+        logits = self._forward(cache, rows, tokens)
+        return Logits(logits, [len(t) for t in tokens])
+
+    def _forward(
+        self,
+        cache: RaggedCache,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        without_logits: bool = False,
+    ) -> Tensor:
+        """One forward of ragged rows, padded at the end to the longest. [R, T, V]."""
+        width = max(len(t) for t in tokens)
+        starts = cache.lengths[list(rows)]
+        ids = torch.tensor([[*t, *[0] * (width - len(t))] for t in tokens], device=self.device)
+        positions = torch.from_numpy(starts)[:, None] + torch.arange(width)
+        positions = positions.to(self.device)
+        used = int(starts.max()) + width
+        every = list(rows) == list(range(len(cache.lengths)))
+        same = bool((starts == starts[0]).all())
+        cache.place(
+            Placement(
+                None if every else torch.as_tensor(list(rows), device=self.device),
+                positions,
+                int(starts[0]) if same else None,
+                used,
+            )
+        )
+        extra = {"logits_to_keep": 1} if without_logits and self._can_keep else {}
+        logits: Tensor = self.module(
+            input_ids=ids,
+            attention_mask=self._mask(positions, used),
+            position_ids=positions.clamp_max(self.max_positions - 1),
+            past_key_values=cache,
+            use_cache=True,
+            **extra,
+        ).logits
+        cache.lengths[list(rows)] = starts + np.fromiter((len(t) for t in tokens), np.int64)
+        return logits
+
+    def _mask(self, positions: Tensor, used: int) -> Tensor | dict[str, Tensor]:
+        """[R, 1, T, used] for positions [R, T]: who may look at which slot (slot = position)."""
+        slots = torch.arange(used, device=self.device)
+        full = slots <= positions[:, None, :, None]
+        if self._patterns == {"full_attention"}:
+            return self._as_bias(full)
+        sliding = self._as_bias(full & (slots > positions[:, None, :, None] - self._window))
+        if self._patterns == {"sliding_attention"}:
+            return sliding
+        return {"full_attention": self._as_bias(full), "sliding_attention": sliding}
+
+    def _as_bias(self, allowed: Tensor) -> Tensor:
+        """Boolean for sdpa; what is added to the scores for eager attention."""
+        if not self._additive:
+            return allowed
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, lowest)
+
+
+def _attention_patterns(config: Any) -> set[str]:
+    """The kinds of attention layers, from ``layer_types`` or, without it, ``sliding_window``."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return set(kinds)
+    return {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}

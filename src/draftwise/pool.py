@@ -1,0 +1,95 @@
+"""Specs to drafters: which ones exist for a target, and whether they fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftwise import registry
+from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.protocol import Drafter
+from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn.model import CausalModel
+from draftwise.types import NONE, DraftwiseError
+
+ZOO = "zoo"
+
+
+def resolve_target(target: Any) -> tuple[Any, list[str]]:
+    """The target's folder, hub id or module, and the drafters it gets when none are named."""
+    if target == ZOO:
+        from draftwise import zoo
+
+        return str(zoo.target_path()), [ZOO, "lookup"]
+    return (str(target) if isinstance(target, Path) else target), ["lookup"]
+
+
+def load_drafters(
+    specs: Sequence[Any], target: CausalModel, target_source: Any, *, dtype: str, device: str
+) -> list[Drafter]:
+    """Load each spec, in order; a name that occurs twice gets a number.
+
+    Raises DraftwiseError for an unknown spec, a folder without a model, or a vocabulary (or
+    tokenizer) that is not the target's.
+    """
+    named: dict[str, Drafter] = {}
+    for given in _expand(specs):
+        name, spec = _name_and_spec(given)
+        base, number = name, 2
+        while name in named or name in {NONE, "target"}:
+            name, number = f"{base}-{number}", number + 1
+        if isinstance(spec, str) and not spec.startswith("lm:"):
+            named[name] = registry.build("drafter", registry.DRAFTERS, spec, {"name": name})
+        else:
+            source = spec.removeprefix("lm:") if isinstance(spec, str) else spec
+            model = load_model(source, dtype=dtype, device=device)
+            _check_pair(model, target, source, target_source)
+            named[name] = LMDrafter(name, model, target)
+    return list(named.values())
+
+
+def _expand(specs: Sequence[Any]) -> list[Any]:
+    """``zoo`` stands for every bundled drafter, ``zoo:NAME`` for one."""
+    expanded: list[Any] = []
+    for spec in specs:
+        if isinstance(spec, str) and spec.split(":")[0] == ZOO:
+            from draftwise import zoo
+
+            paths, wanted = zoo.drafter_paths(), spec.partition(":")[2]
+            if wanted and wanted not in paths:
+                raise DraftwiseError(f"no zoo drafter {wanted!r}; there are: {', '.join(paths)}")
+            expanded += [f"{n}=lm:{p}" for n, p in paths.items() if wanted in {"", n}]
+        else:
+            expanded.append(spec)
+    return expanded
+
+
+def _name_and_spec(given: Any) -> tuple[str, Any]:
+    """``NAME=SPEC``, or a name taken from the spec."""
+    if not isinstance(given, (str, Path)):
+        return type(given).__name__, given
+    text = str(given)
+    name, equals, spec = text.partition("=")
+    if equals and ":" not in name and "," not in name:
+        return name, spec
+    if text.startswith("lm:"):
+        return Path(text.removeprefix("lm:")).name, text
+    return text.partition(":")[0], text
+
+
+def _check_pair(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> None:
+    """A drafter must speak the target's tokens."""
+    if model.vocab_size != target.vocab_size:
+        raise DraftwiseError(
+            f"drafter {model.name} has a vocabulary of {model.vocab_size} tokens and target "
+            f"{target.name} one of {target.vocab_size}: a drafter must share the target's tokenizer"
+        )
+    folders = [Path(s) for s in (source, target_source) if isinstance(s, (str, Path))]
+    if len(folders) == 2 and all((folder / "tokenizer.json").exists() for folder in folders):
+        vocabularies = [load_tokenizer(folder).get_vocab() for folder in folders]
+        if vocabularies[0] != vocabularies[1]:
+            raise DraftwiseError(
+                f"drafter {model.name} and target {target.name} have tokenizers that number tokens "
+                "differently: a drafter must share the target's tokenizer"
+            )

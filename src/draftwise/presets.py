@@ -1,0 +1,74 @@
+"""The papers as settings of the same four words: plans, feedback, reward, policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftwise.types import NONE, PLAIN, DraftwiseError, Plan
+
+MAX_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One system: the lengths of its plans (with ``none`` or not), and three specs.
+
+    rules: guide specs; plans are drafters x lengths x rules. source: where it comes from.
+    """
+
+    policy: str
+    reward: str
+    feedback: str
+    lengths: tuple[int, ...]
+    with_none: bool = False
+    rules: tuple[str, ...] = ("fixed",)
+    source: str = ""
+
+    def plans(self, drafters: Sequence[str]) -> list[Plan]:
+        """All plans over these drafters, ``none`` first where it belongs.
+
+        Raises DraftwiseError for a length below 1 or where no plan is left.
+        """
+        short = [length for length in self.lengths if length < 1]
+        if short:
+            raise DraftwiseError(
+                f"plan length {short[0]}: lengths are 1 or more tokens (plain decoding is the plan "
+                f"{NONE!r}, which the presets plain and draftwise contain)"
+            )
+        plans = [
+            Plan(drafter, length, rule)
+            for drafter in drafters
+            for length in self.lengths
+            for rule in self.rules
+        ]
+        if self.with_none or not plans:
+            plans.insert(0, PLAIN)
+        return plans
+
+
+PRESETS: dict[str, Preset] = {
+    "plain": Preset("fixed:0", "length", "bandit", (), True, source="plain decoding, same loop"),
+    "metasd": Preset(
+        "ucb1:beta=0.01", "divergence", "bandit", (5,), source="MetaSD, algorithm 2 and section 4.1"
+    ),
+    "banditspec": Preset("ucbspec", "length", "bandit", (4,), source="BanditSpec, algorithm 4"),
+    "hedgespec": Preset(
+        "normalhedge", "expected-length", "panoramic", (8,), source="HedgeSpec, figure 7, theorem 3"
+    ),
+    "draftwise": Preset(
+        "goodput",
+        "length",
+        "free",
+        tuple(range(1, MAX_LENGTH + 1)),
+        True,
+        source="every drafter x every length and none, priced by measured seconds",
+    ),
+}
+
+
+def preset(name: str) -> Preset:
+    """The preset of this name; DraftwiseError lists the valid ones."""
+    if name not in PRESETS:
+        raise DraftwiseError(f"unknown preset {name!r}; the presets are: {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,206 @@
+"""``Speculator``: a target, its drafters and a way to learn; text in, the same text out, sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftwise import presets, registry
+from draftwise.drafters.protocol import Context, Drafter
+from draftwise.engine.costs import CostMeter
+from draftwise.engine.generation import Generation
+from draftwise.engine.loop import Pool
+from draftwise.engine.prompts import encode_all, is_single
+from draftwise.engine.records import Round
+from draftwise.engine.request import Request
+from draftwise.engine.text import Answer, Ending
+from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn.model import CausalModel
+from draftwise.pool import load_drafters, resolve_target
+from draftwise.presets import Preset
+from draftwise.types import DraftwiseError, Plan, Policy, SamplingParams
+
+
+class Speculator:
+    """A target that generates with the help of drafters, without changing what it says.
+
+    Build it with ``from_pretrained``. State: the costs measured so far and, with ``scope``
+    ``session``, one policy that all requests share and teach.
+    """
+
+    def __init__(
+        self,
+        target: CausalModel,
+        tokenizer: Any,
+        drafters: Sequence[Drafter],
+        setting: Preset,
+        scope: str = "request",
+        seed: int = 0,
+    ) -> None:
+        if scope not in {"request", "session"}:
+            raise DraftwiseError(f"unknown scope {scope!r}; the scopes are: request, session")
+        self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
+        self.plans: list[Plan] = setting.plans([drafter.name for drafter in drafters])
+        self._pool = Pool(
+            target,
+            drafters,
+            self.plans,
+            {rule: registry.make_guide(rule) for rule in {plan.rule for plan in self.plans}},
+            CostMeter({drafter.name: drafter.relative_cost for drafter in drafters}),
+            scores_prompt=setting.feedback.split(":")[0] in {"free", "panoramic"},
+        )
+        self._reward = registry.make_reward(setting.reward)
+        self._shared = (
+            self._make_policy(np.random.SeedSequence(seed)) if scope != "request" else None
+        )
+        self._new_revealer()  # an unknown feedback is said at load, not at the first request
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: Any,
+        drafters: Sequence[Any] | None = None,
+        *,
+        preset: str = "draftwise",
+        policy: str | None = None,
+        reward: str | None = None,
+        feedback: str | None = None,
+        lengths: Sequence[int] | None = None,
+        rules: Sequence[str] | None = None,
+        tokenizer: Any = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        scope: str = "request",
+        seed: int = 0,
+    ) -> Speculator:
+        """Load a target and its drafters.
+
+        target: a folder, a hub id, a ``transformers`` model, or ``"zoo"`` for the bundled one.
+        drafters: specs such as ``"lm:PATH"``, ``"lookup"``, ``"zoo"`` (all bundled ones),
+            ``"NAME=SPEC"``; models. Default ``["lookup"]``; for the zoo ``["zoo", "lookup"]``.
+        preset: where policy, reward, feedback and lengths come from, unless given.
+        scope: ``request`` = each request learns anew; ``session`` = they share one policy.
+        Raises DraftwiseError for anything that cannot be loaded, paired or understood.
+        """
+        given = {"policy": policy, "reward": reward, "feedback": feedback}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        if lengths is not None:
+            changes["lengths"] = tuple(lengths)
+        if rules is not None:
+            changes["rules"] = tuple(rules)
+        setting = replace(presets.preset(preset), **changes)
+        path, defaults = resolve_target(target)
+        model = load_model(path, dtype=dtype, device=device)
+        if tokenizer is None and isinstance(path, str):
+            tokenizer = load_tokenizer(path)
+        specs = list(defaults if drafters is None else drafters)
+        loaded = load_drafters(specs, model, path, dtype=dtype, device=device)
+        return cls(model, tokenizer, loaded, setting, scope, seed)
+
+    @property
+    def drafter_names(self) -> list[str]:
+        """Names of the drafters, in the order of the plans."""
+        return [drafter.name for drafter in self._pool.drafters]
+
+    def start(
+        self,
+        prompts: Any,
+        *,
+        max_new_tokens: int | Sequence[int] = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        sampling: Sequence[SamplingParams] | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        seed: int | None = None,
+        trace: str | Path | None = None,
+    ) -> Generation:
+        """Begin to answer one prompt or a batch; iterate over what is returned.
+
+        prompts: text, token ids, or a list of either. sampling: one per prompt, instead of the
+        four sampling options. stop: strings that end an answer. trace: a jsonl file for the rounds.
+        Raises DraftwiseError for an empty prompt or one longer than the model's positions.
+        """
+        texts = encode_all(prompts, self.tokenizer, self.target)
+        common = SamplingParams(temperature, top_k, top_p, repetition_penalty)
+        samplings = list(sampling) if sampling is not None else [common] * len(texts)
+        budgets = (
+            [max_new_tokens] * len(texts)
+            if isinstance(max_new_tokens, int)
+            else list(max_new_tokens)
+        )
+        if not len(texts) == len(samplings) == len(budgets):
+            raise DraftwiseError(
+                "give one sampling and one max_new_tokens for each prompt, or one for all"
+            )
+        if min(budgets) < 1:
+            raise DraftwiseError(f"max_new_tokens is {min(budgets)}: it must be 1 or more")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stops and self.tokenizer is None:
+            raise DraftwiseError("stop strings need a tokenizer: pass tokenizer=... when loading")
+        eos = frozenset() if ignore_eos else self._eos()
+        streams = np.random.SeedSequence(self._seed if seed is None else seed).spawn(len(texts))
+        requests = []
+        for i, (text, params, budget) in enumerate(zip(texts, samplings, budgets, strict=True)):
+            room = self.target.max_positions - len(text)
+            ending = Ending(min(budget, room), eos, stops)
+            requests.append(self._request(i, text, params, ending, streams[i]))
+        return Generation(self._pool, requests, trace)
+
+    def generate(self, prompts: Any, **options: Any) -> Any:
+        """Answer one prompt (-> ``Result``) or a batch (-> list of them); options as ``start``."""
+        generation = self.start(prompts, **options)
+        for _ in generation:
+            pass
+        results = generation.results()
+        return results[0] if is_single(prompts) else results
+
+    def stream(self, prompt: Any, **options: Any) -> Iterator[tuple[str, Round]]:
+        """Answer one prompt piece by piece: the new text of each round, and the round itself."""
+        if not is_single(prompt):
+            raise DraftwiseError("stream() takes one prompt; use start() to iterate over a batch")
+        generation = self.start(prompt, **options)
+        shown = 0
+        for round_ in generation:
+            text = generation.text(0)
+            yield text[shown:], round_
+            shown = len(text)
+
+    def _request(
+        self,
+        id_: int,
+        text: list[int],
+        sampling: SamplingParams,
+        ending: Ending,
+        stream: np.random.SeedSequence,
+    ) -> Request:
+        policy_seed, draft_seed, accept_seed = stream.spawn(3)
+        return Request(
+            id=id_,
+            prompt=tuple(text),
+            context=Context(id_, list(text), sampling, np.random.default_rng(draft_seed)),
+            answer=Answer(ending, self.tokenizer),
+            policy=self._shared or self._make_policy(policy_seed),
+            revealer=self._new_revealer(),
+            accept_rng=np.random.default_rng(accept_seed),
+        )
+
+    def _make_policy(self, seed: np.random.SeedSequence) -> Policy:
+        return registry.make_policy(self.setting.policy, len(self.plans), seed, plans=self.plans)
+
+    def _new_revealer(self) -> Any:
+        return registry.make_feedback(self.setting.feedback, plans=self.plans, reward=self._reward)
+
+    def _eos(self) -> frozenset[int]:
+        """The tokens that end an answer, as the model's own generation config says."""
+        config = getattr(self.target.module, "generation_config", None)
+        eos = getattr(config, "eos_token_id", None)
+        if eos is None:
+            eos = getattr(self.tokenizer, "eos_token_id", None)
+        return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)

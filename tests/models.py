@@ -1,0 +1,80 @@
+"""Tiny random models, made on the spot: no download, fixed seeds, chaotic enough not to loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
+
+VOCAB = 64
+
+_SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**_SMALL),
+    "qwen3": lambda: Qwen3Config(**_SMALL),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=512,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "mistral-sliding": lambda: MistralConfig(**_SMALL, sliding_window=12),
+    "gemma3-mixed": lambda: Gemma3TextConfig(
+        **{**_SMALL, "num_hidden_layers": 3},
+        sliding_window=12,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+}
+
+
+def tiny_model(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **changes: Any) -> Any:
+    """A random model whose greedy text does not cycle at once: wide q and k, sharp logits."""
+    torch.manual_seed(seed)
+    config = CONFIGS[kind]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in ("q_proj", "k_proj", "c_attn")):
+                parameter.normal_(0, 0.12)
+            elif "lm_head" in name or "embed" in name or "wte" in name:
+                parameter.normal_(0, 0.3)
+    return model.eval()
+
+
+def near_copy(model: Any, noise: float, seed: int = 1) -> Any:
+    """A drafter that agrees with ``model`` often but not always: its weights, disturbed."""
+    import copy
+
+    twin = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            scale = noise * float(parameter.std()) if parameter.numel() > 1 else 0.0
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    return twin.eval()
