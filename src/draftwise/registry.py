@@ -4,8 +4,8 @@ Adding one is its file and ONE line here; the line gives it its name on the comm
 of the contract tests, its rows of the losslessness matrix and its curve in the simulator. An entry
 is ``name: (module:class, options for the contract test)``; modules are imported when first used.
 
-A spec is text: ``"ucb1"``, ``"ucb1:beta=0.01"``, ``"lm:path/to/model"`` (a bare value belongs to the
-first option), several options separated by commas.
+A spec is text: ``"ucb1"``, ``"ucb1:beta=0.01"``, ``"lm:path/to/model"`` (a bare value belongs to
+the first option), several options separated by commas.
 """
 
 from __future__ import annotations
@@ -19,15 +19,33 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.feedback import Revealer
 from draftwise.types import DraftwiseError, Guide, Plan, Policy, Reward
 
 Table = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 POLICIES: Table = {
     "fixed": ("policies.fixed:Fixed", {"plan": 1}),
+    "random": ("policies.uniform:Random", {}),
+    "ucb1": ("policies.ucb1:UCB1", {"beta": 1.0}),
+    "ucbspec": ("policies.ucbspec:UCBSpec", {"delta": 0.5}),
+    "exp3spec": ("policies.exp3spec:EXP3Spec", {}),
+    "hedge": ("policies.hedge:Hedge", {}),
+    "normalhedge": ("policies.normalhedge:NormalHedge", {}),
+    "goodput": ("policies.goodput:Goodput", {}),
 }
-REWARDS: Table = {}
-FEEDBACKS: Table = {}
+REWARDS: Table = {
+    "length": ("rewards:Length", {}),
+    "divergence": ("rewards:Divergence", {}),
+    "expected-length": ("rewards:ExpectedLength", {}),
+    "acceptance": ("rewards:Acceptance", {}),
+}
+FEEDBACKS: Table = {
+    "bandit": ("feedback.local:Bandit", {}),
+    "prefix": ("feedback.local:Prefix", {}),
+    "free": ("feedback.local:Free", {}),
+    "panoramic": ("feedback.panoramic:Panoramic", {}),
+}
 GUIDES: Table = {
     "fixed": ("guides.fixed:Fixed", {}),
     "max-confidence": ("guides.confidence:MaxConfidence", {"threshold": 0.8}),
@@ -39,7 +57,10 @@ DRAFTERS: Table = {
 
 
 def make_policy(
-    spec: str, num_plans: int, seed: int | np.random.SeedSequence = 0, *,
+    spec: str,
+    num_plans: int,
+    seed: int | np.random.SeedSequence = 0,
+    *,
     plans: Sequence[Plan] | None = None,
 ) -> Policy:
     """A policy over ``num_plans`` plans from a spec such as ``"ucb1:beta=0.01"``.
@@ -66,8 +87,18 @@ def make_reward(spec: str) -> Reward:
     return reward
 
 
+def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> Revealer:
+    """A revealer for one request from a spec such as ``"panoramic:every=2,delay=8"``.
+
+    ``reward`` None values nothing: the evidence alone is delivered. Errors as ``make_policy``.
+    """
+    given = {"plans": plans, "reward": reward}
+    revealer: Revealer = build("feedback", FEEDBACKS, spec, given)
+    return revealer
+
+
 def make_guide(spec: str) -> Guide:
-    """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as ``make_policy``."""
+    """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as above."""
     guide: Guide = build("guide", GUIDES, spec, {})
     return guide
 
@@ -100,9 +131,7 @@ def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
     if name not in table:
         raise DraftwiseError(f"unknown {kind} {name!r}; the {kind} names are: {', '.join(table)}")
     module, _, attribute = table[name][0].partition(":")
-    found: Callable[..., Any] = getattr(
-        importlib.import_module(f"draftwise.{module}"), attribute
-    )
+    found: Callable[..., Any] = getattr(importlib.import_module(f"draftwise.{module}"), attribute)
     return found
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
+from draftwise.policies.door import check_feedback
+from draftwise.policies.probability import one_hot
+from draftwise.policies.state import dump, load
 from draftwise.types import Decision, Feedback, Floats
 
 
@@ -11,8 +15,12 @@ class Fixed:
     """Play one plan for ever.
 
     Source: the static baseline of all five papers (Leviathan et al. 2023).
-    Update: none. Feedback: ignored (but checked). State: the number of rounds. Cost: O(1).
+    Update: none. Differs: none. Feedback: ignored (but checked).
+    State: the number of rounds. Cost: O(1).
     Errors: ValueError if ``plan`` is not in 0 .. K-1.
+
+    >>> Fixed(num_plans=3, plan=2).choose()
+    Decision(plan=2, prob=1.0, round=1)
     """
 
     def __init__(self, num_plans: int, plan: int = 0) -> None:
@@ -26,12 +34,21 @@ class Fixed:
         return Decision(self._plan, 1.0, self._round)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Nothing to learn."""
+        """Nothing to learn; nonsense is turned away all the same."""
+        check_feedback(decision, feedback, self._num_plans)
 
     def probabilities(self) -> Floats:
         """[K] one-hot."""
-        return np.eye(self._num_plans)[self._plan]
+        return one_hot(self._plan, self._num_plans)
 
     def estimates(self) -> Floats:
         """[K] one-hot: the only opinion it has."""
         return self.probabilities()
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, ("_round",))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, ("_round",), state)

@@ -1,0 +1,36 @@
+"""What a round reveals to a policy: the played plan, its prefixes, all that is free, or everything.
+
+The engine hands every round's decision and evidence to ``reveal`` and passes on to the policy what
+comes back, in that order; at the end of a request it passes on what ``flush`` gives.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from draftwise.types import Decision, Evidence, Feedback
+
+Told = list[tuple[Decision, Feedback]]
+"""Feedback that is due, with the decisions it belongs to, in the order to learn them."""
+
+
+class Revealer(Protocol):
+    """Turns evidence into feedback, now or later; one for each request."""
+
+    @property
+    def panoramic(self) -> bool:
+        """Whether the engine must score every drafter on the verified text."""
+        ...
+
+    @property
+    def every(self) -> int:
+        """In how many rounds it must do so once; may change from round to round."""
+        ...
+
+    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
+        """What the policy may learn now, in order; empty while it has to wait."""
+        ...
+
+    def flush(self) -> Told:
+        """What is still waiting when the request ends, as far as it is known."""
+        ...

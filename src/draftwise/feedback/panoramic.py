@@ -1,0 +1,170 @@
+"""Feedback on every drafter, from its alphas on the verified text; late, as it looks ahead."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from draftwise.feedback import Told
+from draftwise.feedback.valuer import Valuer
+from draftwise.rewards import Acceptance
+from draftwise.types import Decision, Evidence, Feedback, Floats, Plan, Reward
+
+
+@dataclass
+class Step:
+    """One step of the game, waiting for its values: ``width`` tokens of text from ``start`` on."""
+
+    decision: Decision
+    evidence: Evidence | None
+    start: int
+    width: int
+    due: int | None = None
+    """The round by which the text reached far enough; None before that."""
+
+
+class Panoramic:
+    """Reveal every plan's value, once the verified text has gone far enough past the decision.
+
+    Source: HedgeSpec, section 3.3 (Figures 3 and 4) and Algorithm 1 (QFI-D): one queue, first in,
+        first out. ``per_token`` is its token-level game, one loss vector for each verified token;
+        ``delay=0`` its chunk-level game (appendix B.3), where K is cut to the tokens of the round;
+        ``every``, ``warmup`` and ``hybrid`` are appendix B.5 (there 12 and 6; hybrid "a few").
+    Update: none. A step is due when each drafter is scored on the ``delay`` positions from the
+        step's first token on (default: the longest length), or, for a reward that does not look
+        ahead, on the step's own tokens.
+    Differs: (1) by default one vector for each decision, at its first token; (2) a drafter that
+        was left unscored holds the queue up by ``every`` rounds at most; it then counts as not
+        seen; (3) the plan ``none`` emits one token; (4) where alphas do not tell (``throughput``),
+        the played plan's own outcome does.
+    State: alphas by drafter and position, from the oldest waiting step on; the queue.
+    Cost: one reward for each plan and step. Errors: ValueError for a negative option.
+
+    >>> plans = [Plan("a", 1), Plan("b", 1)]
+    >>> from draftwise.rewards import Length
+    >>> from draftwise.types import Scores
+    >>> scores = {name: Scores(7, np.array([x]), np.array([x])) for name, x in (("a", 1), ("b", 0))}
+    >>> evidence = Evidence(plans[0], 1, 0, scores, emitted_start=7)
+    >>> [(_, feedback)] = Panoramic(plans, Length()).reveal(Decision(0, 1.0, 1), evidence)
+    >>> feedback.values.tolist(), feedback.seen.tolist()
+    ([1.0, 0.0], [True, True])
+    """
+
+    panoramic: ClassVar[bool] = True
+
+    def __init__(
+        self, plans: Sequence[Plan], reward: Reward | None, every: int = 1,
+        delay: int | None = None, per_token: bool = False, warmup: int = 0, hybrid: int = 0,
+    ) -> None:  # fmt: skip
+        if every < 1 or min(delay or 0, warmup, hybrid) < 0:
+            raise ValueError(
+                f"every={every}, delay={delay}, warmup={warmup}, hybrid={hybrid}: every is at "
+                "least 1 round, the others at least 0"
+            )
+        self._valuer = Valuer(plans, reward)
+        self._every, self._warmup, self._hybrid = every, warmup, hybrid
+        self._delay = self._valuer.max_length if delay is None else delay
+        self._per_token = per_token
+        self._known: dict[str, dict[int, tuple[float, float]]] = {
+            name: {} for name in self._valuer.drafters
+        }
+        self._ends = dict.fromkeys(self._valuer.drafters, 0)
+        self._waiting: deque[Step] = deque()
+        self._low, self._text_end, self._num_rounds, self._num_told = 0, 0, 0, 0
+
+    @property
+    def every(self) -> int:
+        """1 during the warm-up, then the option."""
+        return 1 if self._num_rounds < self._warmup else self._every
+
+    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
+        """Queue the round; what has become due, oldest first."""
+        self._text_end = evidence.emitted_start + evidence.num_emitted
+        self._note(evidence)
+        if decision.round == 0:
+            return [(decision, self._valuer.feedback({}, evidence))]
+        self._num_rounds += 1
+        self._waiting.extend(self._steps(decision, evidence))
+        told: Told = []
+        while self._waiting and self._is_ready(self._waiting[0]):
+            told.append(self._tell(self._waiting.popleft()))
+        self._forget()
+        return told
+
+    def flush(self) -> Told:
+        """All that waits; plans whose value the text's end leaves open are not seen."""
+        told = [self._tell(step) for step in self._waiting]
+        self._waiting.clear()
+        self._forget()
+        return told
+
+    def _steps(self, decision: Decision, evidence: Evidence) -> list[Step]:
+        start, num = evidence.emitted_start, evidence.num_emitted
+        if not self._per_token:
+            return [Step(decision, evidence, start, num)]
+        return [Step(decision, None if i else evidence, start + i, 1) for i in range(num)]
+
+    def _note(self, evidence: Evidence) -> None:
+        """Write the new alphas down by position."""
+        for name in self._known.keys() & evidence.scores.keys():
+            scores, known = evidence.scores[name], self._known[name]
+            pairs = zip(scores.alphas.tolist(), scores.ratios.tolist(), strict=True)
+            for position, pair in enumerate(pairs, scores.start):
+                if position >= self._low:
+                    known[position] = pair
+            self._ends[name] = max(self._ends[name], scores.start + len(scores.alphas))
+
+    def _forget(self) -> None:
+        """Drop the positions before the oldest step that waits."""
+        low = self._waiting[0].start if self._waiting else self._text_end
+        for known in self._known.values():
+            for position in range(self._low, low):
+                known.pop(position, None)
+        self._low = low
+
+    def _reward(self) -> Reward | None:
+        """The reward of the next step to be told: acceptance first, if hybrid."""
+        return Acceptance() if self._num_told < self._hybrid else self._valuer.reward
+
+    def _window(self, step: Step) -> int:
+        """How many positions from the step's first on its values are made of."""
+        looks_ahead = getattr(self._reward(), "looks_ahead", True) and self._delay > 0
+        return self._delay if looks_ahead else step.width
+
+    def _is_ready(self, step: Step) -> bool:
+        end = step.start + self._window(step)
+        if all(known_to >= end for known_to in self._ends.values()):
+            return True
+        if self._text_end < end:
+            return False
+        if step.due is None:
+            step.due = self._num_rounds
+        return self._num_rounds - step.due >= self._every
+
+    def _tell(self, step: Step) -> tuple[Decision, Feedback]:
+        reward, window = self._reward(), self._window(step)
+        known = self._valuer.nothing_drafted(window)
+        for name, pairs in self._known.items():
+            alphas, ratios = _run(pairs, step.start, window)
+            known |= self._valuer.scored(name, alphas, ratios, window, reward)
+        played = step.decision.plan
+        if step.evidence is not None and math.isnan(known.get(played, math.nan)):
+            known[played] = self._valuer.played(played, step.evidence)
+        self._num_told += 1
+        return step.decision, self._valuer.feedback(known, step.evidence)
+
+
+def _run(pairs: dict[int, tuple[float, float]], start: int, num: int) -> tuple[Floats, Floats]:
+    """alphas and ratios of the positions from ``start`` on that are known without a gap."""
+    run = []
+    for position in range(start, start + num):
+        if position not in pairs:
+            break
+        run.append(pairs[position])
+    columns = np.array(run, dtype=np.float64).reshape(len(run), 2)
+    return columns[:, 0], columns[:, 1]

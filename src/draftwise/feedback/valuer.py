@@ -1,0 +1,133 @@
+"""Values of plans under one reward: what the kinds of feedback have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from draftwise.types import NONE, Evidence, Feedback, Floats, Outcome, Plan, Reward, Scores
+
+_ROUNDING = 1e-6
+_EMPTY: Floats = np.zeros(0)
+
+
+class Valuer:
+    """Values of plans under one reward: what the kinds of feedback have in common.
+
+    Without a reward nothing is ever seen, and the evidence alone is delivered (``goodput`` reads
+    no values, so computing them can be spared).
+    """
+
+    def __init__(self, plans: Sequence[Plan], reward: Reward | None) -> None:
+        self.plans = list(plans)
+        self.reward = reward
+        self.max_length = max(plan.length for plan in plans)
+        self.drafters = {plan.drafter for plan in plans} - {NONE}
+        self._of: dict[str, list[int]] = {}
+        for index, plan in enumerate(plans):
+            self._of.setdefault(plan.drafter, []).append(index)
+
+    def feedback(self, known: dict[int, float], evidence: Evidence | None) -> Feedback:
+        """The values that are numbers, as [K] arrays."""
+        values, seen = np.zeros(len(self.plans)), np.zeros(len(self.plans), dtype=np.bool_)
+        for index, value in known.items():
+            if not math.isnan(value):
+                values[index], seen[index] = value, True
+        return Feedback(values, seen, evidence)
+
+    def played(self, index: int, evidence: Evidence) -> float:
+        """The played plan's value."""
+        return self._value(index, evidence, evidence.num_drafted, evidence.seconds)
+
+    def prefixes(self, index: int, evidence: Evidence) -> dict[int, float]:
+        """Values of the lengths that the played draft determines, by plan."""
+        known = self.nothing_drafted()
+        for other in self._of.get(evidence.plan.drafter, []):
+            num_drafted = drafted_by(self.plans[other], evidence)
+            if num_drafted is not None:
+                known[other] = self._value(other, evidence, num_drafted)
+        known[index] = self.played(index, evidence)
+        return known
+
+    def nothing_drafted(self, most: int | None = None) -> dict[int, float]:
+        """The value of the plan ``none``: no draft, one token; ``most`` as in ``scored``."""
+        longest = self._longest(most)
+        return {
+            index: self._judge(
+                Outcome(self.plans[index], longest, _EMPTY, _EMPTY, _EMPTY, 0, 0), self.reward
+            )
+            for index in self._of.get(NONE, [])
+        }
+
+    def scored(
+        self, drafter: str, alphas: Floats, ratios: Floats, most: int | None = None,
+        reward: Reward | None = None,
+    ) -> dict[int, float]:  # fmt: skip
+        """Values of a drafter's plans from its alphas along the verified text.
+
+        most: cut every length to this many tokens (a game by chunks), the longest one included.
+        """
+        values = {}
+        for index in self._of.get(drafter, []):
+            plan = self.plans[index] if most is None else cut(self.plans[index], most)
+            outcome = Outcome(plan, self._longest(most), alphas, ratios, alphas)
+            values[index] = self._judge(outcome, reward or self.reward)
+        return values
+
+    def _longest(self, most: int | None) -> int:
+        return self.max_length if most is None else min(self.max_length, most)
+
+    def _value(
+        self, index: int, evidence: Evidence, num_drafted: int, seconds: float = 0.0
+    ) -> float:
+        """The value of a plan whose accepted count is known from the played draft."""
+        scores = evidence.scores.get(evidence.plan.drafter)
+        alphas, ratios = _EMPTY, _EMPTY
+        if scores is not None:
+            alphas, ratios = tail(scores, evidence.emitted_start)
+        outcome = Outcome(
+            self.plans[index], self.max_length, alphas, ratios, evidence.drafted_alphas,
+            num_drafted, min(evidence.num_accepted, num_drafted), seconds,
+        )  # fmt: skip
+        return self._judge(outcome, self.reward)
+
+    def _judge(self, outcome: Outcome, reward: Reward | None) -> float:
+        """The reward's value, rounding errors at 0 and 1 removed; nan without a reward."""
+        value = math.nan if reward is None else reward(outcome)
+        if -_ROUNDING <= value < 0.0:
+            return 0.0
+        return 1.0 if 1.0 < value <= 1.0 + _ROUNDING else value
+
+
+def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
+    """How many tokens a plan of the played drafter would have drafted; None if that is not known.
+
+    >>> evidence = Evidence(Plan("a", 4), num_drafted=4, num_accepted=1)
+    >>> drafted_by(Plan("a", 2), evidence), drafted_by(Plan("a", 8), evidence)
+    (2, 8)
+    """
+    drafted, is_full = evidence.num_drafted, evidence.num_accepted == evidence.num_drafted
+    if plan.rule != evidence.plan.rule:
+        return None
+    if plan.length <= drafted:
+        return plan.length
+    if is_full:
+        return None
+    if drafted < evidence.plan.length:
+        return drafted  # the draft ended by itself, and would again
+    return plan.length if plan.rule == "fixed" else None
+
+
+def cut(plan: Plan, most: int) -> Plan:
+    """The plan with at most ``most`` tokens of length."""
+    return plan if plan.length <= most else Plan(plan.drafter, most, plan.rule)
+
+
+def tail(scores: Scores, position: int) -> tuple[Floats, Floats]:
+    """alphas and ratios from a position of the text on; empty if the scores start after it."""
+    skip = position - scores.start
+    if skip < 0:
+        return _EMPTY, _EMPTY
+    return scores.alphas[skip:], scores.ratios[skip:]

@@ -1,0 +1,196 @@
+"""Goodput: the drafter and length with the most expected tokens per second, none included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftwise.policies.acceptance import (
+    PRIOR_WEIGHT,
+    add_alphas,
+    add_matches,
+    match_alphas,
+    new_table,
+    rate,
+)
+from draftwise.policies.door import check_feedback, check_share
+from draftwise.policies.probability import one_hot
+from draftwise.policies.state import dump, load
+from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Ints, Plan, Scores
+
+DEFAULT_DRAFT_SHARE = 0.05
+"""A draft step's seconds, as a share of a target forward, where nobody measured it."""
+
+_TINY = 1e-12  # seconds; a clock too coarse to see a step must not divide by zero
+_UNSEEN = [0.0, 0.0]
+_FIELDS = (
+    "_rates", "_tables", "_matches", "_target_s", "_draft_s", "_value_sums", "_value_counts",
+    "_is_blind", "_num_chosen",
+)  # fmt: skip
+
+
+def seconds_per_plan(
+    target_s: Sequence[float], draft_s: Floats, drafters: Ints, lengths: Ints
+) -> Floats:
+    """[K] seconds of a round, ``T(k + 1) + k c``.
+
+    target_s: seconds of a target forward over 1, 2, .. tokens; a longer one costs what the last
+        does (an overestimate would end drafting, and with it all learning). draft_s: [D] seconds
+        of a draft step. drafters, lengths: [K], each plan's row of draft_s and its length.
+
+    >>> seconds_per_plan([1.0, 1.5], np.array([0.25]), np.array([0, 0]), np.array([1, 4])).tolist()
+    [1.75, 2.5]
+    """
+    forward_s = np.array(target_s)[np.minimum(lengths, len(target_s) - 1)]
+    seconds: Floats = forward_s + lengths * draft_s[drafters]
+    return seconds
+
+
+def tokens_per_plan(alphas: Floats, drafters: Ints, lengths: Ints) -> Floats:
+    """[K] expected emitted tokens of a round, ``1 + sum_{j<=k} S(j)``.
+
+    alphas: [D, L] acceptance probability of each drafter's j-th token if those before it were
+        accepted; S is its running product.
+
+    >>> tokens_per_plan(np.array([[0.5, 0.5]]), np.array([0, 0, 0]), np.array([0, 1, 2])).tolist()
+    [1.0, 1.5, 1.75]
+    """
+    tokens = np.ones((alphas.shape[0], alphas.shape[1] + 1))
+    tokens[:, 1:] += alphas.cumprod(axis=1).cumsum(axis=1)
+    expected: Floats = tokens[drafters, lengths]
+    return expected
+
+
+class Goodput:
+    """Play the plan that promises the most tokens per second, from free information only.
+
+    Source: this project's own (DESIGN section 7); no paper has it. The expected tokens of a draft
+        under a constant acceptance probability are Leviathan et al. (2023).
+    Update: per LM drafter num, den <- g num + alpha, g den + 1 for every alpha in the evidence, a =
+        (num + prior * 2) / (den + 2); per retrieval drafter such a rate in each of six buckets of
+        match length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval
+        the product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploration:
+        the mildly optimistic prior does it.
+    Differs: no in-draft chain (that is a guide's part); a plan's stop rule is priced as ``fixed``.
+    Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
+        latest costs and matches are the context. Where no costs are known a target forward counts
+        1 s and a draft step 0.05 s; a length dearer than any measured costs what the longest
+        measured does. Without plans or evidence it ranks plans by the discounted mean of their
+        seen values with the same prior.
+    State: num, den per LM drafter (in alphas); tables [6] by retrieval drafter; latest costs in
+        seconds, match lengths in tokens; discounted sums and counts of values float64[K].
+    Cost: O(K + D L) a choice, D drafters, L the longest length; O(alphas) a round.
+    Errors: ValueError from the door, and for a prior or discount outside (0, 1].
+
+    >>> plans = [Plan("none", 0), Plan("small", 1), Plan("small", 4)]
+    >>> policy = Goodput(num_plans=3, plans=plans)
+    >>> costs = Costs(target_s=np.array([1.0]), draft_s={"small": 0.9})
+    >>> policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(3), np.zeros(3, dtype=bool),
+    ...     Evidence(plans[0], 0, 0, costs=costs)))
+    >>> policy.choose().plan
+    0
+    """
+
+    def __init__(
+        self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
+        discount: float = 0.97,
+    ) -> None:  # fmt: skip
+        self._prior, self._discount = check_share("prior", prior), check_share("discount", discount)
+        self._num_plans, self._num_chosen = num_plans, 0
+        self._has_plans, self._is_blind = plans is not None, plans is None
+        known = list(plans) if plans is not None else [Plan(NONE, 0)] * num_plans
+        self._names = sorted({plan.drafter for plan in known})
+        self._drafters: Ints = np.array([self._names.index(plan.drafter) for plan in known])
+        self._lengths: Ints = np.array([plan.length for plan in known])
+        self._rates: dict[str, list[float]] = {}
+        self._tables: dict[str, list[list[float]]] = {}
+        self._matches: dict[str, int] = {}
+        self._target_s: list[float] = [1.0]
+        self._draft_s: dict[str, float] = {}
+        self._value_sums: Floats = np.zeros(num_plans)
+        self._value_counts: Floats = np.zeros(num_plans)
+        self._longest = max(int(self._lengths.max()), 1)
+        self._seconds = self._price_rounds()
+
+    def choose(self) -> Decision:
+        """The best price (ties go to the first plan)."""
+        self._num_chosen += 1
+        return Decision(int(self._prices().argmax()), 1.0, self._num_chosen)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Read the evidence; without evidence or plans, discount and add the seen values."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        self._is_blind = feedback.evidence is None or not self._has_plans
+        if self._is_blind:
+            self._value_sums[seen] = self._discount * self._value_sums[seen] + values[seen]
+            self._value_counts[seen] = self._discount * self._value_counts[seen] + 1.0
+        elif feedback.evidence is not None:
+            self._read(feedback.evidence)
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot on the best price."""
+        return one_hot(int(self._prices().argmax()), self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] tokens per second over those of the best plan; blind, the discounted means."""
+        prices = self._prices()
+        return prices if self._is_blind else prices / max(float(prices.max()), _TINY)
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, _FIELDS)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, _FIELDS, state)
+        self._seconds = self._price_rounds()
+
+    def _read(self, evidence: Evidence) -> None:
+        """Update the rates and take over the context."""
+        for name, scores in evidence.scores.items():
+            self._score(name, scores)
+        self._matches = dict(evidence.matches)
+        for name in evidence.matches:
+            self._tables.setdefault(name, new_table())
+        if evidence.costs is not None:
+            self._take_costs(evidence.costs)
+
+    def _score(self, name: str, scores: Scores) -> None:
+        if scores.matches is not None:
+            add_matches(self._tables.setdefault(name, new_table()), scores)
+        else:
+            tally = self._rates.setdefault(name, [0.0, 0.0])
+            add_alphas(tally, scores.alphas.tolist(), self._discount)
+
+    def _take_costs(self, costs: Costs) -> None:
+        """Latest costs; where nothing is measured yet the former stay in place."""
+        if len(costs.target_s):
+            self._target_s = np.maximum(costs.target_s, _TINY).tolist()
+        self._draft_s = dict(costs.draft_s)
+        self._seconds = self._price_rounds()
+
+    def _price_rounds(self) -> Floats:
+        """[K] seconds of a round of each plan."""
+        default_s = DEFAULT_DRAFT_SHARE * self._target_s[0]
+        draft_s = np.array([self._draft_s.get(name, default_s) for name in self._names])
+        return seconds_per_plan(self._target_s, draft_s, self._drafters, self._lengths)
+
+    def _prices(self) -> Floats:
+        """[K] expected tokens per second; 0 for a plan that has nothing to propose."""
+        if self._is_blind:
+            weight = self._value_counts + PRIOR_WEIGHT
+            means: Floats = (self._value_sums + PRIOR_WEIGHT * self._prior) / weight
+            return means
+        rates = [rate(self._rates.get(name, _UNSEEN), self._prior) for name in self._names]
+        alphas = np.array(rates)[:, np.newaxis].repeat(self._longest, axis=1)
+        can_play = np.ones(len(rates))
+        for row, name in enumerate(self._names):
+            if name in self._tables:
+                match = self._matches.get(name, 0)
+                alphas[row] = match_alphas(self._tables[name], match, self._longest)
+                can_play[row] = match > 0
+        tokens = tokens_per_plan(alphas, self._drafters, self._lengths)
+        available: Floats = tokens * can_play[self._drafters] / self._seconds
+        return available

@@ -1,0 +1,80 @@
+"""A policy's memory as plain JSON and back, so that a stopped run goes on with the same choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from draftwise.types import Policy
+
+
+class StatefulPolicy(Policy, Protocol):
+    """A policy whose memory can be saved and loaded: every policy of the table is one."""
+
+    def state(self) -> dict[str, Any]:
+        """The whole memory, random generator included, as what ``json.dumps`` takes."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a memory saved by a policy made with the same options.
+
+        Raises ValueError if the memory belongs to another policy or another number of plans.
+        """
+        ...
+
+
+def dump(owner: object, names: Sequence[str]) -> dict[str, Any]:
+    """The attributes ``names`` of ``owner`` as plain JSON values, under those names."""
+    return {name: _plain(getattr(owner, name)) for name in names}
+
+
+def load(owner: object, names: Sequence[str], state: Mapping[str, Any]) -> None:
+    """Set the attributes ``names`` of ``owner`` from what ``dump`` gave; all of them or none.
+
+    Arrays keep their type and must keep their shape. Errors: ValueError.
+    """
+    if set(state) != set(names):
+        raise ValueError(
+            f"this state holds {sorted(state)}, but {type(owner).__name__} needs {sorted(names)}: "
+            "load it into a policy of the same name and options"
+        )
+    ready = {name: _like(name, getattr(owner, name), state[name]) for name in names}
+    parts = [name for name in names if hasattr(getattr(owner, name), "load_state")]
+    for name in parts:  # first, as they may still refuse
+        getattr(owner, name).load_state(ready.pop(name))
+    for name, value in ready.items():
+        if isinstance(getattr(owner, name), np.random.Generator):
+            getattr(owner, name).bit_generator.state = value
+        else:
+            setattr(owner, name, value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.random.Generator):
+        return _plain(value.bit_generator.state)
+    if hasattr(value, "state"):
+        return value.state()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _like(name: str, present: Any, value: Any) -> Any:
+    """``value`` in the type that the attribute has at present."""
+    if isinstance(present, np.ndarray):
+        array = np.array(value, dtype=present.dtype)
+        if array.shape != present.shape:
+            raise ValueError(
+                f"{name.lstrip('_')} has shape {array.shape} in the state and {present.shape} "
+                "here: the number of plans differs"
+            )
+        return array
+    return _plain(value)

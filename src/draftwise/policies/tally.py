@@ -1,0 +1,66 @@
+"""What was seen of each plan: counts, sums and squares; the memory that the UCB family shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from draftwise.policies.state import dump, load
+from draftwise.types import Bools, Floats
+
+_FIELDS = ("counts", "sums", "squares", "chosen", "num_rounds")
+
+
+class Tally:
+    """Running sums of the values seen.
+
+    State: counts [K] values seen; sums, squares [K] of the values; chosen [K] times chosen;
+    num_rounds: rounds learned from (feedback that showed nothing is none).
+
+    >>> tally = Tally(2)
+    >>> tally.add(np.array([0.25, 0.0]), np.array([True, False]))
+    >>> tally.means().tolist(), tally.unseen()
+    ([0.25, 0.0], 1)
+    """
+
+    def __init__(self, num_plans: int) -> None:
+        self.counts: Floats = np.zeros(num_plans)
+        self.sums: Floats = np.zeros(num_plans)
+        self.squares: Floats = np.zeros(num_plans)
+        self.chosen: Floats = np.zeros(num_plans)
+        self.num_rounds = 0
+
+    def add(self, values: Floats, seen: Bools) -> None:
+        """Take one round's seen values."""
+        told = np.where(seen, values, 0.0)
+        self.counts += seen
+        self.sums += told
+        self.squares += told * told
+        self.num_rounds += bool(seen.any())
+
+    def choose(self, plan: int) -> int:
+        """Note that ``plan`` is being played; the number of choices so far, this one included."""
+        self.chosen[plan] += 1
+        return int(self.chosen.sum())
+
+    def means(self) -> Floats:
+        """[K] mean value seen; 0 where nothing was."""
+        average: Floats = self.sums / np.maximum(self.counts, 1.0)
+        return average
+
+    def unseen(self) -> int | None:
+        """A plan of which nothing was seen yet, the one chosen least (so that decisions in flight
+        do not all go to one plan); None when every plan was seen."""
+        if self.counts.min() > 0:
+            return None
+        return int(np.where(self.counts > 0, np.inf, self.chosen).argmin())
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, _FIELDS)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, _FIELDS, state)

@@ -1,0 +1,82 @@
+"""UCB1: the mean seen plus a bonus for what was seen seldom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from draftwise.policies.door import check_feedback, check_positive
+from draftwise.policies.probability import one_hot
+from draftwise.policies.state import dump, load
+from draftwise.policies.tally import Tally
+from draftwise.types import Decision, Feedback, Floats
+
+
+def ucb1_indices(means: Floats, counts: Floats, num_rounds: int, beta: float) -> Floats:
+    """[K] ``mean + beta * sqrt(2 ln t / n)``; counts [K] are all at least 1.
+
+    >>> ucb1_indices(np.array([0.5]), np.array([2.0]), num_rounds=1, beta=1.0).tolist()
+    [0.5]
+    """
+    bonus: Floats = beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
+    return means + bonus
+
+
+class UCB1:
+    """Play the plan with the highest upper confidence bound.
+
+    Source: MetaSD (Kim et al.), Algorithm 2, lines 2-5 (each plan once) and 7-9; beta 0.01 is
+        their appendix F. TapOut (section 3.3) is ``beta=1``.
+    Update: plan = argmax mean + beta * sqrt(2 ln t / n), t the rounds learned from so far.
+    Differs: (1) a plan is owed its first try until something was SEEN of it, so late feedback and
+        replayed decisions are right; (2) every seen value counts, not only the played plan's.
+    Feedback: bandit or richer, in any order.
+    State: a Tally: counts, sums, chosen float64[K] (values are unitless); rounds learned.
+    Cost: O(K) a round.
+    Errors: ValueError if beta is not a finite number above 0.
+
+    >>> policy = UCB1(num_plans=2, beta=1.0)
+    >>> first = policy.choose()
+    >>> policy.learn(first, Feedback(np.array([1.0, 0.0]), np.array([True, False])))
+    >>> policy.choose().plan
+    1
+    """
+
+    def __init__(self, num_plans: int, beta: float = 0.01) -> None:
+        self._beta = check_positive("beta", beta)
+        self._num_plans, self._tally = num_plans, Tally(num_plans)
+
+    def choose(self) -> Decision:
+        """An untried plan, else the best index (ties go to the first)."""
+        plan = self._best()
+        return Decision(plan, 1.0, self._tally.choose(plan))
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Add the seen values to the means."""
+        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot on the plan that ``choose`` would play."""
+        return one_hot(self._best(), self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] mean value seen."""
+        return self._tally.means()
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, ("_tally",))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, ("_tally",), state)
+
+    def _best(self) -> int:
+        tally, untried = self._tally, self._tally.unseen()
+        if untried is not None:
+            return untried
+        indices = ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)
+        return int(indices.argmax())
