@@ -57,3 +57,8 @@ def ratio(p: Dist, q: Dist, token: int) -> float:
     """``min(1, q/p)`` of a token that the text really has (0 where p is 0)."""
     of_p = float(mass(p, token))
     return min(1.0, float(mass(q, token)) / of_p) if of_p > 0 else 0.0
+
+
+def is_broken(dist: Dist) -> bool:
+    """Whether this stands for logits that were not finite (the token -1)."""
+    return isinstance(dist, int) and dist < 0

@@ -13,7 +13,7 @@ from draftwise import presets, registry
 from draftwise.drafters.protocol import Context, Drafter
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.generation import Generation
-from draftwise.engine.loop import Pool
+from draftwise.engine.drafting import Pool
 from draftwise.engine.prompts import encode_all, is_single
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from draftwise.dist import draw
+from draftwise.dist import draw, is_broken
 from draftwise.drafters.protocol import MAX_TARGETS, Context, score_known
 from draftwise.guides.fixed import Fixed
 from draftwise.nn.model import CausalModel
@@ -144,8 +144,9 @@ class _Chain:
 
     def goes_on(self) -> bool:
         """Whether to draw one more: below the length, the guide agrees, and q is finite."""
-        is_finite = not (isinstance(self._next, int) and self._next < 0)
-        return len(self.tokens) < self.length and is_finite and self._guide.goes_on(self._step)
+        if len(self.tokens) >= self.length or is_broken(self._next):
+            return False
+        return self._guide.goes_on(self._step)
 
     def draw(self) -> None:
         """Draw from q and keep the token, whatever it is."""

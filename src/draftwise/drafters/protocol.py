@@ -104,7 +104,10 @@ def score_known(
 
     Only positions that are in the text and whose p is still kept count. Returns None if none is.
     """
-    alphas, ratios, kept, first = [], [], [], start
+    alphas: list[float] = []
+    ratios: list[float] = []
+    kept: list[int] = []
+    first = start
     for offset, q in enumerate(known):
         p = context.target(start + offset)
         if p is None or start + offset >= len(context.tokens):

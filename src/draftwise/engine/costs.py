@@ -82,9 +82,9 @@ class CostMeter:
                 points[tokens] = value
         if not points:
             return np.ones(max_tokens)
-        tokens = sorted(points)
-        seconds = np.minimum.accumulate([points[t] for t in reversed(tokens)])[::-1]
-        return np.interp(np.arange(1, max_tokens + 1), tokens, seconds)
+        known = sorted(points)
+        seconds = np.minimum.accumulate([points[tokens] for tokens in reversed(known)])[::-1]
+        return np.interp(np.arange(1, max_tokens + 1), known, seconds)
 
     def _draft_value(self, drafter: str, rows: int) -> float | None:
         samples = self._draft.get((drafter, rows))

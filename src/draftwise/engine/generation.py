@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwise.engine.loop import Batch, Pool
+from draftwise.engine.drafting import Pool
+from draftwise.engine.loop import Batch
 from draftwise.engine.records import Round, TraceWriter
 from draftwise.engine.request import Request, Stats
 

@@ -6,56 +6,31 @@ that chose the same drafter draft together, and one target forward verifies all 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from draftwise.dist import overlap
-from draftwise.drafters.protocol import Drafter, DraftSession
-from draftwise.engine.costs import CostMeter
+from draftwise.dist import is_broken, overlap
+from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.engine.verify import verify
-from draftwise.nn.model import CausalModel
 from draftwise.nn.sampling import distributions
 from draftwise.types import (
-    NONE,
     PLAIN,
     Decision,
     Dist,
     Draft,
     Evidence,
     Floats,
-    Guide,
     Plan,
-    Scores,
     Verdict,
 )
 
 PROMPT_SCORES = 16
 """Prompt tokens on which drafters are scored before the first round."""
-
-_EMPTY = Draft.chain([], None, NONE)
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """What a batch may draft with, and what its costs are.
-
-    scores_prompt: whether every drafter is scored on the prompt's last tokens at prefill.
-    """
-
-    target: CausalModel
-    drafters: Sequence[Drafter]
-    plans: Sequence[Plan]
-    guides: Mapping[str, Guide]
-    meter: CostMeter
-    scores_prompt: bool
-    clock: Callable[[], float] = time.perf_counter
 
 
 class Batch:
@@ -66,9 +41,7 @@ class Batch:
         capacity = max(len(r.prompt) + r.answer.num_left for r in requests) + self._longest + 1
         self._pool, self._active = pool, list(requests)
         self._cache = pool.target.new_cache(len(requests), capacity)
-        self._sessions: dict[str, DraftSession] = {
-            drafter.name: drafter.start(len(requests), capacity) for drafter in pool.drafters
-        }
+        self._drafting = Drafting(pool, len(requests), capacity)
         self._num_rounds = 0
         self._seconds: dict[str, float] = {}
 
@@ -88,7 +61,7 @@ class Batch:
                 decisions = [request.policy.choose() for request in self._active]
                 plans = [self._pool.plans[decision.plan] for decision in decisions]
             with self._phase("draft"):
-                drafts = self._draft(plans)
+                drafts = self._drafting.propose(self._active, plans)
             with self._phase("verify"):
                 targets = self._target(drafts)
                 verdicts = self._verify(drafts, targets)
@@ -129,7 +102,7 @@ class Batch:
 
     def _prompt_evidence(self, requests: Sequence[Request]) -> list[Evidence]:
         """Round 0: its plan is none, and what it shows is how drafters fare on the prompt."""
-        scores = self._scores(requests, everything=True)
+        scores = self._drafting.scores([r.context for r in requests], everything=True)
         costs = self._pool.meter.costs(len(self._active), self._longest + 1)
         return [
             Evidence(
@@ -139,30 +112,10 @@ class Batch:
                 scores[i],
                 emitted_start=len(r.prompt),
                 costs=costs,
-                matches=self._matches(r),
+                matches=self._drafting.matches(r.context),
             )
             for i, r in enumerate(requests)
         ]
-
-    def _draft(self, plans: Sequence[Plan]) -> list[Draft]:
-        """One draft a request; rows of the same drafter draft together."""
-        drafts = [_EMPTY] * len(plans)
-        groups: dict[str, list[int]] = {}
-        for index, (plan, request) in enumerate(zip(plans, self._active, strict=True)):
-            if min(plan.length, request.num_draftable) > 0:
-                groups.setdefault(plan.drafter, []).append(index)
-        for drafter, indices in groups.items():
-            start = self._pool.clock()
-            proposed = self._sessions[drafter].propose(
-                [self._active[i].context for i in indices],
-                [min(plans[i].length, self._active[i].num_draftable) for i in indices],
-                [self._pool.guides[plans[i].rule] for i in indices],
-            )
-            steps = max(len(draft) for draft in proposed)
-            self._pool.meter.saw_draft(drafter, len(indices), steps, self._pool.clock() - start)
-            for index, draft in zip(indices, proposed, strict=True):
-                drafts[index] = draft
-        return drafts
 
     def _target(self, drafts: Sequence[Draft]) -> list[list[Dist]]:
         """The target's p after the text and after each drafted token: one forward for all rows."""
@@ -187,7 +140,7 @@ class Batch:
         """What each row keeps; None where the target's logits are not finite."""
         return [
             None
-            if any(_is_broken(p) for p in dists)
+            if any(is_broken(p) for p in dists)
             else verify(draft, dists, request.uniforms(len(draft) + 1))
             for request, draft, dists in zip(self._active, drafts, targets, strict=True)
         ]
@@ -207,8 +160,7 @@ class Batch:
             self._cache.lengths[request.context.row] = len(request.context.tokens) - 1
             emitted.append(num)
         contexts = [request.context for request in self._active]
-        for session in self._sessions.values():
-            session.commit(contexts)
+        self._drafting.commit(contexts)
         return emitted
 
     def _reveal(
@@ -222,7 +174,7 @@ class Batch:
         """All that the round made known, for each request."""
         revealer = self._active[0].revealer
         everything = revealer.panoramic and self._num_rounds % revealer.every == 0
-        scores = self._scores(self._active, everything)
+        scores = self._drafting.scores([r.context for r in self._active], everything)
         costs = self._pool.meter.costs(len(self._active), self._longest + 1)
         seconds = sum(self._seconds.get(phase, 0.0) for phase in ("draft", "verify"))
         found = []
@@ -237,24 +189,10 @@ class Batch:
                     len(request.context.tokens) - emitted[index],
                     seconds,
                     costs,
-                    self._matches(request),
+                    self._drafting.matches(request.context),
                 )
             )
         return found
-
-    def _scores(self, requests: Sequence[Request], everything: bool) -> list[dict[str, Scores]]:
-        """What is new about each drafter, for each request."""
-        contexts = [request.context for request in requests]
-        found: list[dict[str, Scores]] = [{} for _ in requests]
-        for name, session in self._sessions.items():
-            for index, scores in enumerate(session.score(contexts, everything)):
-                if scores is not None:
-                    found[index][name] = scores
-        return found
-
-    def _matches(self, request: Request) -> dict[str, int]:
-        lengths = {n: s.match_length(request.context) for n, s in self._sessions.items()}
-        return {name: length for name, length in lengths.items() if length is not None}
 
     def _learn(self, decisions: Sequence[Decision], evidence: Sequence[Evidence]) -> None:
         for request, decision, facts in zip(self._active, decisions, evidence, strict=True):
@@ -282,15 +220,10 @@ class Batch:
         if rest and len(rest) < len(self._active):
             rows = [request.context.row for request in rest]
             self._cache.keep_rows(rows)
-            for session in self._sessions.values():
-                session.keep_rows(rows)
+            self._drafting.keep_rows(rows)
             for row, request in enumerate(rest):
                 request.context.row = row
         self._active = rest
-
-
-def _is_broken(dist: Dist) -> bool:
-    return isinstance(dist, int) and dist < 0
 
 
 def _drafted_alphas(draft: Draft, targets: Sequence[Dist]) -> Floats:

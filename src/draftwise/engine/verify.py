@@ -23,7 +23,8 @@ def verify(draft: Draft, target_probs: Sequence[Dist] | NDArray[Any], uniforms: 
         another against what is left of p (recursive rejection sampling). For children drawn
         without replacement, ``draft.probs`` must be each child's own conditional q.
     draft: N nodes. target_probs: N + 1 distributions p, after the text and after each node.
-    uniforms: N + 1 numbers in [0, 1): one per node for its acceptance, the last for the bonus. number type that compares and divides will do: the exact tests run it on fractions.
+    uniforms: N + 1 numbers in [0, 1): one per node for its acceptance, the last for the bonus.
+        Any number type that compares and divides will do: the exact tests run it on fractions.
     Cost: O(depth) and one O(V) residual. Errors: ValueError if the sizes do not fit.
 
     >>> draft = Draft.chain([2, 0], None, "lookup")
@@ -36,7 +37,8 @@ def verify(draft: Draft, target_probs: Sequence[Dist] | NDArray[Any], uniforms: 
             f"a draft of {num} nodes needs {num + 1} target distributions and {num + 1} uniforms; "
             f"got {len(target_probs)} and {len(uniforms)}"
         )
-    node, path = -1, []
+    node = -1
+    path: list[int] = []
     while True:
         p = target_probs[node + 1]
         for child in np.flatnonzero(draft.parents == node).tolist():

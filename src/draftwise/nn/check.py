@@ -41,8 +41,8 @@ def _refuse_recurrent(model: CausalModel) -> None:
 
 def _refusal(model: CausalModel, why: str) -> DraftwiseError:
     return DraftwiseError(
-        f"cannot speculate with {model.name}: {why}. Use a decoder-only attention model "
-        "(Llama, Qwen, Mistral, Gemma, GPT-2, ...), loaded with attn_implementation='sdpa' or 'eager'."
+        f"cannot speculate with {model.name}: {why}. Use a decoder-only attention model (Llama, "
+        "Qwen, Mistral, Gemma, GPT-2, ...) with attn_implementation 'sdpa' or 'eager'."
     )
 
 
