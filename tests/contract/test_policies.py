@@ -1,0 +1,345 @@
+"""The contract of every policy in the table: a new one is tested before its author writes a test.
+
+Method: each test runs over the whole table with the options that the table gives for it. A policy
+that does not promise a property is listed beside the test with the reason, and only there.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwise.registry import POLICIES, make_policy
+from draftwise.types import Decision, DraftwiseError, Feedback
+
+NAMES = sorted(POLICIES)
+NEEDS_EVERYTHING = {
+    "hedge": "hedging has no use for bandit feedback: one plan alone has no regret",
+    "normalhedge": "as hedge",
+}
+STAYS = {
+    "fixed": "learns nothing, by definition",
+    "random": "learns nothing, by definition",
+}
+NEVER_RETRIES = {
+    "fixed": "plays one plan, by definition",
+    "goodput": "does not explore; equal plans tie and the first one wins",
+}
+ORDER_MATTERS = {
+    "goodput": "older values count less, by design",
+    "hedge": "at the anytime rate the mean loss of the draw depends on the weights so far",
+    "normalhedge": "the regret is against the draw's own weights, which the first one moves",
+}
+NAMED = {"fixed": "its option is the plan's number, which renaming does not change"}
+
+
+def spec(name: str) -> str:
+    """The name with the options of the table."""
+    options = ",".join(f"{key}={value}" for key, value in POLICIES[name][1].items())
+    return f"{name}:{options}" if options else name
+
+
+def make(name: str, num_plans: int = 4, seed: int = 0) -> Any:
+    return make_policy(spec(name), num_plans, seed)
+
+
+def all_but(*tables: dict[str, str]) -> list[str]:
+    return [name for name in NAMES if not any(name in table for table in tables)]
+
+
+def tell(name: str, decision: Decision, values: np.ndarray) -> Feedback:
+    """The feedback that this policy is made for: bandit, or panoramic."""
+    seen = np.full(len(values), name in NEEDS_EVERYTHING)
+    seen[decision.plan] = True
+    return Feedback(values, seen)
+
+
+def play(
+    name: str, policy: Any, values_of: Callable[[int], np.ndarray], rounds: int
+) -> list[Decision]:
+    decisions = []
+    for t in range(rounds):
+        decisions.append(policy.choose())
+        policy.learn(decisions[-1], tell(name, decisions[-1], values_of(t)))
+    return decisions
+
+
+def bernoulli(means: list[float], seed: int = 1) -> Callable[[int], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return lambda t: (rng.random(len(means)) < means).astype(np.float64)
+
+
+def assert_distribution(probabilities: np.ndarray, num_plans: int) -> None:
+    assert probabilities.shape == (num_plans,)
+    assert np.isfinite(probabilities).all()
+    assert probabilities.min() >= 0
+    assert probabilities.sum() == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fresh_policy_has_probabilities_and_estimates(name: str) -> None:
+    for num_plans in (1, 2, 5):
+        policy = make_policy(name, num_plans)
+        assert_distribution(policy.probabilities(), num_plans)
+        assert policy.estimates().shape == (num_plans,)
+        assert 0 <= policy.choose().plan < num_plans
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_finite_after_1e5_extreme_rounds(name: str) -> None:
+    """5e4 rounds of zeros, then 5e4 of ones; a decision stands for 50 rounds, for speed."""
+    policy, num_plans = make(name), 4
+    for value in (0.0, 1.0):
+        for _ in range(1000):
+            decision = policy.choose()
+            assert 0 < decision.prob <= 1
+            feedback = tell(name, decision, np.full(num_plans, value))
+            for _ in range(50):
+                policy.learn(decision, feedback)
+        assert_distribution(policy.probabilities(), num_plans)
+        assert np.isfinite(policy.estimates()).all()
+        json.dumps(policy.state(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", all_but(STAYS))
+@pytest.mark.parametrize("best", [0, 2, 3])
+def test_moves_to_the_best_plan(name: str, best: int) -> None:
+    """Gap 0.5, 2,000 rounds: over 0.9 of the last 500 choices, or of the probability.
+
+    Values are Bernoulli at a fixed seed. Each policy's expected share is 0.95 or more, so that a
+    sound policy fails with a probability under 1e-4 at another seed.
+    """
+    means = [0.25] * 4
+    means[best] = 0.75
+    policy = make(name)
+    last = play(name, policy, bernoulli(means), 2000)[-500:]
+    share = np.mean([decision.plan == best for decision in last])
+    assert max(share, policy.probabilities()[best]) > 0.9
+    assert policy.estimates().argmax() == best
+
+
+@pytest.mark.parametrize("name", all_but(NEVER_RETRIES))
+def test_every_plan_is_retried(name: str) -> None:
+    """Equal plans: whoever shares one bonus among all plans (= greedy) plays the first for ever."""
+    counts = np.zeros(4)
+    policy = make(name)
+    for decision in play(name, policy, lambda t: np.full(4, 0.5), 400):
+        counts[decision.plan] += 1
+    assert counts.min() >= 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_probability_is_the_one_drawn_from(name: str) -> None:
+    policy = make(name)
+    values = bernoulli([0.2, 0.4, 0.6, 0.5])
+    for t in range(60):
+        before = policy.probabilities()
+        decision = policy.choose()
+        assert decision.prob == pytest.approx(before[decision.plan], abs=1e-12)
+        policy.learn(decision, tell(name, decision, values(t)))
+
+
+@pytest.mark.parametrize("name", all_but(NAMED))
+def test_renaming_plans_permutes_choices(name: str) -> None:
+    """Two policies learn the same decisions under two numberings of the plans."""
+    order = np.array([2, 0, 3, 1])  # plan i of one is plan order[i] of the other
+    one, other = make(name), make(name)
+    rng = np.random.default_rng(3)
+    for t in range(200):
+        plan, values = int(rng.integers(4)) if t >= 4 else t, rng.random(4)
+        renamed = np.empty(4)
+        renamed[order] = values
+        first, second = Decision(plan, 0.25, t + 1), Decision(int(order[plan]), 0.25, t + 1)
+        one.learn(first, tell(name, first, values))
+        other.learn(second, tell(name, second, renamed))
+    np.testing.assert_allclose(other.probabilities()[order], one.probabilities(), atol=1e-9)
+    np.testing.assert_allclose(other.estimates()[order], one.estimates(), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", all_but(ORDER_MATTERS))
+def test_two_in_flight_may_be_learned_in_either_order(name: str) -> None:
+    one, other = make(name), make(name)
+    values = bernoulli([0.2, 0.4, 0.6, 0.5])
+    for policy in (one, other):
+        play(name, policy, bernoulli([0.2, 0.4, 0.6, 0.5]), 20)
+    made = [(one.choose(), other.choose()) for _ in range(2)]
+    told = [values(0), values(1)]
+    for index in (0, 1):
+        one.learn(made[index][0], tell(name, made[index][0], told[index]))
+    for index in (1, 0):
+        other.learn(made[index][1], tell(name, made[index][1], told[index]))
+    assert json.dumps(one.state()) == json.dumps(other.state())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_run(name: str) -> None:
+    runs = [play(name, make(name, seed=7), bernoulli([0.3, 0.5, 0.4, 0.6]), 100) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_are_left_alone_and_outputs_are_copies(name: str) -> None:
+    policy = make(name)
+    values, seen = np.array([0.1, 0.9, 0.4, 0.2]), np.ones(4, dtype=bool)
+    values.flags.writeable = seen.flags.writeable = False
+    for _ in range(12):
+        policy.learn(policy.choose(), Feedback(values, seen))
+    probabilities, estimates = policy.probabilities(), policy.estimates()
+    policy.probabilities()[:] = 7
+    policy.estimates()[:] = 7
+    np.testing.assert_array_equal(policy.probabilities(), probabilities)
+    np.testing.assert_array_equal(policy.estimates(), estimates)
+
+
+def _pickled(name: str, policy: Any) -> Any:
+    return pickle.loads(pickle.dumps(policy))
+
+
+def _copied(name: str, policy: Any) -> Any:
+    return copy.deepcopy(policy)
+
+
+def _through_json(name: str, policy: Any) -> Any:
+    fresh = make(name, seed=99)
+    fresh.choose()
+    fresh.load_state(json.loads(json.dumps(policy.state(), allow_nan=False)))
+    return fresh
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("again", [_pickled, _copied, _through_json])
+@pytest.mark.parametrize("rounds", [0, 3, 150])
+def test_goes_on_alike_after_a_round_trip(
+    name: str, again: Callable[[str, Any], Any], rounds: int
+) -> None:
+    policy = make(name, seed=5)
+    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), rounds)
+    waiting = policy.choose()  # mid-run, with a decision in flight
+    twin = again(name, policy)
+    values = bernoulli([0.3, 0.5, 0.4, 0.6], seed=8)(0)
+    for each in (policy, twin):
+        each.learn(waiting, tell(name, waiting, values))
+    runs = [play(name, each, bernoulli([0.3, 0.5, 0.4, 0.6], 9), 50) for each in (policy, twin)]
+    assert runs[0] == runs[1]
+    assert json.dumps(policy.state()) == json.dumps(twin.state())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_state_is_a_snapshot(name: str) -> None:
+    policy = make(name)
+    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
+    saved = policy.state()
+    frozen = json.dumps(saved)
+    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
+    assert json.dumps(saved) == frozen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_of_something_else_is_refused_whole(name: str) -> None:
+    policy = make(name)
+    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
+    before = json.dumps(policy.state())
+    with pytest.raises(ValueError, match="needs"):
+        policy.load_state({"nonsense": 1})
+    if name not in ("fixed",):
+        with pytest.raises(ValueError, match="number of plans"):
+            policy.load_state(make_policy(name, 6).state())
+    assert json.dumps(policy.state()) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [1.01, -0.01, float("nan"), float("inf")])
+def test_values_outside_0_to_1_are_turned_away(name: str, value: float) -> None:
+    policy = make(name)
+    decision = policy.choose()
+    before = json.dumps(policy.state())
+    values, seen = np.full(4, 0.5), np.zeros(4, dtype=bool)
+    values[decision.plan], seen[decision.plan] = value, True
+    with pytest.raises(ValueError, match="outside"):
+        policy.learn(decision, Feedback(values, seen))
+    assert json.dumps(policy.state()) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_not_seen_may_hold_anything(name: str) -> None:
+    policy, twin = make(name), make(name)
+    decision = policy.choose()
+    assert twin.choose() == decision
+    seen = np.zeros(4, dtype=bool)
+    seen[decision.plan] = True
+    policy.learn(decision, Feedback(np.where(seen, 0.5, np.nan), seen))
+    twin.learn(decision, Feedback(np.where(seen, 0.5, 0.0), seen))
+    assert json.dumps(policy.state(), allow_nan=False) == json.dumps(twin.state())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_seen_is_no_round(name: str) -> None:
+    """Evidence before the first round shows no value: choices stay what they were."""
+    policy = make(name)
+    before = policy.probabilities()
+    policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(4), np.zeros(4, dtype=bool)))
+    np.testing.assert_array_equal(policy.probabilities(), before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("decision", "values", "seen"),
+    [
+        (Decision(4, 1.0, 1), np.zeros(4), np.ones(4, dtype=bool)),
+        (Decision(-1, 1.0, 1), np.zeros(4), np.ones(4, dtype=bool)),
+        (Decision(0, 0.0, 1), np.zeros(4), np.ones(4, dtype=bool)),
+        (Decision(0, 1.5, 1), np.zeros(4), np.ones(4, dtype=bool)),
+        (Decision(0, float("nan"), 1), np.zeros(4), np.ones(4, dtype=bool)),
+        (Decision(0, 1.0, 1), np.zeros(3), np.ones(4, dtype=bool)),
+        (Decision(0, 1.0, 1), np.zeros((4, 1)), np.ones(4, dtype=bool)),
+        (Decision(0, 1.0, 1), np.zeros(4), np.ones(3, dtype=bool)),
+        (Decision(0, 1.0, 1), np.zeros(4), np.ones(4)),
+    ],
+)
+def test_nonsense_is_turned_away(
+    name: str, decision: Decision, values: np.ndarray, seen: np.ndarray
+) -> None:
+    with pytest.raises(ValueError, match=r"plan|probability|shape|must be"):
+        make(name).learn(decision, Feedback(values, seen))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_learns_from_decisions_it_did_not_make(name: str) -> None:
+    policy = make(name)
+    for t in range(40):
+        decision = Decision(t % 4, 0.25, t + 1)
+        policy.learn(decision, tell(name, decision, np.array([0.0, 0.0, 1.0, 0.0])))
+    if name not in STAYS:
+        assert policy.probabilities()[2] > 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
+    with pytest.raises(DraftwiseError, match="its options are"):
+        make_policy(f"{name}:no_such_option=1", 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fixed:plan=4", "ucb1:beta=0", "ucb1:beta=inf", "ucbspec:delta=0", "ucbspec:delta=2",
+        "hedge:eta=-1", "goodput:prior=0", "goodput:discount=1.5",
+    ],
+)  # fmt: skip
+def test_options_out_of_range_are_refused_by_name(text: str) -> None:
+    option = text.partition(":")[2].partition("=")[0]
+    with pytest.raises(DraftwiseError, match=option):
+        make_policy(text, 4)
+
+
+def test_an_unknown_policy_lists_the_valid_names() -> None:
+    with pytest.raises(DraftwiseError, match=r"ucb1.*goodput"):
+        make_policy("no-such-policy", 4)
+    with pytest.raises(ValueError, match="at least one plan"):
+        make_policy("ucb1", 0)
