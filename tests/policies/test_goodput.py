@@ -1,0 +1,204 @@
+"""The goodput policy: prices worked by hand, and what it may never do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwise.policies.acceptance import MATCH_PRIORS, match_alphas, new_table
+from draftwise.policies.goodput import Goodput
+from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
+
+PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "lookup") for k in (1, 2, 4))]
+FLAT = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001})
+
+
+def evidence(**facts: Any) -> Feedback:
+    """Round 0 evidence, or any other: nothing seen."""
+    facts = {"costs": FLAT} | facts
+    told = Evidence(PLANS[0], 0, 0, **facts)
+    return Feedback(np.zeros(len(PLANS)), np.zeros(len(PLANS), dtype=bool), told)
+
+
+def lm(alphas: list[float]) -> dict[str, Scores]:
+    return {"lm": Scores(0, np.array(alphas), np.ones(len(alphas)))}
+
+
+def lookup(alphas: list[float], matches: list[int]) -> dict[str, Scores]:
+    return {"lookup": Scores(0, np.array(alphas), np.ones(len(alphas)), np.array(matches))}
+
+
+def policy(**options: Any) -> Goodput:
+    return Goodput(len(PLANS), PLANS, **options)
+
+
+def prices(of: Goodput) -> np.ndarray:
+    """Prices relative to the plan ``none``."""
+    return of.estimates() / of.estimates()[0]
+
+
+def learn(of: Goodput, *told: Feedback) -> Goodput:
+    for feedback in told:
+        of.learn(Decision(0, 1.0, 0), feedback)
+    return of
+
+
+def test_fresh_prices_by_hand() -> None:
+    """a = .55, T = 1, c = .05 (defaults, no evidence): V(1) = 1.55 / 1.05, V(2) = (1 + .55 +
+    .3025) / 1.1, V(4) = (1 + .55 + .3025 + .166375 + .09150625) / 1.2."""
+    expected = [1.55 / 1.05, 1.8525 / 1.1, 2.11038125 / 1.2]
+    assert prices(policy())[1:4].tolist() == pytest.approx(expected)
+
+
+def test_rate_by_hand() -> None:
+    """Alphas 1, 0, .5 at g = .97: num = .97^2 * 1 + .5 = 1.4409, den = .97^2 + .97 + 1 = 2.9109,
+    a = (1.4409 + 1.1) / 4.9109."""
+    played = learn(policy(), evidence(scores=lm([1.0, 0.0, 0.5])))
+    alpha = (1.4409 + 1.1) / 4.9109
+    assert prices(played)[1] == pytest.approx((1 + alpha) / 1.05)
+
+
+def test_scores_in_pieces_or_at_once_are_the_same() -> None:
+    at_once = learn(policy(), evidence(scores=lm([0.9, 0.1, 0.5, 0.7])))
+    pieces = learn(policy(), evidence(scores=lm([0.9])), evidence(scores=lm([0.1, 0.5, 0.7])))
+    assert at_once.state() == pieces.state()
+
+
+def test_retrieval_table_by_hand() -> None:
+    """Match lengths 3 and 4 share a bucket (prior .55): alphas 1, 1 make (.995 + 1 + 1.1) / (.995 +
+    1 + 2); a match of 2 and one of 5 keep their priors. No match says nothing."""
+    played = learn(policy(), evidence(scores=lookup([1.0, 0.0, 1.0], [3, 0, 4])))
+    learn(played, evidence(matches={"lookup": 2}))
+    third = (0.995 + 1 + 1.1) / (0.995 + 1 + 2)
+    survival = np.cumprod([0.45, third, third, 0.65])
+    expected = [(1 + survival[0]) / 1.001, (1 + survival[:2].sum()) / 1.002]
+    expected.append((1 + survival.sum()) / 1.004)
+    assert prices(played)[4:].tolist() == pytest.approx(expected)
+
+
+def test_long_matches_stay_in_the_last_bucket() -> None:
+    expected = [MATCH_PRIORS[4]] * 2 + [MATCH_PRIORS[5]] * 2
+    assert match_alphas(new_table(), 15, 4).tolist() == expected
+    assert match_alphas(new_table(), 10**9, 2).tolist() == [MATCH_PRIORS[5]] * 2
+
+
+def test_no_match_no_retrieval() -> None:
+    """A retrieval drafter that always hit is not played where it has nothing to propose."""
+    hits = evidence(scores=lookup([1.0] * 30, [5] * 30), matches={"lookup": 9})
+    assert PLANS[learn(policy(), hits).choose().plan].drafter == "lookup"
+    for matches in ({"lookup": 0}, {}):
+        missing = learn(policy(), hits, evidence(matches=matches))
+        assert PLANS[missing.choose().plan].drafter == "lm"
+        assert prices(missing)[4:].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_matches_alone_tell_a_retrieval_drafter() -> None:
+    """Before any score: the context says that ``lookup`` retrieves, and has nothing."""
+    fresh = learn(policy(), evidence(matches={"lookup": 0}))
+    assert prices(fresh)[4:].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("target_s", "draft_s", "alpha", "best"),
+    [
+        ([1.0], 0.05, 0.9, "lmx4"),  # flat target, cheap drafter: long
+        ([1.0], 0.05, 0.0, "none"),  # nothing is accepted
+        ([1.0], 0.95, 0.9, "none"),  # 1.9 / 1.95: the drafter costs as much as it saves
+        ([1.0, 1.9, 2.8, 3.7, 4.6], 0.05, 0.9, "none"),  # the target is loaded: 1.9 / 1.95
+        ([1.0, 1.02, 2.5, 4.0, 5.5], 0.05, 0.9, "lmx1"),  # the second token more doubles it
+    ],
+)
+def test_prices_decide(target_s: list[float], draft_s: float, alpha: float, best: str) -> None:
+    costs = Costs(np.array(target_s), {"lm": draft_s, "lookup": 1.0})
+    told = evidence(scores=lm([alpha] * 200), costs=costs, matches={"lookup": 0})
+    assert str(PLANS[learn(policy(), told).choose().plan]) == best
+
+
+def test_every_price_against_a_plain_loop() -> None:
+    """All plans, random rates and costs, against the formula written as loops."""
+    rng = np.random.default_rng(0)
+    names = ["a", "b", "c"]
+    plans = [Plan(NONE, 0), *(Plan(name, k) for name in names for k in range(1, 11))]
+    rng.shuffle(plans)
+    alphas = {name: rng.random(5) for name in names}
+    costs = Costs(np.cumsum(rng.random(6)), {name: float(rng.random()) for name in names})
+    scores = {name: Scores(0, alphas[name], np.ones(5)) for name in names}
+    none = Evidence(Plan(NONE, 0), 0, 0, scores, costs=costs)
+    of = Goodput(len(plans), plans)
+    of.learn(Decision(0, 1.0, 0), Feedback(np.zeros(31), np.zeros(31, dtype=bool), none))
+    expected = []
+    for plan in plans:
+        num = den = 0.0
+        for alpha in alphas.get(plan.drafter, ()):
+            num, den = 0.97 * num + alpha, 0.97 * den + 1
+        rate = (num + 2 * 0.55) / (den + 2)
+        tokens = 1 + sum(rate**j for j in range(1, plan.length + 1))
+        forward = costs.target_s[min(plan.length, 5)]
+        expected.append(tokens / (forward + plan.length * costs.draft_s.get(plan.drafter, 0)))
+    np.testing.assert_allclose(of.estimates(), np.array(expected) / max(expected), rtol=1e-12)
+    assert of.choose().plan == int(np.argmax(expected))
+
+
+def test_a_draft_longer_than_any_measured_costs_what_the_longest_did() -> None:
+    """Overestimating the target stops drafting, and then nothing is learned ever after."""
+    costs = Costs(np.array([1.0, 1.5]), {"lm": 0.0})
+    played = learn(policy(), evidence(scores=lm([1.0] * 500), costs=costs))
+    rate = (1 / 0.03 + 1.1) / (1 / 0.03 + 2)
+    tokens = sum(rate**j for j in range(5))
+    assert prices(played)[3] == pytest.approx(tokens / 1.5, rel=1e-6)
+
+
+def test_unmeasured_costs_keep_the_latest_or_the_default() -> None:
+    dear = Costs(np.array([2.0]), {"lm": 0.5, "lookup": 0.5})
+    unknown = Costs(np.zeros(0), {})
+    of = learn(policy(), evidence(costs=dear), evidence(costs=None))
+    assert prices(of)[1] == pytest.approx((1.55 / 2.5) / (1 / 2))
+    learn(of, evidence(costs=unknown))  # the target's stay, the drafter's are 5% of it
+    assert prices(of)[1] == pytest.approx((1.55 / 2.1) / (1 / 2))
+
+
+def test_a_clock_that_saw_nothing_divides_nothing_by_zero() -> None:
+    of = learn(policy(), evidence(costs=Costs(np.zeros(3), {"lm": 0.0, "lookup": 0.0})))
+    assert np.isfinite(of.estimates()).all()
+
+
+def test_plain_decoding_is_left_again_when_drafting_pays_again() -> None:
+    """Reversible: a drafter that failed is dropped; scores of a backlog bring it back."""
+    of = learn(policy(), evidence(scores=lm([0.0] * 100), matches={"lookup": 0}))
+    assert of.choose().plan == 0
+    learn(of, evidence(scores=lm([1.0] * 40), matches={"lookup": 0}))
+    assert PLANS[of.choose().plan].drafter == "lm"
+
+
+def test_nothing_but_retrieval_and_no_match_still_chooses() -> None:
+    plans = [Plan("lookup", 1), Plan("lookup", 2)]
+    of = Goodput(2, plans)
+    told = Evidence(plans[0], 0, 0, matches={"lookup": 0})
+    of.learn(Decision(0, 1.0, 0), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
+    assert of.choose().plan == 0
+    assert of.estimates().tolist() == [0.0, 0.0]
+
+
+def test_without_evidence_it_ranks_by_seen_values() -> None:
+    """Value 1 seen once: (1 + 1.1) / 3; discounted and seen again as 0: (.97 + 1.1) / 3.97."""
+    of = policy()
+    seen = np.arange(len(PLANS)) == 2
+    for value in (1.0, 0.0):
+        of.learn(Decision(2, 1.0, 1), Feedback(np.where(seen, value, 0.0), seen))
+    assert of.estimates()[2] == pytest.approx((0.97 + 1.1) / 3.97)
+    assert of.estimates()[0] == pytest.approx(0.55)
+    learn(of, evidence())
+    assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # evidence again: prices again
+
+
+def test_state_carries_prices_and_context() -> None:
+    of = learn(
+        policy(), evidence(scores=lm([0.3, 0.9]) | lookup([1.0], [7]), matches={"lookup": 3})
+    )
+    twin = policy()
+    twin.load_state(json.loads(json.dumps(of.state())))
+    np.testing.assert_array_equal(twin.estimates(), of.estimates())
+    assert twin.choose() == of.choose()
