@@ -12,8 +12,8 @@ import numpy as np
 from draftwise import presets, registry
 from draftwise.drafters.protocol import Context, Drafter
 from draftwise.engine.costs import CostMeter
-from draftwise.engine.generation import Generation
 from draftwise.engine.drafting import Pool
+from draftwise.engine.generation import Generation
 from draftwise.engine.prompts import encode_all, is_single
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
@@ -102,9 +102,9 @@ class Speculator:
         return cls(model, tokenizer, loaded, setting, scope, seed)
 
     @property
-    def drafter_names(self) -> list[str]:
-        """Names of the drafters, in the order of the plans."""
-        return [drafter.name for drafter in self._pool.drafters]
+    def drafters(self) -> Sequence[Drafter]:
+        """What it may draft with, in the order of the plans."""
+        return self._pool.drafters
 
     def start(
         self,
