@@ -249,28 +249,37 @@ class Guide(Protocol):
 class Draft:
     """Tokens proposed for one request, as a tree; a chain is the tree of width one.
 
-    tokens: [N]; parents: [N], index of each node's parent, -1 = the end of the text (a chain counts
-        up from -1); probs: for each node the [V] distribution q it was drawn from, or None for a
-        deterministic proposal (a point mass); sources: the drafter that wrote each token.
+    tokens: [N]. probs: for each node the [V] distribution q it was drawn from, or None for a point
+    mass (a deterministic proposal); None altogether if all are. sources: who wrote each token.
+    parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
     """
 
     tokens: Ints
-    probs: Sequence[NDArray[Any] | None]
-    sources: Sequence[str]
-    parents: Ints
+    probs: Sequence[NDArray[Any] | None] | NDArray[Any] | None = None
+    sources: Sequence[str] = ()
+    parents: Ints | None = None
 
     @classmethod
     def chain(
         cls, tokens: Sequence[int], probs: Sequence[NDArray[Any] | None] | None, source: str
     ) -> Draft:
-        """A chain by one drafter; ``probs`` None makes every token a point mass."""
-        num = len(tokens)
-        return cls(
-            np.asarray(tokens, dtype=np.int64),
-            probs if probs is not None else [None] * num,
-            [source] * num,
-            np.arange(num, dtype=np.int64) - 1,
-        )
+        """A chain by one drafter."""
+        return cls(np.asarray(tokens, dtype=np.int64), probs, [source] * len(tokens))
+
+    def q(self, node: int) -> Dist:
+        """What this node's token was drawn from."""
+        probs = None if self.probs is None else self.probs[node]
+        return int(self.tokens[node]) if probs is None else probs
+
+    def parent(self, node: int) -> int:
+        """The node before this one; -1 = the end of the text."""
+        return node - 1 if self.parents is None else int(self.parents[node])
+
+    def children(self, node: int) -> list[int]:
+        """The nodes that continue this one (-1 = the text), in the order they are tried."""
+        if self.parents is None:
+            return [node + 1] if node + 1 < len(self.tokens) else []
+        return [int(child) for child in np.flatnonzero(np.asarray(self.parents) == node)]
 
     def __len__(self) -> int:
         return len(self.tokens)

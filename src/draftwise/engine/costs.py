@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from draftwise.types import Costs, Floats
+from draftwise.types import Costs
 
 _WINDOW = 15
 _FEW = 4
@@ -31,61 +31,68 @@ class _Samples:
         else:
             self._seconds.append(seconds)
 
-    def value(self) -> float | None:
+    @property
+    def has_value(self) -> bool:
+        """Whether anything but a first call was measured."""
+        return bool(self._seconds)
+
+    def value(self) -> float:
         """Median, or the minimum of a few: one slow sample must not rule a length out."""
-        if not self._seconds:
-            return None
         few = len(self._seconds) < _FEW
         return min(self._seconds) if few else statistics.median(self._seconds)
 
 
 class CostMeter:
-    """Seconds of target forwards by (rows, tokens a row) and of draft steps by (drafter, rows).
+    """Seconds of target forwards by tokens a row, and of draft steps by drafter, per batch size.
 
     Never over-estimates on purpose (an estimate too high stops drafting, and then nothing corrects
     it): unmeasured counts take the value of measured neighbours, a count is never dearer than a
-    larger one, few samples count by their minimum, and old ones are forgotten.
+    larger one, few samples count by their minimum, and old ones are forgotten. Batch sizes share
+    their samples within a factor of two, and one never seen borrows from the nearest.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
         self._relative = dict(relative_costs)
-        self._target: dict[tuple[int, int], _Samples] = {}
-        self._draft: dict[tuple[str, int], _Samples] = {}
+        self._target: dict[int, dict[int, _Samples]] = {}
+        self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
         self._round = 0
 
     def saw_target(self, rows: int, tokens: int, seconds: float) -> None:
         """A target forward of ``tokens`` tokens in each of ``rows`` rows took ``seconds``."""
         self._round += 1
-        self._target.setdefault((rows, tokens), _Samples()).add(seconds, self._round)
+        by_tokens = self._target.setdefault(rows.bit_length(), {})
+        by_tokens.setdefault(tokens, _Samples()).add(seconds, self._round)
 
     def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """``steps`` draft steps over ``rows`` rows took ``seconds`` altogether."""
         if steps:
-            samples = self._draft.setdefault((drafter, rows), _Samples())
+            samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
             samples.add(seconds / steps, self._round)
 
     def costs(self, rows: int, max_tokens: int) -> Costs:
         """What is known at this batch size, for target forwards of 1 .. ``max_tokens`` tokens."""
-        target_s = self._target_curve(rows, max_tokens)
+        size = rows.bit_length()
+        curves = {key: curve for key in self._target if (curve := self._curve(key))}
+        target_s = np.ones(max_tokens)
+        if curves:
+            points = curves[_nearest(curves, size)]
+            target_s = np.interp(np.arange(1, max_tokens + 1), list(points), list(points.values()))
         draft_s = {}
         for drafter, relative in self._relative.items():
-            value = self._draft_value(drafter, rows)
-            draft_s[drafter] = relative * float(target_s[0]) if value is None else value
+            measured = {key: s.value() for key, s in self._draft[drafter].items() if s.has_value}
+            value = measured[_nearest(measured, size)] if measured else relative * target_s[0]
+            draft_s[drafter] = float(value)
         return Costs(target_s, draft_s)
 
-    def _target_curve(self, rows: int, max_tokens: int) -> Floats:
-        points = {}
-        for (measured_rows, tokens), samples in self._target.items():
-            is_stale = self._round - samples.last_round > _STALE_ROUNDS
-            value = None if measured_rows != rows or is_stale else samples.value()
-            if value is not None:
-                points[tokens] = value
-        if not points:
-            return np.ones(max_tokens)
-        known = sorted(points)
-        seconds = np.minimum.accumulate([points[tokens] for tokens in reversed(known)])[::-1]
-        return np.interp(np.arange(1, max_tokens + 1), known, seconds)
+    def _curve(self, size: int) -> dict[int, float]:
+        """Seconds by tokens a row, ascending, each at most that of any larger count."""
+        cheapest, curve = float("inf"), {}
+        for tokens, samples in sorted(self._target[size].items(), reverse=True):
+            if samples.has_value and self._round - samples.last_round <= _STALE_ROUNDS:
+                cheapest = min(cheapest, samples.value())
+                curve[tokens] = cheapest
+        return dict(reversed(curve.items()))
 
-    def _draft_value(self, drafter: str, rows: int) -> float | None:
-        samples = self._draft.get((drafter, rows))
-        return None if samples is None else samples.value()
+
+def _nearest(sizes: Iterable[int], size: int) -> int:
+    return min(sizes, key=lambda known: abs(known - size))

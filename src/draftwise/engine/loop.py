@@ -228,9 +228,5 @@ class Batch:
 
 def _drafted_alphas(draft: Draft, targets: Sequence[Dist]) -> Floats:
     """alpha at each drafted position given the draft's own prefix, the rejected tail included."""
-    return np.array(
-        [
-            overlap(targets[parent + 1], int(token) if q is None else q)
-            for parent, token, q in zip(draft.parents, draft.tokens, draft.probs, strict=True)
-        ]
-    )
+    nodes = range(len(draft))
+    return np.array([overlap(targets[draft.parent(node) + 1], draft.q(node)) for node in nodes])

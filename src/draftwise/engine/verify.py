@@ -41,16 +41,14 @@ def verify(draft: Draft, target_probs: Sequence[Dist] | NDArray[Any], uniforms: 
     path: list[int] = []
     while True:
         p = target_probs[node + 1]
-        for child in np.flatnonzero(draft.parents == node).tolist():
-            token, q = int(draft.tokens[child]), draft.probs[child]
-            if uniforms[child] * mass(token if q is None else q, token) < mass(p, token):
+        for child in draft.children(node):
+            token, q = int(draft.tokens[child]), draft.q(child)
+            if uniforms[child] * mass(q, token) < mass(p, token):
                 break
-            p = residual(p, token if q is None else q)
+            p = residual(p, q)
         else:
             bonus = draw(p, uniforms[num])
-            return Verdict(
-                np.array([*draft.tokens[path].tolist(), bonus], dtype=np.int64),
-                np.array(path, dtype=np.int64),
-            )
+            kept = [int(draft.tokens[accepted]) for accepted in path]
+            return Verdict(np.array([*kept, bonus]), np.array(path, dtype=np.int64))
         path.append(child)
         node = child
