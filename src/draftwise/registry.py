@@ -35,10 +35,14 @@ POLICIES: Table = {
     "goodput": ("policies.goodput:Goodput", {}),
 }
 REWARDS: Table = {
-    "length": ("rewards:Length", {}),
-    "divergence": ("rewards:Divergence", {}),
-    "expected-length": ("rewards:ExpectedLength", {}),
-    "acceptance": ("rewards:Acceptance", {}),
+    "length": ("rewards.counts:Length", {}),
+    "simple": ("rewards.counts:Length", {}),
+    "blend": ("rewards.counts:Blend", {"alpha": 0.5}),
+    "divergence": ("rewards.alphas:Divergence", {}),
+    "acceptance": ("rewards.alphas:Acceptance", {}),
+    "expected-length": ("rewards.alphas:ExpectedLength", {}),
+    "throughput": ("rewards.speed:Throughput", {}),
+    "goodput": ("rewards.speed:Goodput", {}),
 }
 FEEDBACKS: Table = {
     "bandit": ("feedback.local:Bandit", {}),

@@ -17,7 +17,7 @@ class Bandit:
     State: none. Cost: one reward a round. Errors: none.
 
     >>> plans = [Plan("none", 0), Plan("a", 2)]
-    >>> from draftwise.rewards import Length
+    >>> from draftwise.rewards.counts import Length
     >>> evidence = Evidence(plans[1], num_drafted=2, num_accepted=1)
     >>> [(_, feedback)] = Bandit(plans, Length()).reveal(Decision(1, 1.0, 1), evidence)
     >>> feedback.values.tolist(), feedback.seen.tolist()
@@ -52,7 +52,7 @@ class Prefix:
     State: none. Cost: one reward for each plan of the drafter. Errors: none.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
-    >>> from draftwise.rewards import Length
+    >>> from draftwise.rewards.counts import Length
     >>> evidence = Evidence(plans[2], num_drafted=2, num_accepted=2)
     >>> [(_, feedback)] = Prefix(plans, Length()).reveal(Decision(2, 1.0, 1), evidence)
     >>> feedback.values.tolist(), feedback.seen.tolist()
@@ -87,7 +87,7 @@ class Free:
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("lookup", 1)]
     >>> import numpy as np
-    >>> from draftwise.rewards import Length
+    >>> from draftwise.rewards.counts import Length
     >>> from draftwise.types import Scores
     >>> scores = {"lookup": Scores(7, np.array([0.25]), np.array([0.25]), np.array([3]))}
     >>> evidence = Evidence(plans[1], 1, 1, scores, emitted_start=7)

@@ -12,7 +12,7 @@ import numpy as np
 
 from draftwise.feedback import Told
 from draftwise.feedback.valuer import Valuer
-from draftwise.rewards import Acceptance
+from draftwise.rewards.alphas import Acceptance
 from draftwise.types import Decision, Evidence, Feedback, Floats, Plan, Reward
 
 
@@ -46,7 +46,7 @@ class Panoramic:
     Cost: one reward for each plan and step. Errors: ValueError for a negative option.
 
     >>> plans = [Plan("a", 1), Plan("b", 1)]
-    >>> from draftwise.rewards import Length
+    >>> from draftwise.rewards.counts import Length
     >>> from draftwise.types import Scores
     >>> scores = {name: Scores(7, np.array([x]), np.array([x])) for name, x in (("a", 1), ("b", 0))}
     >>> evidence = Evidence(plans[0], 1, 0, scores, emitted_start=7)

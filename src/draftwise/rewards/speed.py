@@ -1,0 +1,77 @@
+"""Rewards of seconds: tokens per second under a running bound, and tokens minus their price."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from draftwise.rewards import NAN
+from draftwise.types import Outcome
+
+
+class Throughput:
+    """Emitted tokens per second, over the highest rate of late.
+
+    Source: BanditSpec, section 6.2: the reward is the tokens generated per second.
+    Update: bound <- max(rate, decay * bound); value = rate / bound.
+    Differs: the paper does not scale it, but its radius needs values in [0, 1]; the bound falls
+        by ``decay`` a round, so that one glitch of the clock does not flatten all that follows.
+    State: ``bound`` in tokens per second. Cost: O(1).
+    Errors: ValueError if decay is not in (0, 1]; ``nan`` for a plan that did not play.
+
+    >>> from draftwise.types import PLAIN
+    >>> import numpy as np
+    >>> empty, reward = np.zeros(0), Throughput(decay=1.0)
+    >>> [reward(Outcome(PLAIN, 4, empty, empty, empty, 0, 0, seconds)) for seconds in (0.5, 2.0)]
+    [1.0, 0.25]
+    """
+
+    looks_ahead: ClassVar[bool] = False
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0.0 < decay <= 1.0:
+            raise ValueError(f"decay is {decay}; it must be in (0, 1]")
+        self._decay, self.bound = decay, 0.0
+
+    def __call__(self, outcome: Outcome) -> float:
+        """Rate / bound."""
+        if outcome.num_accepted is None or outcome.seconds <= 0.0:
+            return NAN
+        rate = (outcome.num_accepted + 1) / outcome.seconds
+        self.bound = max(rate, self._decay * self.bound)
+        return rate / self.bound
+
+
+class Goodput:
+    """Emitted tokens minus what the round's seconds would have earned at the present rate.
+
+    Source: this project's own (DESIGN section 7): tokens - lambda * seconds is above 0 exactly
+        for rounds that raise the rate lambda, so its best plan is the fastest.
+    Update: value = 1/2 + (tokens - lambda * seconds) / (2 (L + 1)), cut to [0, 1]; then tokens and
+        seconds are added to discounted sums, whose ratio is lambda.
+    Differs: none. State: ``tokens``, ``seconds``: discounted sums. Cost: O(1).
+    Errors: ValueError if discount is not in (0, 1]; ``nan`` for a plan that did not play.
+
+    >>> from draftwise.types import PLAIN
+    >>> import numpy as np
+    >>> empty, reward = np.zeros(0), Goodput()
+    >>> [reward(Outcome(PLAIN, 1, empty, empty, empty, 0, 0, seconds)) for seconds in (1.0, 2.0)]
+    [0.5, 0.25]
+    """
+
+    looks_ahead: ClassVar[bool] = False
+
+    def __init__(self, discount: float = 0.97) -> None:
+        if not 0.0 < discount <= 1.0:
+            raise ValueError(f"discount is {discount}; it must be in (0, 1]")
+        self._discount, self.tokens, self.seconds = discount, 0.0, 0.0
+
+    def __call__(self, outcome: Outcome) -> float:
+        """The scaled gain over the present rate; 1/2 for the first round."""
+        if outcome.num_accepted is None or outcome.seconds <= 0.0:
+            return NAN
+        tokens, gain = outcome.num_accepted + 1, 0.0
+        if self.seconds > 0.0:
+            gain = tokens - self.tokens / self.seconds * outcome.seconds
+        self.tokens = self._discount * self.tokens + tokens
+        self.seconds = self._discount * self.seconds + outcome.seconds
+        return min(1.0, max(0.0, 0.5 + gain / (2.0 * (outcome.max_length + 1))))
