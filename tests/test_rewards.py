@@ -268,7 +268,7 @@ def test_throughput_by_hand() -> None:
 
 def test_goodput_reward_by_hand() -> None:
     """L = 8. Round 1: 1/2, lambda = 3 tokens / 2 s. Round 2: 5 tokens in 1 s gain 3.5, so
-    1/2 + 3.5/18. Then lambda = (1 * 3 + 5) / (1 * 2 + 1) at discount 1; 1 token in 30 s: far below: 0."""
+    1/2 + 3.5/18. Then lambda = (3 + 5) / (2 + 1) at discount 1; 1 token in 30 s is far below: 0."""
     reward = make_reward("goodput:discount=1")
     assert reward(played(4, 4, 2, seconds=2.0)) == 0.5
     assert reward(played(4, 4, 4, seconds=1.0)) == pytest.approx(0.5 + 3.5 / 18)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from draftwise.feedback import Told
+from draftwise.feedback.switching import SwitchingCost
 from draftwise.feedback.valuer import Valuer, tail
 from draftwise.types import Decision, Evidence, Plan, Reward
 
@@ -14,7 +15,8 @@ class Bandit:
     """Reveal the value of the played plan, and nothing else.
 
     Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none.
-    State: none. Cost: one reward a round. Errors: none.
+    State: the switching cost's. Cost: one reward a round. Errors: ValueError if ``switching`` (what
+        a missed token costs, ``SwitchingCost``; the other kinds have it too) is below 0.
 
     >>> plans = [Plan("none", 0), Plan("a", 2)]
     >>> from draftwise.rewards.counts import Length
@@ -27,13 +29,17 @@ class Bandit:
     panoramic: ClassVar[bool] = False
     every: ClassVar[int] = 1
 
-    def __init__(self, plans: Sequence[Plan], reward: Reward | None) -> None:
-        self._valuer = Valuer(plans, reward)
+    def __init__(
+        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
+    ) -> None:
+        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """The played plan's value."""
-        plays = decision.round > 0
-        known = {decision.plan: self._valuer.played(decision.plan, evidence)} if plays else {}
+        known: dict[int, float] = {}
+        if decision.round > 0:
+            self._valuer.note(evidence)
+            known = {decision.plan: self._valuer.played(decision.plan, evidence)}
         return [(decision, self._valuer.feedback(known, evidence))]
 
     def flush(self) -> Told:
@@ -49,7 +55,7 @@ class Prefix:
     ``none`` emits one token, always.
 
     Source: this project's own (DESIGN section 1). Differs: none.
-    State: none. Cost: one reward for each plan of the drafter. Errors: none.
+    State: the switching cost's. Cost: one reward for each plan of the drafter. Errors: as Bandit.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
     >>> from draftwise.rewards.counts import Length
@@ -62,12 +68,17 @@ class Prefix:
     panoramic: ClassVar[bool] = False
     every: ClassVar[int] = 1
 
-    def __init__(self, plans: Sequence[Plan], reward: Reward | None) -> None:
-        self._valuer = Valuer(plans, reward)
+    def __init__(
+        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
+    ) -> None:
+        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """The values of all lengths that the draft determines."""
-        known = self._valuer.prefixes(decision.plan, evidence) if decision.round > 0 else {}
+        known: dict[int, float] = {}
+        if decision.round > 0:
+            self._valuer.note(evidence)
+            known = self._valuer.prefixes(decision.plan, evidence)
         return [(decision, self._valuer.feedback(known, evidence))]
 
     def flush(self) -> Told:
@@ -83,7 +94,7 @@ class Free:
     evidence is delivered even when no value is.
 
     Source: this project's own (DESIGN section 1). Differs: none.
-    State: none. Cost: one reward for each plan that is scored. Errors: none.
+    State: the switching cost's. Cost: one reward for each plan that is scored. Errors: as Bandit.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("lookup", 1)]
     >>> import numpy as np
@@ -99,13 +110,16 @@ class Free:
     panoramic: ClassVar[bool] = False
     every: ClassVar[int] = 1
 
-    def __init__(self, plans: Sequence[Plan], reward: Reward | None) -> None:
-        self._valuer = Valuer(plans, reward)
+    def __init__(
+        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
+    ) -> None:
+        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """The values of all plans that the evidence covers, and the evidence itself."""
         known: dict[int, float] = {}
         if decision.round > 0:
+            self._valuer.note(evidence)
             for name, scores in evidence.scores.items():
                 if name != evidence.plan.drafter:
                     known |= self._valuer.scored(name, *tail(scores, evidence.emitted_start))

@@ -16,7 +16,7 @@ from draftwise.rewards.alphas import Acceptance
 from draftwise.types import Decision, Evidence, Feedback, Floats, Plan, Reward
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step of the game, waiting for its values: ``width`` tokens of text from ``start`` on."""
 
@@ -24,8 +24,6 @@ class Step:
     evidence: Evidence | None
     start: int
     width: int
-    due: int | None = None
-    """The round by which the text reached far enough; None before that."""
 
 
 class Panoramic:
@@ -75,7 +73,8 @@ class Panoramic:
         }
         self._ends = dict.fromkeys(self._valuer.drafters, 0)
         self._waiting: deque[Step] = deque()
-        self._low, self._text_end, self._num_rounds, self._num_told = 0, 0, 0, 0
+        self._text_ends: deque[int] = deque(maxlen=every + 1)  # of the last rounds
+        self._low, self._num_rounds, self._num_told = 0, 0, 0
 
     @property
     def every(self) -> int:
@@ -84,11 +83,11 @@ class Panoramic:
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """Queue the round; what has become due, oldest first."""
-        self._text_end = evidence.emitted_start + evidence.num_emitted
         self._note(evidence)
         if decision.round == 0:
             return [(decision, self._valuer.feedback({}, evidence))]
         self._num_rounds += 1
+        self._text_ends.append(evidence.emitted_start + evidence.num_emitted)
         self._waiting.extend(self._steps(decision, evidence))
         told: Told = []
         while self._waiting and self._is_ready(self._waiting[0]):
@@ -121,7 +120,7 @@ class Panoramic:
 
     def _forget(self) -> None:
         """Drop the positions before the oldest step that waits."""
-        low = self._waiting[0].start if self._waiting else self._text_end
+        low = self._waiting[0].start if self._waiting else max(self._text_ends, default=0)
         for known in self._known.values():
             for position in range(self._low, low):
                 known.pop(position, None)
@@ -140,11 +139,7 @@ class Panoramic:
         end = step.start + self._window(step)
         if all(known_to >= end for known_to in self._ends.values()):
             return True
-        if self._text_end < end:
-            return False
-        if step.due is None:
-            step.due = self._num_rounds
-        return self._num_rounds - step.due >= self._every
+        return len(self._text_ends) > self._every and self._text_ends[0] >= end
 
     def _tell(self, step: Step) -> tuple[Decision, Feedback]:
         reward, window = self._reward(), self._window(step)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from draftwise.feedback.switching import SwitchingCost
 from draftwise.types import NONE, Evidence, Feedback, Floats, Outcome, Plan, Reward, Scores
 
 _ROUNDING = 1e-6
@@ -20,7 +21,10 @@ class Valuer:
     no values, so computing them can be spared).
     """
 
-    def __init__(self, plans: Sequence[Plan], reward: Reward | None) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], reward: Reward | None, switching: SwitchingCost | None = None
+    ) -> None:
+        self._switching, self._charge = switching, 0.0
         self.plans = list(plans)
         self.reward = reward
         self.max_length = max(plan.length for plan in plans)
@@ -28,6 +32,10 @@ class Valuer:
         self._of: dict[str, list[int]] = {}
         for index, plan in enumerate(plans):
             self._of.setdefault(plan.drafter, []).append(index)
+
+    def note(self, evidence: Evidence) -> None:
+        """A new round: what its drafter had to catch up on is charged to all its plans."""
+        self._charge = self._switching.charge(evidence) if self._switching is not None else 0.0
 
     def feedback(self, known: dict[int, float], evidence: Evidence | None) -> Feedback:
         """The values that are numbers, as [K] arrays."""
@@ -91,7 +99,7 @@ class Valuer:
             self.plans[index], self.max_length, alphas, ratios, evidence.drafted_alphas,
             num_drafted, min(evidence.num_accepted, num_drafted), seconds,
         )  # fmt: skip
-        return self._judge(outcome, self.reward)
+        return max(self._judge(outcome, self.reward) - self._charge, 0.0)
 
     def _judge(self, outcome: Outcome, reward: Reward | None) -> float:
         """The reward's value, rounding errors at 0 and 1 removed; nan without a reward."""
