@@ -77,34 +77,40 @@ class CausalModel:
         tokens: Sequence[Sequence[int]],
         without_logits: bool = False,
     ) -> Tensor:
-        """One forward of ragged rows, padded at the end to the longest. [R, T, V]."""
-        width = max(len(t) for t in tokens)
-        starts = cache.lengths[list(rows)]
-        ids = torch.tensor([[*t, *[0] * (width - len(t))] for t in tokens], device=self.device)
-        positions = torch.from_numpy(starts)[:, None] + torch.arange(width)
-        positions = positions.to(self.device)
-        used = int(starts.max()) + width
-        every = list(rows) == list(range(len(cache.lengths)))
-        same = bool((starts == starts[0]).all())
+        """One forward of ragged rows, padded at the end to the longest. [R, T, V].
+
+        Padding repeats its row's last position, so that no query is left without a key (NaN would
+        stay in the cache), and writes behind the row's end, in the last slot if need be.
+        """
+        counts = np.array([len(t) for t in tokens])
+        width, starts = int(counts.max()), cache.lengths[list(rows)]
+        steps = np.arange(width)
+        positions = starts[:, None] + np.minimum(steps, np.maximum(counts - 1, 0)[:, None])
+        slots = np.minimum(starts[:, None] + steps, cache.capacity - 1)
+        used = int((starts + counts).max())
         cache.place(
             Placement(
-                None if every else torch.as_tensor(list(rows), device=self.device),
-                positions,
-                int(starts[0]) if same else None,
+                None if list(rows) == list(range(len(cache.lengths))) else self._tensor(rows),
+                self._tensor(slots),
+                int(starts[0]) if (starts == starts[0]).all() else None,
                 used,
             )
         )
         extra = {"logits_to_keep": 1} if without_logits and self._can_keep else {}
+        position_ids = self._tensor(positions)
         logits: Tensor = self.module(
-            input_ids=ids,
-            attention_mask=self._mask(positions, used),
-            position_ids=positions.clamp_max(self.max_positions - 1),
+            input_ids=self._tensor([[*t, *[0] * (width - len(t))] for t in tokens]),
+            attention_mask=self._mask(position_ids, used),
+            position_ids=position_ids,
             past_key_values=cache,
             use_cache=True,
             **extra,
         ).logits
-        cache.lengths[list(rows)] = starts + np.fromiter((len(t) for t in tokens), np.int64)
+        cache.lengths[list(rows)] = starts + counts
         return logits
+
+    def _tensor(self, values: Any) -> Tensor:
+        return torch.as_tensor(values, device=self.device)
 
     def _mask(self, positions: Tensor, used: int) -> Tensor | dict[str, Tensor]:
         """[R, 1, T, used] for positions [R, T]: who may look at which slot (slot = position)."""
