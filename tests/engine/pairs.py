@@ -1,0 +1,126 @@
+"""Tiny targets with drafters that agree often, seldom, or with the text itself; loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from draftwise import registry
+from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.protocol import Drafter
+from draftwise.nn.model import CausalModel
+from draftwise.presets import Preset
+from draftwise.registry import Table
+from draftwise.speculator import Speculator
+from models import near_copy, tiny_model
+
+POOLS = {
+    "good": ["good"],
+    "bad": ["bad"],
+    "lookup": ["lookup"],
+    "good+lookup": ["good", "lookup"],
+    "all": ["good", "bad", "lookup"],
+}
+"""Names of pools, and the drafters in them."""
+
+PROMPTS = [
+    [5, 9, 33, 5, 9, 33, 5],
+    [7],
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20],
+    [40, 41, 42, 40, 41, 42, 40, 41],
+]
+BUDGETS = [24, 13, 17, 1]
+
+
+def reader(kind: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    """A random model that reads: changing a token far back changes its next token often.
+
+    A model that looked at the last token only would say the same with a broken cache.
+    """
+    model = tiny_model(kind, seed, tie_word_embeddings=False, **changes)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if weights.dim() < 2:
+                continue
+            is_token = any(part in name for part in ("lm_head", "embed", "wte", "wpe"))
+            is_look = any(part in name for part in ("q_proj", "k_proj"))
+            weights.normal_(0, 0.3 if is_token else 0.25 if is_look else 0.2, generator=generator)
+    return model
+
+
+@cache
+def target(kind: str = "llama", vocab_size: int = 64) -> CausalModel:
+    """The target of a kind."""
+    return CausalModel(reader(kind, vocab_size=vocab_size), "target")
+
+
+@cache
+def lm(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
+    """``good``: the target, slightly disturbed; ``bad``: another model altogether."""
+    model = target(kind, vocab_size)
+    module = (
+        near_copy(model.module, noise=0.04)
+        if name == "good"
+        else reader(kind, seed=7, vocab_size=vocab_size)
+    )
+    return LMDrafter(name, CausalModel(module, name), model)
+
+
+def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) -> list[Drafter]:
+    """The drafters of these names; those of the table by their own name."""
+    return [
+        lm(name, kind, vocab_size)
+        if name in {"good", "bad"}
+        else registry.build("drafter", registry.DRAFTERS, name, {"name": name})
+        for name in names
+    ]
+
+
+def speculator(
+    names: Sequence[str],
+    policy: str = "random",
+    *,
+    kind: str = "llama",
+    vocab_size: int = 64,
+    reward: str = "length",
+    feedback: str = "free",
+    lengths: tuple[int, ...] = (1, 4),
+    with_none: bool = True,
+    rules: tuple[str, ...] = ("fixed",),
+    **options: Any,
+) -> Speculator:
+    """A speculator over these drafters, without loading anything twice."""
+    setting = Preset(policy, reward, feedback, lengths, with_none, rules)
+    tokenizer = options.pop("tokenizer", None)
+    pool = drafters(names, kind, vocab_size)
+    return Speculator(target(kind, vocab_size), tokenizer, pool, setting, **options)
+
+
+def spec(table: Table, name: str) -> str:
+    """A name with the options that its table gives for tests."""
+    options = ",".join(f"{key}={value}" for key, value in table[name][1].items())
+    return f"{name}:{options}" if options else name
+
+
+@cache
+def _greedy(kind: str, prompt: tuple[int, ...], num: int, penalty: float) -> tuple[int, ...]:
+    ids = torch.tensor([prompt])
+    found = target(kind).module.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=num,
+        repetition_penalty=penalty,
+    )
+    return tuple(found[0, len(prompt) :].tolist())
+
+
+def plain_greedy(
+    prompt: Sequence[int], num: int, kind: str = "llama", penalty: float = 1.0
+) -> list[int]:
+    """What ``transformers`` itself says after this prompt, greedily."""
+    return list(_greedy(kind, tuple(prompt), num, penalty))

@@ -1,0 +1,117 @@
+"""Losslessness, level 1: at temperature 0 the tokens are those of plain ``model.generate``.
+
+Method: everything in the tables of the registry runs, so a new policy, guide, feedback, reward or
+drafter is in this matrix by its one line. fp32 on one thread; in lower precision kernels of
+different widths round differently and near-ties may flip, so identity is promised for fp32 only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.engine.loop import Batch
+from draftwise.registry import FEEDBACKS, GUIDES, POLICIES, REWARDS
+from draftwise.speculator import Speculator
+from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, spec, speculator, target
+from models import CONFIGS
+
+
+def assert_greedy(speculator: Speculator, num_rows: int, kind: str = "llama") -> None:
+    """All rows of a batch, or the first prompt alone, say what the target says by itself."""
+    prompts, budgets = PROMPTS[:num_rows], BUDGETS[:num_rows]
+    results = speculator.generate(prompts, max_new_tokens=budgets)
+    expected = [plain_greedy(p, n, kind) for p, n in zip(prompts, budgets, strict=True)]
+    assert [result.tokens for result in results] == expected
+    assert [result.finish_reason for result in results] == ["length"] * num_rows
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_on_every_pool(policy: str, pool: str, num_rows: int) -> None:
+    feedback = "panoramic" if "hedge" in policy else "free"
+    made = speculator(POOLS[pool], spec(POLICIES, policy), feedback=feedback)
+    assert_greedy(made, num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_guide_on_every_pool(guide: str, pool: str, num_rows: int) -> None:
+    made = speculator(POOLS[pool], rules=(spec(GUIDES, guide),), lengths=(2, 7), with_none=False)
+    assert_greedy(made, num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize(("feedback", "reward"), [*itertools.product(FEEDBACKS, REWARDS)])
+def test_every_feedback_with_every_reward(feedback: str, reward: str, num_rows: int) -> None:
+    made = speculator(
+        POOLS["all"],
+        "exp3spec",
+        feedback=spec(FEEDBACKS, feedback),
+        reward=spec(REWARDS, reward),
+    )
+    assert_greedy(made, num_rows)
+
+
+@pytest.mark.parametrize("options", ["every=3", "delay=0", "per_token=true", "warmup=2,hybrid=3"])
+def test_panoramic_options(options: str) -> None:
+    assert_greedy(speculator(POOLS["all"], "hedge", feedback=f"panoramic:{options}"), 4)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_kind_of_model(kind: str, num_rows: int) -> None:
+    made = speculator(POOLS["all"], kind=kind, feedback="panoramic")
+    assert_greedy(made, num_rows, kind)
+
+
+@pytest.mark.parametrize("length", [1, 2, 16])
+def test_every_length_of_draft(length: int) -> None:
+    """Longer than the answer, too: a draft never reaches past the last token."""
+    assert_greedy(speculator(["good"], "fixed:1", lengths=(length,)), 4)
+
+
+def test_repetition_penalty() -> None:
+    made = speculator(POOLS["all"], feedback="panoramic")
+    results = made.generate(PROMPTS, max_new_tokens=20, repetition_penalty=1.4)
+    expected = [plain_greedy(prompt, 20, penalty=1.4) for prompt in PROMPTS]
+    assert [result.tokens for result in results] == expected
+    assert expected != [plain_greedy(prompt, 20) for prompt in PROMPTS]
+
+
+def test_scope_session_shares_what_was_learned_and_changes_no_token() -> None:
+    made = speculator(POOLS["all"], "ucb1", scope="session")
+    for _ in range(2):
+        assert_greedy(made, 4)
+
+
+def test_teeth_rejected_tokens_left_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: after a rejection the cache is cropped one token too late."""
+    commit = Batch._commit
+
+    def crop_too_late(self: Batch, *args: Any) -> Any:
+        fed = self._cache.lengths.copy()
+        emitted = commit(self, *args)
+        self._cache.lengths[:] = np.minimum(fed, self._cache.lengths + 1)
+        return emitted
+
+    monkeypatch.setattr(Batch, "_commit", crop_too_late)
+    with pytest.raises(AssertionError):
+        assert_greedy(speculator(["bad"], "fixed:1", lengths=(3,)), 1)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_tiny_models_read_far_back(kind: str) -> None:
+    """Without this the whole matrix would say nothing about caches, masks and positions."""
+    texts = torch.randint(0, 64, (100, 20), generator=torch.Generator().manual_seed(0))
+    changed = texts.clone()
+    changed[:, 10] = (changed[:, 10] + 1) % 64
+    with torch.inference_mode():
+        before, after = (target(kind).module(input_ids=t).logits[:, -1] for t in (texts, changed))
+    assert (before.argmax(-1) != after.argmax(-1)).float().mean() > 0.15
