@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from draftwise.feedback import Revealer
-from draftwise.types import DraftwiseError, Guide, Plan, Policy, Reward
+from draftwise.protocols import Guide, Policy, Reward
+from draftwise.types import DraftwiseError, Plan
 
 Table = Mapping[str, tuple[str, Mapping[str, Any]]]
 

@@ -22,7 +22,8 @@ from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, resolve_target
 from draftwise.presets import Preset
-from draftwise.types import DraftwiseError, Plan, Policy, SamplingParams
+from draftwise.protocols import Policy
+from draftwise.types import DraftwiseError, Plan, SamplingParams
 
 
 class Speculator:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,35 +170,6 @@ class Feedback:
     evidence: Evidence | None = None
 
 
-class Policy(Protocol):
-    """Which of K plans to play: one algorithm, its memory, and nothing else."""
-
-    def choose(self) -> Decision:
-        """Pick the plan of the next round."""
-        ...
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Take the outcome of a decision, in any order, its own or replayed.
-
-        Raises ValueError if a seen value is not a number in [0, 1] or a shape is not [K].
-        """
-        ...
-
-    def probabilities(self) -> Floats:
-        """[K] what ``choose`` would draw from now (one-hot for an index policy)."""
-        ...
-
-    def estimates(self) -> Floats:
-        """[K] the present value of each plan as the policy sees it, for people to look at."""
-        ...
-
-
-class Reward(Protocol):
-    """Maps what is known of one plan's outcome in one round to a value in [0, 1]."""
-
-    def __call__(self, outcome: Outcome) -> float: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One plan's result in one round, played or counterfactual: what a reward looks at.
@@ -233,16 +204,6 @@ class DraftStep:
     max_prob: float = float("nan")
     entropy: float = float("nan")
     margin: float = float("nan")
-
-
-class Guide(Protocol):
-    """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped."""
-
-    needs_probs: bool
-
-    def goes_on(self, step: DraftStep) -> bool:
-        """Whether one more token is drafted; never called past the plan's length."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

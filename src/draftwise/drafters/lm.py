@@ -13,7 +13,8 @@ from draftwise.drafters.protocol import MAX_TARGETS, Context, score_known
 from draftwise.guides.fixed import Fixed
 from draftwise.nn.model import CausalModel
 from draftwise.nn.sampling import distributions
-from draftwise.types import Dist, Draft, DraftStep, Guide, Scores
+from draftwise.protocols import Guide
+from draftwise.types import Dist, Draft, DraftStep, Scores
 
 
 class LMDrafter:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.drafters.protocol import Context, score_known
-from draftwise.types import Draft, DraftStep, Guide, Scores
+from draftwise.protocols import Guide
+from draftwise.types import Draft, DraftStep, Scores
 
 LONGEST_MATCH = 32
 """Matches are measured up to this many tokens: longer ones say nothing more."""

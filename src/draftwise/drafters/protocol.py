@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from draftwise.dist import overlap, ratio
-from draftwise.types import Dist, Draft, Guide, SamplingParams, Scores
+from draftwise.protocols import Guide
+from draftwise.types import Dist, Draft, SamplingParams, Scores
 
 MAX_TARGETS = 64
 """Verified target distributions kept a request: what a backlog is scored against, at most."""

@@ -10,7 +10,8 @@ from draftwise.drafters.protocol import Context, Drafter, DraftSession
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.request import Request
 from draftwise.nn.model import CausalModel
-from draftwise.types import NONE, Draft, Guide, Plan, Scores
+from draftwise.protocols import Guide
+from draftwise.types import NONE, Draft, Plan, Scores
 
 _EMPTY = Draft.chain([], None, NONE)
 

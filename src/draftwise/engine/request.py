@@ -12,7 +12,8 @@ from draftwise.drafters.protocol import Context
 from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.feedback import Revealer
-from draftwise.types import Decision, Dist, Draft, Evidence, Floats, Policy, Verdict
+from draftwise.protocols import Policy
+from draftwise.types import Decision, Dist, Draft, Evidence, Floats, Verdict
 
 TARGET = "target"
 """The source of a bonus token: the target itself wrote it."""

@@ -8,7 +8,8 @@ from typing import ClassVar
 from draftwise.feedback import Told
 from draftwise.feedback.switching import SwitchingCost
 from draftwise.feedback.valuer import Valuer, tail
-from draftwise.types import Decision, Evidence, Plan, Reward
+from draftwise.protocols import Reward
+from draftwise.types import Decision, Evidence, Plan
 
 
 class Bandit:

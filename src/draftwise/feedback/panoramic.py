@@ -12,8 +12,9 @@ import numpy as np
 
 from draftwise.feedback import Told
 from draftwise.feedback.valuer import Valuer
+from draftwise.protocols import Reward
 from draftwise.rewards.alphas import Acceptance
-from draftwise.types import Decision, Evidence, Feedback, Floats, Plan, Reward
+from draftwise.types import Decision, Evidence, Feedback, Floats, Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftwise.feedback.switching import SwitchingCost
-from draftwise.types import NONE, Evidence, Feedback, Floats, Outcome, Plan, Reward, Scores
+from draftwise.protocols import Reward
+from draftwise.types import NONE, Evidence, Feedback, Floats, Outcome, Plan, Scores
 
 _ROUNDING = 1e-6
 _EMPTY: Floats = np.zeros(0)

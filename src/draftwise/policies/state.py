@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from draftwise.types import Policy
+from draftwise.protocols import Policy
 
 
 class StatefulPolicy(Policy, Protocol):

@@ -1,0 +1,46 @@
+"""The contracts between rooms that have no torch in them: policy, reward, guide."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
+
+
+class Policy(Protocol):
+    """Which of K plans to play: one algorithm, its memory, and nothing else."""
+
+    def choose(self) -> Decision:
+        """Pick the plan of the next round."""
+        ...
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Take the outcome of a decision, in any order, its own or replayed.
+
+        Raises ValueError if a seen value is not a number in [0, 1] or a shape is not [K].
+        """
+        ...
+
+    def probabilities(self) -> Floats:
+        """[K] what ``choose`` would draw from now (one-hot for an index policy)."""
+        ...
+
+    def estimates(self) -> Floats:
+        """[K] the present value of each plan as the policy sees it, for people to look at."""
+        ...
+
+
+class Reward(Protocol):
+    """Maps what is known of one plan's outcome in one round to a value in [0, 1]."""
+
+    def __call__(self, outcome: Outcome) -> float: ...
+
+
+class Guide(Protocol):
+    """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped."""
+
+    needs_probs: bool
+
+    def goes_on(self, step: DraftStep) -> bool:
+        """Whether one more token is drafted; never called past the plan's length."""
+        ...
