@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -110,7 +111,10 @@ class TraceWriter:
             self._file = None
 
     def _give_up(self, error: OSError) -> None:
-        self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # closing writes what is still buffered, which fails again
+                file.close()
         warnings.warn(
             f"the trace {self._path} ends here ({error}); generation goes on", stacklevel=3
         )

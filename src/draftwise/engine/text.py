@@ -26,8 +26,11 @@ class Detokenizer:
         """The text that these tokens add."""
         if self._tokenizer is None:
             return ""
+        text = self._decode([*self._tokens, *tokens])
+        if text.endswith(_HELD) and len(tokens) > 1:
+            # only a half character waits: not the whole draft, and never its first half alone
+            return "".join(self.push([token]) for token in tokens)
         self._tokens.extend(tokens)
-        text = self._decode(self._tokens)
         if text.endswith(_HELD) and len(self._tokens) - self._settled < 8:
             return ""
         piece = text[len(self._shown) :]

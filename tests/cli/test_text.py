@@ -1,0 +1,26 @@
+"""Text as it streams: half characters, whatever the rounds' lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.models_on_disk import save_tokenizer
+from transformers import AutoTokenizer
+
+from draftwise.engine.text import Detokenizer
+
+
+@pytest.mark.parametrize("sizes", [(9, 9, 8), (1,) * 26, (13, 13), (3, 4, 5, 14), (26,), (25, 1)])
+def test_rounds_that_end_inside_a_character_lose_nothing(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    text = "é" * 10 + "日本"
+    tokens = tokenizer(text)["input_ids"]
+    detokenizer, pieces = Detokenizer(tokenizer), []
+    for size in sizes:
+        pieces.append(detokenizer.push(tokens[:size]))
+        del tokens[:size]
+    assert "".join(pieces) + detokenizer.flush() == text
