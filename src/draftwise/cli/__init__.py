@@ -1,0 +1,34 @@
+"""The command line: one file a command; nothing here imports torch before a command needs it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import typer
+
+from draftwise.cli.demo import demo
+from draftwise.cli.failures import refusals
+from draftwise.cli.generate import generate
+from draftwise.cli.models import models
+
+app = typer.Typer(
+    name="draftwise",
+    help="Faster text from any Hugging Face causal LM, losslessly, learning as it goes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.command()(generate)
+app.command()(demo)
+app.command()(models)
+if find_spec("draftwise.cli.zoo"):
+    from draftwise.cli.zoo import app as zoo
+
+    app.add_typer(zoo, name="zoo", help="The bundled tiny models: remake them, look at them.")
+
+
+def main() -> None:
+    """The entry point ``draftwise``."""
+    with refusals():
+        app()

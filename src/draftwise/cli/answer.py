@@ -1,0 +1,127 @@
+"""Answers from a speculator to the screen: one that streams, or a batch in order."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, say
+from draftwise.cli.paint import Painter, Piece
+from draftwise.cli.progress import TokenProgress
+from draftwise.cli.show import colours, painted, summary, total
+
+if TYPE_CHECKING:
+    from draftwise.engine.generation import Generation, Result
+    from draftwise.engine.records import Round, TraceWriter
+    from draftwise.speculator import Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """How to answer: ``start``'s options, the trace, and whether json is wanted."""
+
+    speculator: Speculator
+    options: Mapping[str, Any]
+    trace: TraceWriter | None
+    as_json: bool
+
+    def start(self, prompts: Sequence[str], first: int) -> Generation:
+        """Begin with these prompts, of which the first is number ``first`` of all."""
+        seed = self.options["seed"] + first  # else every chunk of a batch would draw the same
+        return self.speculator.start(list(prompts), **{**self.options, "seed": seed})
+
+    def rounds(
+        self, generation: Generation, first: int, is_stopped: Callable[[], bool]
+    ) -> Iterator[Round]:
+        """Whole rounds until all answers are finished or Ctrl-C was pressed, traced."""
+        num_seen = 0
+        for round_ in generation:
+            if self.trace is not None:
+                self.trace.write(replace(round_, request=first + round_.request))
+            yield round_
+            num_seen += 1
+            if num_seen == round_.batch_size:
+                num_seen = 0
+                if is_stopped():
+                    return
+
+
+def run_single(job: Job, prompt: str) -> int:
+    """Answer one prompt, live unless json is wanted; return the exit code."""
+    generation = job.start([prompt], 0)
+    stops = job.options["stop"]
+    painter = Painter(job.speculator.tokenizer, stops)
+    pen = _Pen([drafter.name for drafter in job.speculator.drafters])
+    with graceful() as is_stopped:
+        for round_ in job.rounds(generation, 0, is_stopped):
+            pieces = painter.grow(round_, generation.text(0))
+            if not job.as_json:
+                pen.write(pieces)
+    result = generation.results()[0]
+    if job.as_json:
+        print(json.dumps(result.as_json()), flush=True)
+    else:
+        pen.write(painter.finish(result.text))
+        pen.end(result.text)
+        say(summary(result.stats), style="dim")
+    return verdict([result])
+
+
+def run_batch(job: Job, prompts: Sequence[str], batch_size: int) -> int:
+    """Answer prompts in chunks, printing each in the order of the prompts; return the exit code."""
+    results: list[Result] = []
+    with graceful() as is_stopped, TokenProgress(len(prompts)) as progress:
+        for first in range(0, len(prompts), batch_size):
+            generation = job.start(prompts[first : first + batch_size], first)
+            for round_ in job.rounds(generation, first, is_stopped):
+                progress.saw(round_)
+            chunk = generation.results()
+            with progress.paused(len(chunk)):
+                for result in chunk:
+                    shown = json.dumps(result.as_json()) if job.as_json else result.text
+                    print(shown, flush=True)
+            results += chunk
+            if is_stopped():
+                break
+    if not job.as_json:
+        say(summary(total([result.stats for result in results])), style="dim")
+    return verdict(results)
+
+
+def verdict(results: Sequence[Result]) -> int:
+    """The exit code, with a line for what was not finished."""
+    reasons = [result.finish_reason for result in results]
+    if "interrupted" in reasons:
+        say("interrupted: the text so far was kept", style="yellow")
+        return INTERRUPTED
+    broken = [str(i) for i, reason in enumerate(reasons) if reason == "non-finite logits"]
+    if broken:
+        where = f" (prompts {', '.join(broken)})" if len(reasons) > 1 else ""
+        say(f"stopped: the target's logits are not finite{where}; the tokens so far were kept")
+        return BROKEN
+    return 0
+
+
+class _Pen:
+    """Text to stdout as it comes: in colours on a terminal, else as it is."""
+
+    def __init__(self, drafters: Sequence[str]) -> None:
+        self._console, self._styles = Console(), colours(drafters)
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        """Show some more."""
+        if self._console.is_terminal:
+            self._console.print(painted(pieces, self._styles), end="", soft_wrap=True)
+        else:
+            sys.stdout.write("".join(text for text, _ in pieces))
+        sys.stdout.flush()
+
+    def end(self, text: str) -> None:
+        """A terminal goes on in a new line; a file gets the answer and nothing else."""
+        if self._console.is_terminal and not text.endswith("\n"):
+            sys.stdout.write("\n")

@@ -1,0 +1,5 @@
+"""Stub."""
+
+
+def demo() -> None:
+    """Stub."""

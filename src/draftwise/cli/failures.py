@@ -1,0 +1,95 @@
+"""How a command ends when it cannot go on: one line on stderr and an exit code, no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from rich.console import Console
+from rich.text import Text
+
+from draftwise.types import DraftwiseError
+
+BROKEN = 1
+"""Exit code where the model's numbers were not finite."""
+REFUSED = 2
+"""Exit code where options or input were refused, as for an option that does not exist."""
+INTERRUPTED = 128 + signal.SIGINT
+BROKEN_PIPE = 128 + 13
+
+
+def say(message: str, style: str = "red") -> None:
+    """One line on stderr, whatever line breaks the message had."""
+    line = Text(" ".join(message.split()), style=style)
+    Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What went wrong, as a line for people; exit code 2, 130 (Ctrl-C), 141 (closed pipe).
+
+    Other errors are bugs of ours and keep their traceback.
+    """
+    try:
+        yield
+    except DraftwiseError as error:
+        say(str(error))
+        raise SystemExit(REFUSED) from None
+    except KeyboardInterrupt:
+        say("interrupted", style="yellow")
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        _mute_stdout()
+        raise SystemExit(BROKEN_PIPE) from None
+
+
+@contextmanager
+def refused_values() -> Iterator[None]:
+    """Around set-up only: an unfit value or file there is the caller's, not a bug of ours."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DraftwiseError(f"this is not UTF-8 text: {error}") from error
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise DraftwiseError(where) from error
+    except ValueError as error:
+        raise DraftwiseError(str(error)) from error
+
+
+@contextmanager
+def graceful() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C as a flag that is read between rounds, so that no round is torn; twice is at once."""
+    is_pressed = False
+
+    def press(*_: object) -> None:
+        nonlocal is_pressed
+        if is_pressed:
+            raise KeyboardInterrupt
+        is_pressed = True
+
+    previous = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: is_pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Our own warnings as lines on stderr, and nobody else's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", module=r"draftwise\b")
+        warnings.showwarning = lambda message, *_, **__: say(str(message), style="yellow")
+        yield
+
+
+def _mute_stdout() -> None:
+    """Nobody reads any more: what is still buffered must not fail again at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

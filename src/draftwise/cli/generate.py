@@ -1,0 +1,116 @@
+"""``draftwise generate``: one prompt or many, text as it comes or as json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftwise.cli import options as o
+from draftwise.cli.failures import quiet, refusals, refused_values
+from draftwise.cli.load import Wanted, check, check_sampling, load
+from draftwise.cli.prompts import read_batch, read_prompt
+from draftwise.types import DraftwiseError
+
+
+@refusals()
+def generate(
+    prompt: o.Prompt = None,
+    file: o.PromptFile = None,
+    target: o.Target = "zoo",
+    drafter: o.Drafters = None,
+    preset: o.PresetName = "draftwise",
+    plan_lengths: o.Lengths = None,
+    policy: o.PolicySpec = None,
+    reward: o.RewardSpec = None,
+    feedback: o.FeedbackSpec = None,
+    rule: o.Rules = None,
+    scope: o.Scope = "request",
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    repetition_penalty: o.Penalty = 1.0,
+    seed: o.Seed = 0,
+    max_new_tokens: o.MaxNewTokens = 256,
+    stop: o.Stop = None,
+    ignore_eos: o.IgnoreEos = False,
+    batch: o.BatchFile = None,
+    batch_size: o.BatchSize = 8,
+    trace: o.Trace = None,
+    as_json: o.AsJson = False,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = 1,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    assistant_model: o.AssistantModel = None,
+    prompt_lookup_min: o.LookupMin = None,
+    prompt_lookup_max: o.LookupMax = None,
+) -> None:
+    """Continue a prompt, faster, in the words that plain decoding would have found."""
+    wanted = Wanted(
+        target=target,
+        drafters=o.parse_drafters(drafter, assistant_model, prompt_lookup_min, prompt_lookup_max),
+        preset=preset,
+        policy=policy,
+        reward=reward,
+        feedback=feedback,
+        lengths=o.parse_lengths(plan_lengths, num_speculative_tokens),
+        rules=rule,
+        dtype=dtype,
+        device=device,
+        scope=scope,
+        seed=seed,
+        threads=threads,
+    )
+    sampling = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "stop": tuple(stop or ()),
+        "ignore_eos": ignore_eos,
+    }
+    with quiet():
+        with refused_values():
+            prompts = _prompts(prompt, file, batch, batch_size)
+            check(wanted)
+            check_sampling(sampling)
+            _check_writable(trace)
+        speculator = load(wanted)
+        from draftwise.cli.answer import Job, run_batch, run_single
+        from draftwise.engine.records import TraceWriter
+
+        with refused_values():
+            writer = None if trace is None else TraceWriter(trace)
+        job = Job(speculator, sampling, writer, as_json)
+        try:
+            code = (
+                run_single(job, prompts[0])
+                if batch is None
+                else run_batch(job, prompts, batch_size)
+            )
+        finally:
+            if writer is not None:
+                writer.close()
+    raise SystemExit(code)
+
+
+def _prompts(
+    prompt: str | None, file: Path | None, batch: Path | None, batch_size: int
+) -> list[str]:
+    """The prompts, wherever they come from; refuses empty ones by their number."""
+    if batch is None:
+        prompts = [read_prompt(prompt, file)]
+    elif prompt is not None or file is not None:
+        raise DraftwiseError("give one prompt, or many with --batch, not both")
+    else:
+        prompts = read_batch(batch)
+    if batch_size < 1:
+        raise DraftwiseError(f"--batch-size {batch_size}: it must be 1 or more")
+    return prompts
+
+
+def _check_writable(trace: Path | None) -> None:
+    """Refuse a trace that cannot be written before any work; what is there stays for now."""
+    if trace is not None:
+        trace.open("a").close()

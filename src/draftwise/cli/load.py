@@ -1,0 +1,103 @@
+"""From options to a ``Speculator``: checked before anything is loaded, loaded without chatter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from draftwise import presets, registry
+from draftwise.types import DraftwiseError, SamplingParams
+
+if TYPE_CHECKING:
+    from draftwise.speculator import Speculator
+
+SCOPES = ("request", "session")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options ask to be loaded; None = as the preset or the target has it."""
+
+    target: str = "zoo"
+    drafters: Sequence[str] | None = None
+    preset: str = "draftwise"
+    policy: str | None = None
+    reward: str | None = None
+    feedback: str | None = None
+    lengths: Sequence[int] | None = None
+    rules: Sequence[str] | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    scope: str = "request"
+    seed: int = 0
+    threads: int = 1
+
+
+def check(wanted: Wanted) -> None:
+    """Refuse at once what needs no model to be refused: names, lengths, threads.
+
+    Raises DraftwiseError that lists the valid names; a policy's options wait for its plans.
+    """
+    setting = presets.preset(wanted.preset)
+    plans = setting.plans(["drafter"])
+    if wanted.lengths is not None:
+        presets.Preset("", "", "", tuple(wanted.lengths)).plans(["drafter"])
+    policy = wanted.policy or setting.policy
+    registry.lookup("policy", registry.POLICIES, policy.partition(":")[0])
+    registry.make_reward(wanted.reward or setting.reward)
+    registry.make_feedback(wanted.feedback or setting.feedback, plans=plans, reward=None)
+    for rule in wanted.rules or ():
+        registry.make_guide(rule)
+    if wanted.scope not in SCOPES:
+        raise DraftwiseError(f"unknown scope {wanted.scope!r}; the scopes are: {', '.join(SCOPES)}")
+    if wanted.threads < 1:
+        raise DraftwiseError(f"--threads {wanted.threads}: it must be 1 or more")
+
+
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Refuse at once what no model could sample with; raises ValueError or DraftwiseError."""
+    SamplingParams(**{name: sampling[name] for name in SamplingParams.__dataclass_fields__})
+    if sampling["max_new_tokens"] < 1:
+        raise DraftwiseError(f"--max-new-tokens {sampling['max_new_tokens']}: it must be 1 or more")
+
+
+def load(wanted: Wanted) -> Speculator:
+    """The speculator that was asked for; raises DraftwiseError for what cannot be loaded."""
+    with loading(wanted.target, wanted.threads):
+        from draftwise.speculator import Speculator
+
+        # the preset plain would load drafters that no plan of it ever plays
+        needs_none = wanted.preset == "plain" and not (wanted.drafters or wanted.lengths)
+        return Speculator.from_pretrained(
+            wanted.target,
+            [] if needs_none else wanted.drafters,
+            preset=wanted.preset,
+            policy=wanted.policy,
+            reward=wanted.reward,
+            feedback=wanted.feedback,
+            lengths=wanted.lengths,
+            rules=wanted.rules,
+            dtype=wanted.dtype,
+            device=wanted.device,
+            scope=wanted.scope,
+            seed=wanted.seed,
+        )
+
+
+@contextmanager
+def loading(what: str, threads: int) -> Iterator[None]:
+    """Around imports and loads that take seconds: a sign of life, and no chatter of libraries."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with Console(stderr=True).status(f"loading {what}"):
+        import torch
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        torch.set_num_threads(threads)
+        yield

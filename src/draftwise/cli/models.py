@@ -1,0 +1,5 @@
+"""Stub."""
+
+
+def models() -> None:
+    """Stub."""

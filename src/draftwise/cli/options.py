@@ -1,0 +1,134 @@
+"""Options that several commands have, declared once, and their texts turned into values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftwise import registry
+from draftwise.presets import PRESETS
+from draftwise.types import DraftwiseError
+
+_MODELS, _LEARNING, _SAMPLING = "Models", "Learning", "Sampling"
+_RUNNING, _ALIASES = "Running", "Aliases (names of vLLM and transformers)"
+
+
+def _option(panel: str, help_: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help_, rich_help_panel=panel, **more)
+
+
+def _names(table: Any) -> str:
+    return ", ".join(table)
+
+
+Target = Annotated[
+    str, _option(_MODELS, "A model folder, a hub id, or `zoo`: the bundled model.", "--target")
+]
+Drafters = Annotated[
+    list[str] | None,
+    _option(
+        _MODELS,
+        "`lm:PATH`, `lookup`, `zoo`, `zoo:NAME` or `NAME=SPEC`; repeatable. Default: `lookup`, and "
+        "with the zoo also its drafters.",
+        "--drafter",
+        metavar="SPEC",
+    ),
+]
+Dtype = Annotated[str, _option(_MODELS, "auto, float32, bfloat16, float16.", "--dtype")]
+Device = Annotated[str, _option(_MODELS, "auto, cpu, cuda, cuda:1, ...", "--device")]
+PresetName = Annotated[str, _option(_LEARNING, f"{_names(PRESETS)}.", "--preset")]
+Lengths = Annotated[
+    str | None,
+    _option(_LEARNING, "Draft lengths to choose among: `1,2,4,8`.", "--plan-lengths"),
+]
+PolicySpec = Annotated[
+    str | None,
+    _option(_LEARNING, f"{_names(registry.POLICIES)}; options as `ucb1:beta=0.01`.", "--policy"),
+]
+RewardSpec = Annotated[str | None, _option(_LEARNING, f"{_names(registry.REWARDS)}.", "--reward")]
+FeedbackSpec = Annotated[
+    str | None, _option(_LEARNING, f"{_names(registry.FEEDBACKS)}.", "--feedback")
+]
+Rules = Annotated[
+    list[str] | None,
+    _option(_LEARNING, f"Stop rule: {_names(registry.GUIDES)}; repeatable.", "--rule"),
+]
+Scope = Annotated[
+    str, _option(_LEARNING, "request: each learns anew; session: all share one policy.", "--scope")
+]
+Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.", "--temperature")]
+TopK = Annotated[int, _option(_SAMPLING, "0 is all tokens.", "--top-k")]
+TopP = Annotated[float, _option(_SAMPLING, "1 is all tokens.", "--top-p")]
+Penalty = Annotated[float, _option(_SAMPLING, "1 is none.", "--repetition-penalty")]
+Seed = Annotated[int, _option(_SAMPLING, "The same seed, the same text.", "--seed")]
+MaxNewTokens = Annotated[int, _option(_SAMPLING, "Tokens of an answer, at most.")]
+Stop = Annotated[
+    list[str] | None, _option(_SAMPLING, "A string that ends the answer; repeatable.", "--stop")
+]
+IgnoreEos = Annotated[
+    bool, _option(_SAMPLING, "Go on behind the end-of-text token.", "--ignore-eos")
+]
+Prompt = Annotated[
+    str | None, typer.Argument(help="The text to continue; without it, --file or stdin.")
+]
+PromptFile = Annotated[Path | None, _option(_RUNNING, "Read the prompt from a file.", "--file")]
+BatchFile = Annotated[
+    Path | None,
+    _option(_RUNNING, "Many prompts: one a line, or jsonl with `prompt`.", "--batch"),
+]
+BatchSize = Annotated[int, _option(_RUNNING, "Prompts of a batch that run together.")]
+Trace = Annotated[Path | None, _option(_RUNNING, "Write each round as a line of jsonl.", "--trace")]
+AsJson = Annotated[
+    bool, _option(_RUNNING, "Print one object (with --batch: one a line).", "--json")
+]
+Threads = Annotated[int, _option(_RUNNING, "Threads for the model's arithmetic.")]
+NumSpeculativeTokens = Annotated[
+    int | None, _option(_ALIASES, "As --plan-lengths N.", "--num-speculative-tokens")
+]
+AssistantModel = Annotated[
+    str | None, _option(_ALIASES, "As --drafter lm:PATH.", "--assistant-model", metavar="PATH")
+]
+LookupMin = Annotated[
+    int | None,
+    _option(_ALIASES, "As --drafter lookup:prompt_lookup_min=N.", "--prompt-lookup-min"),
+]
+LookupMax = Annotated[
+    int | None,
+    _option(_ALIASES, "As --drafter lookup:prompt_lookup_max=N.", "--prompt-lookup-max"),
+]
+
+
+def parse_lengths(text: str | None, num_speculative_tokens: int | None) -> list[int] | None:
+    """``"1,2,4"`` to lengths; the alias gives one. Raises DraftwiseError for anything else."""
+    if num_speculative_tokens is not None:
+        if text is not None:
+            raise DraftwiseError("give --plan-lengths or --num-speculative-tokens, not both")
+        return [num_speculative_tokens]
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise DraftwiseError(
+            f"--plan-lengths {text!r}: write whole numbers with commas, such as 1,2,4,8"
+        ) from None
+
+
+def parse_drafters(
+    specs: list[str] | None,
+    assistant_model: str | None,
+    lookup_min: int | None,
+    lookup_max: int | None,
+) -> list[str] | None:
+    """The drafters' specs with what the aliases stand for; None where nothing was said."""
+    found = list(specs or [])
+    if assistant_model is not None:
+        found.append(f"lm:{assistant_model}")
+    sizes = {"prompt_lookup_min": lookup_min, "prompt_lookup_max": lookup_max}
+    options = ",".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
+    if options:
+        found = [spec for spec in found if spec != "lookup"]
+        found.append(f"lookup:{options}")
+    return found or None

@@ -1,0 +1,64 @@
+"""Progress of a batch on stderr, out of the way of what is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from draftwise.engine.records import Round
+
+
+class TokenProgress:
+    """Prompts answered and tokens a second; shown on a terminal only."""
+
+    def __init__(self, num_prompts: int) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=num_prompts, rate="")
+        self._num_tokens, self._seconds, self._last = 0, 0.0, 0
+
+    def __enter__(self) -> TokenProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def saw(self, round_: Round) -> None:
+        """Count a round; the rows of one share its seconds."""
+        self._num_tokens += round_.num_emitted
+        if round_.round != self._last:
+            self._last = round_.round
+            self._seconds += sum(round_.seconds.values())
+        rate = self._num_tokens / self._seconds if self._seconds else 0.0
+        self._progress.update(self._task, rate=f"{rate:.0f} tok/s")
+
+    @contextmanager
+    def paused(self, num_done: int) -> Iterator[None]:
+        """Take the bar away while answers are printed; ``num_done`` more are finished."""
+        self._progress.stop()
+        yield
+        self._progress.update(self._task, advance=num_done)
+        self._progress.start()

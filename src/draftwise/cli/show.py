@@ -1,0 +1,96 @@
+"""How results look: colours by drafter, the summary line, bars and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from draftwise.types import NONE
+
+if TYPE_CHECKING:
+    from draftwise.cli.paint import Piece
+    from draftwise.engine.request import Stats
+
+PALETTE = (
+    "#e69f00",
+    "#56b4e9",
+    "#00b386",
+    "#e07bb0",
+    "#d55e00",
+    "#9a8cff",
+    "#b8b000",
+    "#1fb8b8",
+    "#ff6f6f",
+)
+"""Told apart by most colour-blind people, and readable on black and on white (after Okabe, Ito)."""
+
+PLAIN_STYLE = "dim"
+"""Of the target's own tokens, and of rounds without a draft."""
+
+
+def colours(drafters: Sequence[str]) -> dict[str, str]:
+    """A style for each drafter, in order; the target's own tokens stay in the background."""
+    styles = dict(zip(drafters, cycle(PALETTE), strict=False))
+    return styles | {"target": PLAIN_STYLE, NONE: PLAIN_STYLE}
+
+
+def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
+    """Pieces of an answer in their writers' colours."""
+    text = Text()
+    for piece, source in pieces:
+        text.append(piece, styles.get(source, ""))
+    return text
+
+
+def legend(styles: Mapping[str, str]) -> Text:
+    """Each writer's name in its colour."""
+    text = Text()
+    for name, style in styles.items():
+        if name != NONE:
+            text.append("■ ", style).append(f"{name}  ", style)
+    return text
+
+
+def shares(counts: Mapping[str, float]) -> dict[str, float]:
+    """Parts of the whole, largest first; nothing where nothing was counted."""
+    total = sum(counts.values())
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return {name: value / total for name, value in ordered if value > 0}
+
+
+def percentages(counts: Mapping[str, float], least: float = 0.005) -> str:
+    """``"code 61%  none 39%"``: the shares that are worth a word."""
+    return "  ".join(f"{name} {part:.0%}" for name, part in shares(counts).items() if part >= least)
+
+
+def summary(stats: Stats) -> str:
+    """One line about one answer (or several taken together)."""
+    seconds = sum(stats.seconds_by_phase.values())
+    parts = [
+        f"{stats.num_emitted} tokens in {seconds:.2f} s",
+        f"{stats.tok_per_s:.1f} tok/s",
+        f"{stats.num_rounds} rounds, MAT {stats.mean_accepted_tokens:.2f}",
+    ]
+    if stats.num_drafted:
+        parts.append(f"acceptance {stats.draft_acceptance_rate:.2f}")
+    parts.append(f"pulls: {percentages(stats.pulls)}")
+    return " · ".join(parts)
+
+
+def total(stats: Sequence[Stats]) -> Stats:
+    """Counts added up; seconds too, so that rows which ran together count their time once a row."""
+    from draftwise.engine.request import Stats
+
+    whole = Stats()
+    for one in stats:
+        whole.num_rounds += one.num_rounds
+        whole.num_drafted += one.num_drafted
+        whole.num_accepted += one.num_accepted
+        whole.num_emitted += one.num_emitted
+        whole.pulls.update(one.pulls)
+        for phase, seconds in one.seconds_by_phase.items():
+            whole.seconds_by_phase[phase] += seconds
+    return whole
