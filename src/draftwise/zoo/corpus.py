@@ -52,9 +52,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[int]:
     """<bos>, prompt, answer, <eos>; prompt and answer are encoded apart, as when generating."""
-    prompt = tokenizer.encode(document.prompt, add_special_tokens=False)
     answer = tokenizer.encode(document.answer, add_special_tokens=False)
-    return [tokenizer.bos_token_id, *prompt, *answer, tokenizer.eos_token_id]
+    return [*encode_prompt(tokenizer, document.prompt), *answer, tokenizer.eos_token_id]
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
+    """<bos> and the prompt."""
+    tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False)
+    return [tokenizer.bos_token_id, *tokens]
 
 
 def _stream(rng: random.Random, domains: tuple[str, ...]) -> Iterator[Document]:

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 SEED = 20261121
 TOKENS_PER_STEP = 2048
+SPECIALISTS = ("python", "math", "sql", "prose", "translate", "edit")
+GENERALIST = "generalist"
+DRAFTERS = (*SPECIALISTS, GENERALIST)
+TEMPERATURES = (0.0, 0.3, 0.7, 1.0)  # MetaSD, appendix F.1
+NUM_SAMPLES = 384  # answers of the target, a domain
+NUM_REAL = 640  # documents of the domain, scored by the target
+NUM_HELDOUT = 16  # prompts, a domain
+ROWS_PER_SAMPLING = 64
+MAX_NEW_TOKENS = 320
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,10 @@ class Phase:
 # A shallow model learns the same tokens three times faster; it is then made deeper, layer by
 # layer, without changing its function, and learns on with all of its depth.
 TARGET_PHASES = (
-    Phase("shallow", 8, 2200, 256, 3e-3),
-    Phase("deep", 24, 850, 256, 2e-3),
-    Phase("long", 24, 550, 512, 2e-3, decay=True),
+    Phase("shallow", 8, 1300, 256, 3e-3),
+    Phase("deep", 24, 480, 256, 2e-3),
+    Phase("long", 24, 360, 512, 2e-3, decay=True),
 )
+
+PRETRAINING = Phase("drafter", 1, 900, 256, 4e-3)
+DISTILLATION = Phase("drafter", 1, 900, 0, 2e-3)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from draftwise.train.copying import prime_copying
 from draftwise.train.llama import deepen, make_llama
 from draftwise.train.loop import Progress, Settings, cross_entropy, fit
 from draftwise.zoo.corpus import batches
@@ -30,7 +31,9 @@ def train_target(
         num_layers=TARGET_PHASES[0].num_layers,
         token_ids=token_ids(tokenizer),
         seed=SEED,
-    ).to(device)
+    )
+    prime_copying(model, seed=SEED, matchers=(1,))
+    model = model.to(device)
     for number, phase in enumerate(TARGET_PHASES):
         depth = model.config.num_hidden_layers
         if phase.num_layers != depth:

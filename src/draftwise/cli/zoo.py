@@ -1,0 +1,82 @@
+"""`draftwise zoo`: look at the bundled models, or make them again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from draftwise import zoo
+
+app = typer.Typer(no_args_is_help=True, help="The bundled tiny models: info, build.")
+
+_PACKAGE = Path(zoo.__file__).parent
+
+
+@app.command()
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Show the models, where they lie, and how often each drafter is accepted in each domain."""
+    try:
+        found = zoo.manifest()
+    except FileNotFoundError as missing:
+        raise typer.BadParameter(str(missing)) from missing
+    if as_json:
+        typer.echo(json.dumps(_report(found["domains"], found["acceptance"])))
+        return
+    console = Console()
+    console.print(_matrix(found["acceptance"]))
+    console.print(_folders(found["files"]))
+
+
+def _report(domains: list[str], acceptance: dict[str, dict[str, float]]) -> dict[str, object]:
+    return {
+        "target": str(zoo.target_path()),
+        "drafters": {name: str(path) for name, path in zoo.drafter_paths().items()},
+        "domains": domains,
+        "prompts": zoo.prompts(),
+        "acceptance": acceptance,
+    }
+
+
+def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
+    """The acceptance matrix, the best drafter of every domain in bold."""
+    columns = list(next(iter(acceptance.values())))
+    best = {domain: max(row[domain] for row in acceptance.values()) for domain in columns}
+    table = Table("drafter", *columns, title="acceptance probability at temperature 1")
+    for name, row in acceptance.items():
+        cells = [
+            f"[bold green]{row[d]:.2f}[/]" if row[d] == best[d] else f"{row[d]:.2f}"
+            for d in columns
+        ]
+        table.add_row(name, *cells)
+    return table
+
+
+def _folders(files: dict[str, dict[str, object]]) -> Table:
+    table = Table("model", "MB", "folder", title="bundled models")
+    paths = {"target": zoo.target_path(), **zoo.drafter_paths()}
+    for name, path in paths.items():
+        key = next(key for key in files if key.split("/")[-2] == name)
+        table.add_row(name, f"{int(str(files[key]['bytes'])) / 1e6:.1f}", str(path))
+    return table
+
+
+@app.command()
+def build(
+    work: Annotated[Path, typer.Option(help="Folder for checkpoints; give it again to resume.")],
+    out: Annotated[Path, typer.Option(help="Where to publish weights and prompts.")] = _PACKAGE,
+    minutes: Annotated[
+        float, typer.Option(help="Size of the build: 75 is the bundled one, less is worse.")
+    ] = 75.0,
+    processes: Annotated[int, typer.Option(help="Processes of one thread for the drafters.")] = 1,
+) -> None:
+    """Make the bundled models from nothing; an interrupted build goes on where it stopped."""
+    from draftwise.zoo.build import build as run  # torch only where it is needed
+
+    run(out, work, minutes=minutes, processes=processes)

@@ -1,0 +1,87 @@
+"""Distillation: a drafter learns a target's distribution, and how often it is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftwise.train.lesson import (
+    Batch,
+    Lesson,
+    Text,
+    answer_logits,
+    groups,
+    lesson_batches,
+    pad,
+)
+from draftwise.train.loop import Progress, Settings, fit
+
+
+def acceptance(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Acceptance probability alpha [A] at temperature 1: the overlap sum_v min(p_v, q_v).
+
+    Source: Leviathan et al. 2023, theorem 3.5. Inputs are logits [A, V] of target and drafter.
+    """
+    p, q = p_logits.float().softmax(-1), q_logits.float().softmax(-1)
+    return torch.minimum(p, q).sum(-1)
+
+
+def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy against the target's distribution plus its rejection probability.
+
+    Source: MetaSD, appendix F.1, distils on sampled text; the soft targets and the second term,
+    one minus `acceptance`, are from DistillSpec (Zhou et al. 2023): the first learns fast, the
+    second is what a drafter is for.
+    """
+    logits = answer_logits(model, batch.tokens, batch.positions).float()  # type: ignore[arg-type]
+    log_q = logits.log_softmax(-1)
+    p = batch.logits.float().softmax(-1)
+    soft = -(p * log_q).sum(-1).mean()
+    rejected = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
+    return soft + rejected
+
+
+def distill(
+    drafter: PreTrainedModel,
+    lessons: Sequence[Lesson],
+    settings: Settings,
+    *,
+    seed: int,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+) -> list[float]:
+    """Train `drafter` in place on the target's logits and return the loss of every step."""
+    read = lesson_batches(lessons, seed=seed)
+    device = drafter.device
+
+    def batch(step: int) -> Batch:
+        found = read(step)
+        return Batch(*(x.to(device) for x in (found.tokens, found.positions, found.logits)))
+
+    return fit(
+        drafter,
+        distillation_loss,
+        batch,
+        settings,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+
+
+@torch.inference_mode()
+def measure_acceptance(
+    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text]
+) -> float:
+    """Mean alpha over the learned positions of `texts`, the drafter following the same text."""
+    total, count = 0.0, 0
+    for group in groups(texts, 4096):
+        tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
+        alpha = acceptance(
+            answer_logits(target, tokens, positions), answer_logits(drafter, tokens, positions)
+        )
+        total, count = total + float(alpha.sum()), count + len(alpha)
+    return total / count

@@ -1,0 +1,142 @@
+"""Lessons: token sequences with a teacher's logits on their answers, kept on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+Logits = NDArray[np.float16]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A token sequence of which the positions from `start` on are to be learned."""
+
+    tokens: tuple[int, ...]
+    start: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.start < len(self.tokens):
+            raise ValueError(
+                f"start must lie inside the {len(self.tokens)} tokens and leave one before it, "
+                f"got {self.start}"
+            )
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Texts and the teacher's logits [A, V] for their A learned positions, in order."""
+
+    texts: tuple[Text, ...]
+    logits: Logits
+
+    def offsets(self) -> list[int]:
+        """Where each text's logits begin."""
+        sizes = [0] + [len(text.tokens) - text.start for text in self.texts]
+        return np.cumsum(sizes)[:-1].tolist()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded tokens [B, T], flat positions [A] that predict a learned token, logits [A, V]."""
+
+    tokens: Tensor
+    positions: Tensor
+    logits: Tensor
+
+
+def answer_logits(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Logits [A, V] at flat `positions` [A] of `tokens` [B, T]; the head runs nowhere else."""
+    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+    logits: Tensor = model.lm_head(hidden.flatten(0, 1)[positions])
+    return logits
+
+
+def pad(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+    """Right-padded tokens [B, T] and the flat positions [A] before every learned token."""
+    width = max(len(text.tokens) for text in texts)
+    tokens = torch.zeros(len(texts), width, dtype=torch.long)
+    positions = []
+    for row, text in enumerate(texts):
+        tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
+        first = row * width + text.start - 1
+        positions.append(torch.arange(first, first + len(text.tokens) - text.start))
+    return tokens, torch.cat(positions)
+
+
+def groups(texts: Sequence[Text], tokens_per_batch: int) -> list[list[int]]:
+    """Indices of texts of similar length, each group of about `tokens_per_batch` padded tokens."""
+    found: list[list[int]] = [[]]
+    for index in sorted(range(len(texts)), key=lambda i: len(texts[i].tokens)):
+        if found[-1] and (len(found[-1]) + 1) * len(texts[index].tokens) > tokens_per_batch:
+            found.append([])
+        found[-1].append(index)
+    return found
+
+
+@torch.inference_mode()
+def teach(target: PreTrainedModel, texts: Sequence[Text], folder: Path) -> Lesson:
+    """Write the lesson of `texts` with the logits of `target` into `folder`, or load it there."""
+    if (folder / "texts.json").exists():
+        return load(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    total = sum(len(text.tokens) - text.start for text in texts)
+    unfinished = folder / "logits.tmp.npy"
+    shape = (total, target.config.vocab_size)
+    table = np.lib.format.open_memmap(unfinished, "w+", np.float16, shape)
+    order = [index for group in groups(texts, 4096) for index in group]
+    done = 0
+    for group in groups(texts, 4096):
+        tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
+        logits = answer_logits(target, tokens, positions)
+        table[done : done + len(logits)] = logits.cpu().numpy()
+        done += len(logits)
+    table.flush()
+    os.replace(unfinished, folder / "logits.npy")
+    rows = [[texts[i].start, *texts[i].tokens] for i in order]
+    (folder / "texts.tmp").write_text(json.dumps(rows), "utf-8")
+    os.replace(folder / "texts.tmp", folder / "texts.json")  # last: it marks the lesson complete
+    return load(folder)
+
+
+def load(folder: Path) -> Lesson:
+    """The lesson kept in `folder`; its logits stay on disk until they are used."""
+    rows = json.loads((folder / "texts.json").read_text("utf-8"))
+    logits = np.load(folder / "logits.npy", mmap_mode="r")
+    return Lesson(tuple(Text(tuple(row[1:]), row[0]) for row in rows), logits)
+
+
+def lesson_batches(
+    lessons: Sequence[Lesson], *, seed: int, tokens_per_batch: int = 2048
+) -> Callable[[int], Batch]:
+    """step -> batch; every epoch goes through all lessons' groups in an order of its own."""
+    offsets = [lesson.offsets() for lesson in lessons]
+    table = [
+        (number, group)
+        for number, lesson in enumerate(lessons)
+        for group in groups(lesson.texts, tokens_per_batch)
+    ]
+
+    def batch(step: int) -> Batch:
+        epoch, place = divmod(step, len(table))
+        order = list(range(len(table)))
+        random.Random(f"{seed} {epoch}").shuffle(order)
+        number, group = table[order[place]]
+        lesson = lessons[number]
+        tokens, positions = pad([lesson.texts[i] for i in group])
+        starts = [offsets[number][i] for i in group]
+        sizes = [len(lesson.texts[i].tokens) - lesson.texts[i].start for i in group]
+        parts = [lesson.logits[s : s + n] for s, n in zip(starts, sizes, strict=True)]
+        return Batch(tokens, positions, torch.from_numpy(np.concatenate(parts)))
+
+    return batch

@@ -1,0 +1,56 @@
+"""The bundled tiny models: one target, six specialised drafters and a generalist.
+
+Nothing here imports torch; `draftwise.zoo.build` is the recipe that made the models.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).parent
+_WEIGHTS = _HERE / "weights"
+
+
+def target_path() -> Path:
+    """The target's Hugging Face folder, with its tokenizer.
+
+    Errors: FileNotFoundError if this installation has no weights.
+    """
+    return _existing(_WEIGHTS / "target")
+
+
+def drafter_paths() -> dict[str, Path]:
+    """Drafter name -> its Hugging Face folder, in the order of the manifest."""
+    return {name: _existing(_WEIGHTS / "drafters" / name) for name in manifest()["drafters"]}
+
+
+def prompts() -> dict[str, list[str]]:
+    """Domain -> held-out prompts: no training document shares their source or seed.
+
+    `mixed` holds prompts of texts that change their domain midway.
+    """
+    found: dict[str, list[str]] = json.loads(_existing(_HERE / "prompts.json").read_text("utf-8"))
+    return found
+
+
+def manifest() -> dict[str, Any]:
+    """What the build wrote down about itself.
+
+    Keys: `domains`, `drafters`, `acceptance` (drafter -> domain -> alpha at temperature 1),
+    `heldout_loss` (domain -> the target's nats a token), `files` (path -> bytes and sha256),
+    `num_parameters`, `seed`, `versions`, `seconds` (stage -> seconds).
+    """
+    path = _existing(_WEIGHTS / "manifest.json")
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is missing: this installation has no bundled models; "
+            "make them with `draftwise zoo build`"
+        )
+    return path
