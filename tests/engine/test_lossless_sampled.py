@@ -1,0 +1,230 @@
+"""Losslessness, level 3: sampled text, end to end, has the target's law.
+
+Method: thousands of short answers to two prompts run as rows of a few batches (each row has its own
+random streams); counts of whole answers are compared with the exact law by a chi-square test. The
+law comes from plain forwards of the target and the library's own logits processors, so sampling
+options are checked against ``transformers`` too. Answers rarer than five expected ones are pooled.
+
+False alarms: seeds are fixed, so a passing run stays passing. A sound change of code that merely
+draws otherwise fails a case with probability 1e-5 (``LEVEL``).
+
+Teeth: planted bugs must be rejected at the same level.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from draftwise.dist import is_broken
+from draftwise.drafters import lm as lm_module
+from draftwise.engine import loop as loop_module
+from draftwise.engine import verify as verify_module
+from draftwise.speculator import Speculator
+from draftwise.types import Draft, SamplingParams, Verdict
+from engine.pairs import speculator, target
+
+VOCAB = 6
+LENGTH = 4
+PROMPTS = ([3, 1, 4, 1, 5, 2, 3, 1], [2])
+NUM_ROWS = 500
+LEVEL = 1e-5
+
+SAMPLING = {
+    "plain": SamplingParams(temperature=1.0),
+    "cool, top-k": SamplingParams(temperature=0.7, top_k=4),
+    "top-p": SamplingParams(temperature=1.0, top_p=0.85),
+    "penalised": SamplingParams(temperature=1.0, repetition_penalty=1.6),
+    "all": SamplingParams(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.3),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fixed": {"names": ["good"], "policy": "fixed:1", "lengths": (3,)},
+    "poor drafter": {"names": ["bad"], "policy": "fixed:1", "lengths": (2,)},
+    "guide": {
+        "names": ["good"],
+        "policy": "fixed:1",
+        "lengths": (3,),
+        "rules": ("max-confidence:0.4",),
+    },
+    "bandit": {"names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (1, 3)},
+    "full information": {
+        "names": ["good", "bad", "lookup"],
+        "policy": "hedge",
+        "feedback": "panoramic",
+        "lengths": (3,),
+    },
+}
+
+
+def build(setting: str) -> Speculator:
+    options = dict(SETTINGS[setting])
+    return speculator(options.pop("names"), vocab_size=VOCAB, **options)
+
+
+def processors(sampling: SamplingParams) -> LogitsProcessorList:
+    """The library's own, in the library's own order."""
+    chain: list[Any] = []
+    if sampling.repetition_penalty != 1.0:
+        chain.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    chain.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        chain.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        chain.append(TopPLogitsWarper(sampling.top_p))
+    return LogitsProcessorList(chain)
+
+
+@cache
+@torch.inference_mode()
+def own_law(prompt: tuple[int, ...], sampling: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Probability of each answer of ``LENGTH`` tokens, from plain forwards over all prefixes."""
+    law = {(): 1.0}
+    for _ in range(LENGTH):
+        texts = torch.tensor([[*prompt, *answer] for answer in law])
+        logits = target(vocab_size=VOCAB).module(input_ids=texts, use_cache=False).logits[:, -1]
+        probs = processors(sampling)(texts, logits).double().softmax(-1).tolist()
+        law = {
+            (*answer, token): weight * share
+            for (answer, weight), row in zip(law.items(), probs, strict=True)
+            for token, share in enumerate(row)
+            if share > 0
+        }
+    return law
+
+
+def answers(
+    made: Speculator, sampling: SamplingParams, num_batches: int
+) -> list[Counter[tuple[int, ...]]]:
+    """Counts of answers to each prompt; rows of both prompts share every batch."""
+    counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
+    prompts = list(itertools.islice(itertools.cycle(PROMPTS), NUM_ROWS))
+    for seed in range(num_batches):
+        results = made.generate(
+            prompts, max_new_tokens=LENGTH, sampling=[sampling] * NUM_ROWS, seed=seed
+        )
+        for index, result in enumerate(results):
+            counts[index % len(PROMPTS)][tuple(result.tokens)] += 1
+    return counts
+
+
+def p_value(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """Chi-square of the counts against the law; 0 if something impossible was said."""
+    if counts.keys() - law.keys():
+        return 0.0
+    num = counts.total()
+    cells = [(counts[answer], num * share) for answer, share in law.items()]
+    common = [cell for cell in cells if cell[1] >= 5]
+    rare = [cell for cell in cells if cell[1] < 5]
+    if rare:
+        common.append((sum(seen for seen, _ in rare), sum(expected for _, expected in rare)))
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in common)
+    half = torch.tensor([(len(common) - 1) / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def smallest_p_value(made: Speculator, sampling: SamplingParams, num_batches: int) -> float:
+    """Over the prompts, Bonferroni-corrected."""
+    found = answers(made, sampling, num_batches)
+    laws = [own_law(tuple(prompt), sampling) for prompt in PROMPTS]
+    values = [p_value(counts, law) for counts, law in zip(found, laws, strict=True)]
+    return min(values) * len(values)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sampling"),
+    [
+        ("fixed", "plain"),
+        ("fixed", "top-p"),
+        ("fixed", "penalised"),
+        ("fixed", "all"),
+        ("poor drafter", "cool, top-k"),
+        ("guide", "plain"),
+        ("bandit", "plain"),
+        ("bandit", "all"),
+        ("full information", "top-p"),
+    ],
+)
+def test_answers_have_the_law_of_the_target(setting: str, sampling: str) -> None:
+    """3,000 answers; fails a sound engine with probability 1e-5 at another seed."""
+    assert smallest_p_value(build(setting), SAMPLING[sampling], 6) > LEVEL
+
+
+# Teeth: each of these is wrong on purpose.
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_residual(patch: pytest.MonkeyPatch) -> None:
+    """After a rejection the bonus token is drawn from p itself."""
+    patch.setattr(verify_module, "residual", lambda p, q: p)
+
+
+def draw_and_discard(patch: pytest.MonkeyPatch) -> None:
+    """A drawn token of low probability is dropped from the end of the draft."""
+    sound = lm_module._Chain.draft
+
+    def draft(self: Any, source: str) -> Draft:
+        while self.tokens and self.dists[-1][self.tokens[-1]] < 0.3:
+            self.tokens.pop()
+            self.dists.pop()
+        return sound(self, source)
+
+    patch.setattr(lm_module._Chain, "draft", draft)
+
+
+def raw_q_reported(patch: pytest.MonkeyPatch) -> None:
+    """q is reported as it was before top-p, though tokens are drawn after it."""
+    sound_see, sound_draft = lm_module._Chain.see, lm_module._Chain.draft
+    raw: dict[int, list[Any]] = {}
+
+    def see(self: Any, dist: Any, logits: torch.Tensor) -> None:
+        if not is_broken(dist):
+            raw.setdefault(id(self), []).append(logits.softmax(-1).numpy())
+        sound_see(self, dist, logits)
+
+    def draft(self: Any, source: str) -> Draft:
+        self.dists = raw.pop(id(self))[: len(self.tokens)]
+        return sound_draft(self, source)
+
+    patch.setattr(lm_module._Chain, "see", see)
+    patch.setattr(lm_module._Chain, "draft", draft)
+
+
+def longest_of_several(patch: pytest.MonkeyPatch) -> None:
+    """The draft is judged three times with fresh randomness, and the longest verdict wins."""
+    rng, sound = np.random.default_rng(0), verify_module.verify
+
+    def judge(draft: Draft, targets: Sequence[Any], uniforms: Any) -> Verdict:
+        fresh = [uniforms, *rng.random((2, len(uniforms)))]
+        return max((sound(draft, targets, u) for u in fresh), key=lambda v: v.num_accepted)
+
+    patch.setattr(loop_module, "verify", judge)
+
+
+@pytest.mark.parametrize(
+    ("plant", "sampling"),
+    [
+        (no_residual, "plain"),
+        (draw_and_discard, "plain"),
+        (raw_q_reported, "top-p"),
+        (longest_of_several, "plain"),
+    ],
+)
+def test_teeth(plant: Plant, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the answers are enough to see them."""
+    plant(monkeypatch)
+    assert smallest_p_value(build("poor drafter"), SAMPLING[sampling], 3) < LEVEL
