@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import typer
 
 from draftwise.cli.demo import demo
 from draftwise.cli.failures import refusals
 from draftwise.cli.generate import generate
 from draftwise.cli.models import models
+from draftwise.cli.zoo import app as zoo
 
 app = typer.Typer(
     name="draftwise",
@@ -22,10 +21,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(demo)
 app.command()(models)
-if find_spec("draftwise.cli.zoo"):
-    from draftwise.cli.zoo import app as zoo
-
-    app.add_typer(zoo, name="zoo", help="The bundled tiny models: remake them, look at them.")
+app.add_typer(zoo, name="zoo", help="The bundled tiny models: remake them, look at them.")
 
 
 def main() -> None:

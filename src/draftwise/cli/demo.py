@@ -1,5 +1,144 @@
-"""Stub."""
+"""``draftwise demo``: plain decoding beside draftwise, on prompts of every domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from draftwise.cli import options as o
+from draftwise.cli.failures import INTERRUPTED, graceful, quiet, refusals, refused_values, say
+from draftwise.cli.load import Wanted, check, check_sampling, load
+from draftwise.cli.race import Lane, race
+from draftwise.cli.report import Pair, report
+from draftwise.cli.show import colours, legend, painted
+from draftwise.cli.stage import Stage
+from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.speculator import Speculator
+
+NumPrompts = Annotated[int, typer.Option("--prompts", help="How many prompts, of all domains.")]
+
+_PROMPT_LINES = 4
+_WARM_UP_TOKENS = 24
 
 
-def demo() -> None:
-    """Stub."""
+@refusals()
+def demo(
+    prompts: NumPrompts = 7,
+    max_new_tokens: o.MaxNewTokens = 160,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+    target: o.Target = "zoo",
+    drafter: o.Drafters = None,
+    preset: o.PresetName = "draftwise",
+    threads: o.Threads = 1,
+) -> None:
+    """Watch plain decoding and draftwise answer the same prompts; tokens coloured by drafter."""
+    wanted = Wanted(target, drafter, preset, seed=seed, threads=threads)
+    sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
+    with quiet():
+        with refused_values():
+            check(wanted)
+            check_sampling(sampling)
+            chosen = choose_prompts(prompts)
+            fast = load(wanted)
+        with graceful() as is_stopped:
+            show = Show(fast, preset, sampling)
+            show.conclude(show.run(chosen, is_stopped))
+        if is_stopped():
+            say("interrupted", style="yellow")
+            raise SystemExit(INTERRUPTED)
+
+
+def choose_prompts(num: int) -> list[tuple[str, str]]:
+    """(domain, prompt): the first held-out prompt of each domain, then the second, ..."""
+    if num < 1:
+        raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
+    from draftwise import zoo
+
+    found = zoo.prompts()
+    longest = max(len(prompts) for prompts in found.values())
+    in_turn = [
+        (domain, prompts[i])
+        for i in range(longest)
+        for domain, prompts in found.items()
+        if i < len(prompts)
+    ]
+    return in_turn[:num]
+
+
+def plain_like(fast: Speculator) -> Speculator:
+    """Plain decoding in the same loop, with the very same target in memory."""
+    from draftwise.presets import preset
+    from draftwise.speculator import Speculator
+
+    return Speculator(fast.target, fast.tokenizer, [], preset("plain"))
+
+
+class Show:
+    """Both decoders on one prompt after another, live on a terminal and as plain text elsewhere."""
+
+    def __init__(self, fast: Speculator, title: str, sampling: Mapping[str, Any]) -> None:
+        self._fast, self._plain, self._title = fast, plain_like(fast), title
+        self._sampling, self._console = sampling, Console()
+        self._styles = colours([drafter.name for drafter in fast.drafters])
+
+    def run(self, prompts: Sequence[tuple[str, str]], is_stopped: Callable[[], bool]) -> list[Pair]:
+        """Race on each prompt; returns what was finished."""
+        self._console.print("Each token in the colour of the drafter that wrote it:", style="bold")
+        self._console.print(legend(self._styles))
+        self._warm_up(prompts[0][1])
+        pairs: list[Pair] = []
+        for number, (domain, prompt) in enumerate(prompts, 1):
+            self._introduce(f"{number}/{len(prompts)} {domain}", prompt)
+            plain, fast = (
+                self._lane(self._plain, "plain decoding", prompt),
+                self._lane(self._fast, self._title, prompt),
+            )
+            # who moves first alternates; on the screen plain decoding stays on the left
+            self._race([plain, fast], number % 2 == 0, is_stopped)
+            if is_stopped():
+                break
+            pairs.append(Pair(domain, plain.result(), fast.result()))
+        return pairs
+
+    def conclude(self, pairs: Sequence[Pair]) -> None:
+        """The tables over all prompts."""
+        if pairs:
+            is_greedy = self._sampling["temperature"] == 0
+            self._console.print(report(pairs, self._styles, self._title, is_greedy))
+
+    def _warm_up(self, prompt: str) -> None:
+        """The first calls pay for the allocator and lazy imports: neither lane should."""
+        for speculator in (self._plain, self._fast):
+            speculator.generate(prompt, **{**self._sampling, "max_new_tokens": _WARM_UP_TOKENS})
+
+    def _lane(self, speculator: Speculator, title: str, prompt: str) -> Lane:
+        return Lane(title, speculator.start(prompt, **self._sampling), speculator.tokenizer)
+
+    def _introduce(self, title: str, prompt: str) -> None:
+        """Which prompt it is, by its last lines."""
+        self._console.print()
+        self._console.rule(Text(title, "bold"), align="left", style="bright_black")
+        for line in prompt.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
+            self._console.print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
+
+    def _race(
+        self, lanes: Sequence[Lane], is_reversed: bool, is_stopped: Callable[[], bool]
+    ) -> None:
+        order = list(reversed(lanes)) if is_reversed else list(lanes)
+        if not self._console.is_terminal:
+            for _ in race(order, is_stopped):
+                pass
+            for lane in lanes:
+                self._console.print(Text(f"--- {lane.title}: {lane.tok_per_s:.1f} tok/s"))
+            self._console.print(painted(lanes[-1].pieces, {}), soft_wrap=True)
+            return
+        with Stage(self._console, lanes, self._styles) as stage:
+            for _ in race(order, is_stopped):
+                stage.draw()

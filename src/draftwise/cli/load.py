@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 SCOPES = ("request", "session")
+_SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ def check(wanted: Wanted) -> None:
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
     """Refuse at once what no model could sample with; raises ValueError or DraftwiseError."""
-    SamplingParams(**{name: sampling[name] for name in SamplingParams.__dataclass_fields__})
+    given = {name: sampling[name] for name in _SAMPLING if name in sampling}
+    SamplingParams(**given)
     if sampling["max_new_tokens"] < 1:
         raise DraftwiseError(f"--max-new-tokens {sampling['max_new_tokens']}: it must be 1 or more")
 

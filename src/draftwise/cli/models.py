@@ -1,5 +1,174 @@
-"""Stub."""
+"""``draftwise models``: what can be loaded, and whether a target and drafters fit each other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from draftwise import registry
+from draftwise.cli import options as o
+from draftwise.cli.failures import quiet, refusals, refused_values
+from draftwise.cli.load import loading
+from draftwise.presets import PRESETS
+
+if TYPE_CHECKING:
+    from draftwise.nn.model import CausalModel
+
+_GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward", "make_base"}
+"""Parameters that the engine fills in: nobody writes them in a spec."""
+
+_MODEL_DRAFTERS = {"lm": "PATH"}
+"""Drafters that are a model: their spec is where it lies, not options."""
 
 
-def models() -> None:
-    """Stub."""
+@refusals()
+def models(
+    target: o.Target | None = None,
+    drafter: o.Drafters = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = 1,
+) -> None:
+    """List what can be loaded; or load a target and drafters, check and describe them."""
+    console = Console()
+    with quiet(), refused_values():
+        if target is None and not drafter:
+            with loading("the tables", threads):
+                tables = list(_tables())
+            for table in tables:
+                console.print(table)
+        else:
+            console.print(_describe(target or "zoo", drafter, dtype, device, threads))
+
+
+def _describe(
+    target: str, specs: list[str] | None, dtype: str, device: str, threads: int
+) -> RenderableType:
+    """Load, which runs every check there is, and say what was found."""
+    with loading(target, threads):
+        from draftwise.nn.load import load_model, load_tokenizer
+        from draftwise.pool import load_drafters, resolve_target
+
+        path, defaults = resolve_target(target)
+        model = load_model(path, dtype=dtype, device=device)
+        load_tokenizer(path)
+        wanted = defaults if specs is None else specs
+        drafters = load_drafters(wanted, model, path, dtype=dtype, device=device)
+    table = _table(
+        f"{target}: fits", "", "model", "parameters", "vocab", "positions", "runs in", "self-check"
+    )
+    table.add_row("target", *_facts(model))
+    for one in drafters:
+        own = getattr(one, "model", None)
+        table.add_row(one.name, *([type(one).__name__] if own is None else _facts(own)))
+    return table
+
+
+def _facts(model: CausalModel) -> list[str]:
+    return [
+        type(model.module).__name__,
+        f"{model.num_parameters / 1e6:,.1f} M",
+        f"{model.vocab_size:,}",
+        f"{model.max_positions:,}",
+        f"{model.dtype}, {model.module.config._attn_implementation}".removeprefix("torch."),
+        "passed",  # a model that does not pass was refused while it was loaded
+    ]
+
+
+def _tables() -> Iterator[RenderableType]:
+    yield from _zoo()
+    yield _drafters()
+    for title, option, table in (
+        ("policies", "--policy", registry.POLICIES),
+        ("rewards", "--reward", registry.REWARDS),
+        ("feedbacks", "--feedback", registry.FEEDBACKS),
+        ("stop rules", "--rule", registry.GUIDES),
+    ):
+        kind = title.removesuffix("s")
+        yield _entries(title, option, [(n, *_entry(kind, table, n)) for n in table])
+    yield _presets()
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(
+        title=Text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _zoo() -> Iterator[RenderableType]:
+    """The bundled models, or why there are none."""
+    from draftwise import zoo
+
+    table = _table("bundled models (--target zoo)", "spec", "parameters", "MB")
+    try:
+        counts = zoo.manifest()["num_parameters"]
+        folders = {"zoo": zoo.target_path()} | {
+            f"zoo:{name}": path for name, path in zoo.drafter_paths().items()
+        }
+    except FileNotFoundError as error:
+        yield Text(str(error), "yellow")
+        return
+    for spec, folder in folders.items():
+        name = "target" if spec == "zoo" else spec.removeprefix("zoo:")
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        table.add_row(spec, _count(counts, name), f"{size / 1e6:.1f}")
+    yield table
+
+
+def _count(counts: Mapping[str, Any], name: str) -> str:
+    return f"{counts[name]:,}" if name in counts else "-"
+
+
+def _drafters() -> Table:
+    rows = []
+    for name in registry.DRAFTERS:
+        options, about = _entry("drafter", registry.DRAFTERS, name)
+        path = _MODEL_DRAFTERS.get(name)
+        rows.append((f"{name}:{path}" if path else name, "" if path else options, about))
+    rows.append(("zoo, zoo:NAME", "", "All bundled drafters, or one of them."))
+    return _entries("drafters", "--drafter", rows)
+
+
+def _entries(title: str, option: str, rows: list[tuple[str, str, str]]) -> Table:
+    table = _table(f"{title} ({option})", "name", "options", "what it does")
+    for name, options, about in rows:
+        table.add_row(name, Text(options, "dim"), about)
+    return table
+
+
+def _entry(kind: str, table: registry.Table, name: str) -> tuple[str, str]:
+    """One entry's options with their defaults, and the first sentence of its docstring."""
+    try:
+        found = registry.lookup(kind, table, name)
+    except (ImportError, AttributeError) as error:  # an extra that is not installed
+        return "", f"not available: {error}"
+    return _options(found), (inspect.getdoc(found) or "").split("\n")[0]
+
+
+def _options(found: Callable[..., Any]) -> str:
+    parameters = inspect.signature(found).parameters.values()
+    return ", ".join(
+        p.name if p.default is inspect._empty else f"{p.name}={p.default}"
+        for p in parameters
+        if p.name not in _GIVEN
+    )
+
+
+def _presets() -> Table:
+    table = _table(
+        "presets (--preset)", "name", "policy", "reward", "feedback", "lengths", "source"
+    )
+    for name, preset in PRESETS.items():
+        lengths = [*([0] if preset.with_none else []), *preset.lengths]
+        shown = ",".join(map(str, lengths)) if len(lengths) < 5 else f"{lengths[0]}..{lengths[-1]}"
+        table.add_row(name, preset.policy, preset.reward, preset.feedback, shown, preset.source)
+    return table
