@@ -14,15 +14,16 @@ from transformers import Cache
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one forward writes: its rows of the storage, their first slots, and how far it reads.
+    """Where one forward writes, and how far it reads.
 
-    rows: [R] storage rows, or None for all of them in order. slots: [R, T] on the cache's device.
-    start: the common first slot if all rows have the same, else None. used: slots read, in tokens.
+    rows: [R] storage rows, or None for all of them in order. slots: [R, T] where each token goes,
+    or None if every row writes T = ``width`` tokens from slot ``start`` on. used: slots read.
     """
 
     rows: Tensor | None
-    slots: Tensor
-    start: int | None
+    slots: Tensor | None
+    start: int
+    width: int
     used: int
 
 
@@ -82,7 +83,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The first slot of the coming write (the library asks; our masks do not)."""
         place = self._placement
-        return 0 if place is None else place.used - place.slots.shape[1]
+        return 0 if place is None else place.start
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """As ``get_seq_length``."""
@@ -106,12 +107,13 @@ class RaggedCache(Cache):  # type: ignore[misc]
 
 def _write_and_read(storage: Tensor, states: Tensor, place: Placement) -> Tensor:
     """Store [R, H, T, D] at the placement and return [R, H, used, D] (a view for all rows)."""
-    if place.rows is None:
-        if place.start is not None:
-            storage[:, :, place.start : place.start + states.shape[2]] = states
-        else:
-            rows = torch.arange(storage.shape[0], device=storage.device)[:, None]
-            storage[rows, :, place.slots] = states.transpose(1, 2)
+    if place.rows is None and place.slots is None:
+        storage[:, :, place.start : place.start + place.width] = states
         return storage[:, :, : place.used]
-    storage[place.rows[:, None], :, place.slots] = states.transpose(1, 2)
-    return storage[place.rows, :, : place.used]
+    device = storage.device
+    rows = torch.arange(len(storage), device=device) if place.rows is None else place.rows
+    slots = place.slots
+    if slots is None:
+        slots = torch.arange(place.start, place.start + place.width, device=device)[None]
+    storage[rows[:, None], :, slots] = states.transpose(1, 2)
+    return storage[:, :, : place.used] if place.rows is None else storage[rows, :, : place.used]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.cache import Placement, RaggedCache
+from draftwise.types import Ints
 
 BULK_LOGITS = 1 << 24
 """Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
@@ -46,6 +47,7 @@ class CausalModel:
         self._patterns = _attention_patterns(config)
         self._window = int(getattr(config, "sliding_window", None) or 0)
         self._additive = config._attn_implementation != "sdpa"
+        self._numbers = torch.arange(0, device=self.device)
         self._can_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
 
     def new_cache(self, num_rows: int, capacity: int) -> RaggedCache:
@@ -64,7 +66,7 @@ class CausalModel:
         """
         longest = max(len(t) for t in tokens)
         if longest > keep and len(rows) * longest * self.vocab_size > BULK_LOGITS:
-            head = [t[: len(t) - keep] for t in tokens]
+            head = [t[: max(0, len(t) - keep)] for t in tokens]
             self._forward(cache, rows, head, without_logits=True)
             tokens = [t[max(0, len(t) - keep) :] for t in tokens]
         logits = self._forward(cache, rows, tokens)
@@ -77,31 +79,25 @@ class CausalModel:
         tokens: Sequence[Sequence[int]],
         without_logits: bool = False,
     ) -> Tensor:
-        """One forward of ragged rows, padded at the end to the longest. [R, T, V].
-
-        Padding repeats its row's last position, so that no query is left without a key (NaN would
-        stay in the cache), and writes behind the row's end, in the last slot if need be.
-        """
+        """One forward of ragged rows, padded at the end to the longest. [R, T, V]."""
         counts = np.array([len(t) for t in tokens])
-        width, starts = int(counts.max()), cache.lengths[list(rows)]
-        steps = np.arange(width)
-        positions = starts[:, None] + np.minimum(steps, np.maximum(counts - 1, 0)[:, None])
-        slots = np.minimum(starts[:, None] + steps, cache.capacity - 1)
+        starts, width = cache.lengths[list(rows)], int(counts.max())
         used = int((starts + counts).max())
+        is_even = bool((starts == starts[0]).all() and (counts == width).all())
+        if is_even:
+            positions, slots = self._slots(used)[used - width :][None], None
+        else:
+            positions, slots = self._ragged(starts, counts, cache.capacity)
+        every = list(rows) == list(range(len(cache.lengths)))
         cache.place(
-            Placement(
-                None if list(rows) == list(range(len(cache.lengths))) else self._tensor(rows),
-                self._tensor(slots),
-                int(starts[0]) if (starts == starts[0]).all() else None,
-                used,
-            )
+            Placement(None if every else self._tensor(rows), slots, used - width, width, used)
         )
+        ids = tokens if is_even else [[*t, *[0] * (width - len(t))] for t in tokens]
         extra = {"logits_to_keep": 1} if without_logits and self._can_keep else {}
-        position_ids = self._tensor(positions)
         logits: Tensor = self.module(
-            input_ids=self._tensor([[*t, *[0] * (width - len(t))] for t in tokens]),
-            attention_mask=self._mask(position_ids, used),
-            position_ids=position_ids,
+            input_ids=self._tensor(ids),
+            attention_mask=self._mask(positions, used),
+            position_ids=positions.expand(len(counts), width),
             past_key_values=cache,
             use_cache=True,
             **extra,
@@ -109,16 +105,33 @@ class CausalModel:
         cache.lengths[list(rows)] = starts + counts
         return logits
 
+    def _ragged(self, starts: Ints, counts: Ints, capacity: int) -> tuple[Tensor, Tensor]:
+        """[R, T] positions and slots of rows that differ.
+
+        Padding repeats its row's last token in that token's own place: it needs no room, changes
+        nothing, and leaves no query without a key (NaN would stay in the cache).
+        """
+        steps = np.arange(counts.max())
+        positions = starts[:, None] + np.minimum(steps, np.maximum(counts - 1, 0)[:, None])
+        slots = np.minimum(starts[:, None] + steps, capacity - 1)
+        return self._tensor(positions), self._tensor(slots)
+
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self.device)
 
+    def _slots(self, num: int) -> Tensor:
+        """[num] 0, 1, 2, ...: a view of one tensor that grows by doubling."""
+        if num > len(self._numbers):
+            self._numbers = torch.arange(2 * num, device=self.device)
+        return self._numbers[:num]
+
     def _mask(self, positions: Tensor, used: int) -> Tensor | dict[str, Tensor]:
-        """[R, 1, T, used] for positions [R, T]: who may look at which slot (slot = position)."""
-        slots = torch.arange(used, device=self.device)
-        full = slots <= positions[:, None, :, None]
+        """[R or 1, 1, T, used]: which slot (= position) each query at ``positions`` may look at."""
+        slots, queries = self._slots(used), positions[:, None, :, None]
+        full = slots <= queries
         if self._patterns == {"full_attention"}:
             return self._as_bias(full)
-        sliding = self._as_bias(full & (slots > positions[:, None, :, None] - self._window))
+        sliding = self._as_bias(full & (slots > queries - self._window))
         if self._patterns == {"sliding_attention"}:
             return sliding
         return {"full_attention": self._as_bias(full), "sliding_attention": sliding}
