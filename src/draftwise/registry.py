@@ -10,6 +10,7 @@ the first option), several options separated by commas.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import types
@@ -30,10 +31,24 @@ POLICIES: Table = {
     "random": ("policies.uniform:Random", {}),
     "ucb1": ("policies.ucb1:UCB1", {"beta": 1.0}),
     "ucbspec": ("policies.ucbspec:UCBSpec", {"delta": 0.5}),
+    "ucb-tuned": ("policies.ucb_tuned:UCBTuned", {}),
+    "discounted-ucb": ("policies.discounted_ucb:DiscountedUCB", {"beta": 0.05, "discount": 0.99}),
+    "sliding-ucb": ("policies.sliding_ucb:SlidingUCB", {"beta": 0.05, "window": 100}),
+    "exp3": ("policies.exp3:EXP3", {"gamma": 0.4}),
     "exp3spec": ("policies.exp3spec:EXP3Spec", {}),
+    "thompson-gaussian": ("policies.thompson_gaussian:ThompsonGaussian", {}),
+    "thompson-bernoulli": ("policies.thompson_bernoulli:ThompsonBernoulli", {}),
+    "sequential-halving": ("policies.sequential_halving:SequentialHalving", {"budget": 200}),
+    "petc": ("policies.petc:PETC", {"c": 32.0}),
     "hedge": ("policies.hedge:Hedge", {}),
     "normalhedge": ("policies.normalhedge:NormalHedge", {}),
+    "adanormalhedge": ("policies.adanormalhedge:AdaNormalHedge", {}),
     "goodput": ("policies.goodput:Goodput", {}),
+    "draft-all": ("policies.draft_all:DraftAll", {}),
+    "router": ("policies.router:Router", {"plan": 1}),
+    "delayed": ("policies.delayed:Delayed", {"base": "ucbspec", "rounds": 3}),
+    "copies": ("policies.copies:Copies", {"base": "exp3spec"}),
+    "batched": ("policies.batched:Batched", {"base": "thompson-gaussian", "skip": 2}),
 }
 REWARDS: Table = {
     "length": ("rewards.counts:Length", {}),
@@ -64,7 +79,7 @@ DRAFTERS: Table = {
 def make_policy(
     spec: str,
     num_plans: int,
-    seed: int | np.random.SeedSequence = 0,
+    seed: int | np.random.SeedSequence | np.random.Generator = 0,
     *,
     plans: Sequence[Plan] | None = None,
 ) -> Policy:
@@ -81,9 +96,21 @@ def make_policy(
         raise ValueError(f"num_plans is {num_plans}: a policy needs at least one plan")
     if plans is not None and len(plans) != num_plans:
         raise ValueError(f"{len(plans)} plans were given for num_plans={num_plans}")
-    given = {"num_plans": num_plans, "rng": np.random.default_rng(seed), "plans": plans}
+    given = {
+        "num_plans": num_plans,
+        "rng": np.random.default_rng(seed),
+        "plans": plans,
+        "make_base": functools.partial(_make_base, num_plans, plans),
+    }
     policy: Policy = build("policy", POLICIES, spec, given)
     return policy
+
+
+def _make_base(
+    num_plans: int, plans: Sequence[Plan] | None, spec: str, rng: np.random.Generator
+) -> Policy:
+    """The policy that a wrapper wraps, drawing from the wrapper's generator."""
+    return make_policy(spec, num_plans, rng, plans=plans)
 
 
 def make_reward(spec: str) -> Reward:

@@ -22,21 +22,45 @@ NAMES = sorted(POLICIES)
 NEEDS_EVERYTHING = {
     "hedge": "hedging has no use for bandit feedback: one plan alone has no regret",
     "normalhedge": "as hedge",
+    "adanormalhedge": "as hedge",
 }
 STAYS = {
     "fixed": "learns nothing, by definition",
     "random": "learns nothing, by definition",
+    "draft-all": "plays all plans, by definition",
+    "router": "picks before the request starts",
+}
+EXPLORES_FOR_EVER = {
+    "exp3": "the box mixes in the uniform draw with probability gamma = 0.4, for ever",
 }
 NEVER_RETRIES = {
     "fixed": "plays one plan, by definition",
+    "router": "plays one plan, by definition",
+    "draft-all": "plays all plans, by definition",
     "goodput": "does not explore; equal plans tie and the first one wins",
+    "sequential-halving": "drops plans for good, by definition",
+    "petc": "commits, by definition",
 }
 ORDER_MATTERS = {
     "goodput": "older values count less, by design",
+    "discounted-ucb": "older values count less, by definition",
+    "sliding-ucb": "the ring keeps the order, to know what leaves it first",
     "hedge": "at the anytime rate the mean loss of the draw depends on the weights so far",
     "normalhedge": "the regret is against the draw's own weights, which the first one moves",
+    "adanormalhedge": "as normalhedge",
+    "delayed": "a queue keeps the order",
+    "batched": "which feedback is skipped depends on its place",
 }
-NAMED = {"fixed": "its option is the plan's number, which renaming does not change"}
+NAMED = {
+    "fixed": "its option is the plan's number, which renaming does not change",
+    "router": "its option is the plan's number, which renaming does not change",
+    "draft-all": "plan 0 stands for all",
+}
+WRAPPERS = {
+    "delayed": "base=%s,rounds=0",
+    "batched": "base=%s,warmup=0,batch=1,skip=1",
+    "copies": "base=%s",
+}
 
 
 def spec(name: str) -> str:
@@ -107,7 +131,7 @@ def test_finite_after_1e5_extreme_rounds(name: str) -> None:
         json.dumps(policy.state(), allow_nan=False)
 
 
-@pytest.mark.parametrize("name", all_but(STAYS))
+@pytest.mark.parametrize("name", all_but(STAYS, EXPLORES_FOR_EVER))
 @pytest.mark.parametrize("best", [0, 2, 3])
 def test_moves_to_the_best_plan(name: str, best: int) -> None:
     """Gap 0.5, 2,000 rounds: over 0.9 of the last 500 choices, or of the probability.
@@ -151,7 +175,7 @@ def test_renaming_plans_permutes_choices(name: str) -> None:
     order = np.array([2, 0, 3, 1])  # plan i of one is plan order[i] of the other
     one, other = make(name), make(name)
     rng = np.random.default_rng(3)
-    for t in range(200):
+    for t in range(600):
         plan, values = int(rng.integers(4)) if t >= 4 else t, rng.random(4)
         renamed = np.empty(4)
         renamed[order] = values
@@ -249,7 +273,7 @@ def test_a_state_of_something_else_is_refused_whole(name: str) -> None:
         policy.load_state({"nonsense": 1})
     if name not in ("fixed",):
         with pytest.raises(ValueError, match="number of plans"):
-            policy.load_state(make_policy(name, 6).state())
+            policy.load_state(make(name, 6).state())
     assert json.dumps(policy.state()) == before
 
 
@@ -312,7 +336,7 @@ def test_nonsense_is_turned_away(
 @pytest.mark.parametrize("name", NAMES)
 def test_learns_from_decisions_it_did_not_make(name: str) -> None:
     policy = make(name)
-    for t in range(40):
+    for t in range(400):
         decision = Decision(t % 4, 0.25, t + 1)
         policy.learn(decision, tell(name, decision, np.array([0.0, 0.0, 1.0, 0.0])))
     if name not in STAYS:
@@ -329,13 +353,38 @@ def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
     "text",
     [
         "fixed:plan=4", "ucb1:beta=0", "ucb1:beta=inf", "ucbspec:delta=0", "ucbspec:delta=2",
-        "hedge:eta=-1", "goodput:prior=0", "goodput:discount=1.5",
+        "hedge:eta=-1", "goodput:prior=0", "goodput:discount=1.5", "exp3:gamma=0", "exp3:gamma=1.1",
+        "discounted-ucb:discount=0", "discounted-ucb:beta=-1", "sliding-ucb:window=0",
+        "sliding-ucb:beta=0", "sequential-halving:budget=0", "sequential-halving:period=0",
+        "petc:c=0", "petc:num_tokens=0", "router:plan=-1", "router:num_cells=0",
+        "thompson-gaussian:prior_sd=0", "thompson-gaussian:noise_sd=nan", "delayed:rounds=-1",
+        "batched:warmup=-1", "batched:batch=0", "batched:skip=0",
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused_by_name(text: str) -> None:
     option = text.partition(":")[2].partition("=")[0]
     with pytest.raises(DraftwiseError, match=option):
         make_policy(text, 4)
+
+
+@pytest.mark.parametrize("wrapper", sorted(WRAPPERS))
+@pytest.mark.parametrize("base", ["ucb1", "exp3spec", "normalhedge", "thompson-gaussian"])
+def test_a_wrapper_that_does_nothing_changes_no_choice(wrapper: str, base: str) -> None:
+    """Delay 0 is no delay, batches of 1 are no batches, and without delay one copy is enough."""
+    plain = make_policy(base, 4, seed=3)
+    seed = np.random.default_rng(3)
+    if wrapper == "copies":  # its one copy draws from a generator of its own
+        plain = make_policy(base, 4, np.random.default_rng(seed.integers(2**63)))
+    wrapped = make_policy(f"{wrapper}:{WRAPPERS[wrapper] % base}", 4, seed=3)
+    runs = [play(base, each, bernoulli([0.3, 0.5, 0.4, 0.6]), 200) for each in (plain, wrapped)]
+    assert runs[0] == runs[1]
+    np.testing.assert_array_equal(plain.probabilities(), wrapped.probabilities())
+
+
+@pytest.mark.parametrize("wrapper", sorted(WRAPPERS))
+def test_a_wrapper_refuses_an_unknown_base_by_listing_the_known(wrapper: str) -> None:
+    with pytest.raises(DraftwiseError, match=r"unknown policy 'nonsense'.*ucb1"):
+        make_policy(f"{wrapper}:nonsense", 4)
 
 
 def test_an_unknown_policy_lists_the_valid_names() -> None:

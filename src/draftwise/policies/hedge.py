@@ -12,9 +12,10 @@ from draftwise.policies.door import check_feedback, check_positive
 from draftwise.policies.probability import draw, softmax
 from draftwise.policies.regret import instant_regrets
 from draftwise.policies.state import dump, load
+from draftwise.policies.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
-_FIELDS = ("_gains", "_values", "_counts", "_num_learned", "_num_chosen", "_rng")
+_FIELDS = ("_gains", "_tally", "_rng")
 
 
 def hedge_probabilities(gains: Floats, eta: float | None, round: int) -> Floats:
@@ -38,8 +39,7 @@ class Hedge:
     Differs: a plan that was not seen is charged the mean loss of those that were (it sleeps); so
         with bandit feedback nothing ever moves, as the algorithm has no use for it.
     Feedback: panoramic (prefix and free move what they show), in any order when eta is fixed.
-    State: gains float64[K] (cumulative regrets, unitless); sums and counts of values float64[K];
-        rounds learned and chosen.
+    State: gains float64[K] (cumulative regrets, unitless); a Tally of the values.
     Cost: O(K) a round.
     Errors: ValueError if eta is not a finite number above 0.
 
@@ -53,37 +53,29 @@ class Hedge:
         self, num_plans: int, rng: np.random.Generator, eta: float | None = None
     ) -> None:
         self._eta = None if eta is None else check_positive("eta", eta)
-        self._rng = rng
+        self._rng, self._tally = rng, Tally(num_plans)
         self._gains: Floats = np.zeros(num_plans)
-        self._values: Floats = np.zeros(num_plans)
-        self._counts: Floats = np.zeros(num_plans)
-        self._num_learned, self._num_chosen = 0, 0
 
     def choose(self) -> Decision:
         """A plan drawn from ``probabilities``."""
         probabilities = self.probabilities()
         plan = draw(probabilities, self._rng)
-        self._num_chosen += 1
-        return Decision(plan, float(probabilities[plan]), self._num_chosen)
+        return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Raise the gains of the plans that lost less than the draw does on average."""
         values, seen = check_feedback(decision, feedback, len(self._gains))
-        if not seen.any():
-            return
-        self._gains += instant_regrets(values, seen, self.probabilities())
-        self._values[seen] += values[seen]
-        self._counts += seen
-        self._num_learned += 1
+        if seen.any():
+            self._gains += instant_regrets(values, seen, self.probabilities())
+            self._tally.add(values, seen)
 
     def probabilities(self) -> Floats:
         """[K] exponential weights."""
-        return hedge_probabilities(self._gains, self._eta, self._num_learned + 1)
+        return hedge_probabilities(self._gains, self._eta, self._tally.num_rounds + 1)
 
     def estimates(self) -> Floats:
         """[K] mean value seen."""
-        average: Floats = self._values / np.maximum(self._counts, 1.0)
-        return average
+        return self._tally.means()
 
     def state(self) -> dict[str, Any]:
         """The memory as plain JSON."""

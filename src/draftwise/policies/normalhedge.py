@@ -12,9 +12,10 @@ from draftwise.policies.door import check_feedback
 from draftwise.policies.probability import draw
 from draftwise.policies.regret import instant_regrets
 from draftwise.policies.state import dump, load
+from draftwise.policies.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
-_FIELDS = ("_regrets", "_values", "_counts", "_num_learned", "_num_chosen", "_rng")
+_FIELDS = ("_regrets", "_tally", "_rng")
 _TOLERANCE = 1e-12
 _ROUNDING = 1e-9  # a lead this small is rounding; the weights know no scale and would follow it
 
@@ -69,8 +70,7 @@ class NormalHedge:
         was not seen sleeps: its regret stays, and the mean is over the seen ones; so with bandit
         feedback nothing ever moves, as the algorithm has no use for it.
     Feedback: panoramic (prefix and free move what they show), in the order given.
-    State: regrets float64[K] (cumulative, unitless); sums and counts of values float64[K];
-        rounds learned and chosen.
+    State: regrets float64[K] (cumulative, unitless); a Tally of the values.
     Cost: O(K) a round, times about five Newton steps.
     Errors: ValueError from the door.
 
@@ -81,30 +81,23 @@ class NormalHedge:
     """
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        self._rng = rng
+        self._rng, self._tally = rng, Tally(num_plans)
         self._regrets: Floats = np.zeros(num_plans)
-        self._values: Floats = np.zeros(num_plans)
-        self._counts: Floats = np.zeros(num_plans)
-        self._num_learned, self._num_chosen = 0, 0
         self._cached: Floats | None = None
 
     def choose(self) -> Decision:
         """A plan drawn from ``probabilities``."""
         probabilities = self._current()
         plan = draw(probabilities, self._rng)
-        self._num_chosen += 1
-        return Decision(plan, float(probabilities[plan]), self._num_chosen)
+        return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Add each seen plan's lead over the draw."""
         values, seen = check_feedback(decision, feedback, len(self._regrets))
-        if not seen.any():
-            return
-        self._regrets += instant_regrets(values, seen, self._current())
-        self._values[seen] += values[seen]
-        self._counts += seen
-        self._num_learned += 1
-        self._cached = None
+        if seen.any():
+            self._regrets += instant_regrets(values, seen, self._current())
+            self._tally.add(values, seen)
+            self._cached = None
 
     def probabilities(self) -> Floats:
         """[K] what the regrets say."""
@@ -112,8 +105,7 @@ class NormalHedge:
 
     def estimates(self) -> Floats:
         """[K] mean value seen."""
-        average: Floats = self._values / np.maximum(self._counts, 1.0)
-        return average
+        return self._tally.means()
 
     def state(self) -> dict[str, Any]:
         """The memory as plain JSON."""

@@ -16,6 +16,8 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
     >>> instant_regrets(np.array([1.0, 0.0]), everyone, np.array([0.25, 0.75])).tolist()
     [0.75, -0.25]
     """
+    if seen.all():
+        return values - float(probabilities @ values)
     told = values[seen]
     weights = probabilities[seen]
     total = weights.sum()

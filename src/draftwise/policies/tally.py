@@ -1,4 +1,4 @@
-"""What was seen of each plan: counts, sums and squares; the memory that the UCB family shares."""
+"""What was seen of each plan: counts, sums, squares; the memory that most policies share."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class ExpectedLength:
 
     Source: HedgeSpec, Theorem 3 and the loss f_t = 1 - estimate / (K + 1) of section 3.3; this is
         1 - f_t. ``estimator=products`` is as printed, ``exact`` the unbiased weighting by
-        min(1, q/p) of the realised tokens (docs/expected-length.md).
+        min(1, q/p) of the realised tokens.
     Differs: (1) K + 1 is that of the longest plan, so plans of different lengths are on one scale;
         (2) a plan that played and of which only its own verification is known is valued by
         ``tokens_by_verdict``.

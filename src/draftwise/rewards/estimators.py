@@ -38,7 +38,7 @@ def tokens_by_ratios(alphas: Sequence[float], ratios: Sequence[float], length: i
     1 + sum_{m=1}^{K} (prod_{j<m} r_j) a_m, r_j = min(1, q/p) of the token that the text has at j:
     the mean of r_j over text drawn from p carries min(p, q), the law of accepted tokens.
 
-    Source: this project's own correction of HedgeSpec, Theorem 3 (docs/expected-length.md).
+    Source: this project's own correction of HedgeSpec, Theorem 3.
     ``nan`` as for ``tokens_by_products``.
 
     >>> tokens_by_ratios([0.5, 0.5, 0.9], [1.0, 0.2, 0.0], length=2)

@@ -1,0 +1,87 @@
+"""Discounted UCB: old values fade, so that a plan that got better is found again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from draftwise.policies.door import check_feedback, check_positive, check_share
+from draftwise.policies.probability import one_hot
+from draftwise.policies.state import dump, load
+from draftwise.policies.tally import Tally
+from draftwise.policies.ucb1 import ucb1_indices
+from draftwise.types import Decision, Feedback, Floats
+
+_FIELDS = ("_tally", "_counts", "_sums")
+_LEAST = 1e-9  # values seen; a plan unseen for ages must not divide by an underflown 0
+
+
+class DiscountedUCB:
+    """Play the plan with the highest upper bound on its discounted mean.
+
+    Source: MetaSD, Algorithm 6 (Kocsis and Szepesvari 2006).
+    Update: every round all counts and sums are multiplied by ``discount``, then the seen values
+        are added; plan = argmax sum / n + beta * sqrt(2 ln t / n), n the discounted count.
+    Differs: (1) line 9 as printed divides the discounted sum by the plain count, so that every
+        mean falls to 0; the cited work divides by the discounted count, and so does this; (2) line
+        9 as printed leaves the means of the other plans alone; here their counts fade, which is
+        what makes them due again; (3) untried plans and seen values as in ``UCB1``.
+    Feedback: bandit or richer; the order matters, as older values count less.
+    State: discounted counts and sums float64[K] (unitless); a Tally: plain counts, rounds learned.
+    Cost: O(K) a round.
+    Errors: ValueError if beta is not above 0 or discount not in (0, 1].
+
+    >>> policy = DiscountedUCB(num_plans=2, discount=0.5)
+    >>> for value in (1.0, 0.0):
+    ...     policy.learn(Decision(0, 1.0, 1), Feedback(np.full(2, value), np.array([True, False])))
+    >>> policy.estimates().round(6).tolist()
+    [0.333333, 0.0]
+    """
+
+    def __init__(self, num_plans: int, beta: float = 0.01, discount: float = 0.98) -> None:
+        self._beta = check_positive("beta", beta)
+        self._discount = check_share("discount", discount)
+        self._num_plans, self._tally = num_plans, Tally(num_plans)
+        self._counts: Floats = np.zeros(num_plans)
+        self._sums: Floats = np.zeros(num_plans)
+
+    def choose(self) -> Decision:
+        """An untried plan, else the best index (ties go to the first)."""
+        plan = self._best()
+        return Decision(plan, 1.0, self._tally.choose(plan))
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Fade what is known, then add the seen values."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        if not seen.any():
+            return
+        self._tally.add(values, seen)
+        self._counts = self._discount * self._counts + seen
+        self._sums = self._discount * self._sums + np.where(seen, values, 0.0)
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot on the plan that ``choose`` would play."""
+        return one_hot(self._best(), self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] discounted mean value seen."""
+        average: Floats = self._sums / np.maximum(self._counts, _LEAST)
+        return average
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, _FIELDS)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, _FIELDS, state)
+
+    def _best(self) -> int:
+        untried = self._tally.unseen()
+        if untried is not None:
+            return untried
+        counts = np.maximum(self._counts, _LEAST)
+        indices = ucb1_indices(self.estimates(), counts, self._tally.num_rounds, self._beta)
+        return int(indices.argmax())

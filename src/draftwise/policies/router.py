@@ -1,0 +1,103 @@
+"""Router: a classifier of the prompt picks the plan, once, before the request starts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftwise.policies.door import check_count, check_feedback
+from draftwise.policies.probability import one_hot
+from draftwise.policies.state import dump, load
+from draftwise.types import Decision, Feedback, Floats, Ints
+
+_FIELDS = ("_plan", "_counts", "_num_chosen")
+
+
+def trigram_cells(text: str, num_cells: int) -> Ints:
+    """The cells of a text's character trigrams under a fixed hash.
+
+    >>> len(trigram_cells("abcd", num_cells=16))
+    2
+    """
+    raw = text.encode("utf-8", "replace")
+    grams = [zlib.crc32(raw[i : i + 3]) % num_cells for i in range(max(len(raw) - 2, 0))]
+    return np.array(grams, dtype=np.int64)
+
+
+def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
+    """[K] log-likelihood of a text's cells under each plan's trigram counts [K, C], smoothed by 1.
+
+    >>> naive_bayes_scores(np.array([[3.0, 0.0], [0.0, 3.0]]), np.array([1])).argmax()
+    np.int64(1)
+    """
+    totals = counts.sum(axis=1) + counts.shape[1]
+    scores: Floats = np.log(counts[:, cells] + 1.0).sum(axis=1) - len(cells) * np.log(totals)
+    return scores
+
+
+class Router:
+    """Play for ever the plan that a prompt classifier picked: the offline baseline.
+
+    Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
+    Update: none within a request. ``fit`` counts character trigrams of labelled prompts, ``route``
+        picks by naive Bayes; without them, ``plan`` is the pick.
+    Differs: the papers fine-tune BERT; this needs numpy alone.
+    Feedback: ignored (but checked).
+    State: the plan; trigram counts float64[K, cells]; rounds chosen.
+    Cost: O(1) a round; ``route`` O(K T) for T characters.
+    Errors: ValueError if plan is not in 0 .. K-1, or texts and plans differ in number.
+
+    >>> router = Router(num_plans=2)
+    >>> router.fit(["SELECT name FROM users", "def add(a, b): return a + b"], [0, 1])
+    >>> router.route("SELECT id FROM orders"), router.choose().plan
+    (0, 0)
+    """
+
+    def __init__(self, num_plans: int, plan: int = 0, num_cells: int = 1024) -> None:
+        if not 0 <= plan < num_plans:
+            raise ValueError(f"plan {plan} is not one of the {num_plans} plans 0..{num_plans - 1}")
+        self._plan, self._num_plans, self._num_chosen = plan, num_plans, 0
+        self._num_cells = check_count("num_cells", num_cells)
+        self._counts: Floats = np.zeros((num_plans, self._num_cells))
+
+    def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
+        """Learn from prompts which plan was best for each; forgets what it knew."""
+        counts = np.zeros_like(self._counts)
+        for text, plan in zip(texts, plans, strict=True):
+            np.add.at(counts[plan], trigram_cells(text, self._num_cells), 1.0)
+        self._counts = counts
+
+    def route(self, prompt: str) -> int:
+        """Pick the plan of this prompt's request, and return it; the present one if not fitted."""
+        if self._counts.any():
+            scores = naive_bayes_scores(self._counts, trigram_cells(prompt, self._num_cells))
+            self._plan = int(scores.argmax())
+        return self._plan
+
+    def choose(self) -> Decision:
+        """The plan that was picked."""
+        self._num_chosen += 1
+        return Decision(self._plan, 1.0, self._num_chosen)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Nothing to learn; nonsense is turned away all the same."""
+        check_feedback(decision, feedback, self._num_plans)
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot."""
+        return one_hot(self._plan, self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] one-hot: the only opinion it has."""
+        return self.probabilities()
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, _FIELDS)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, _FIELDS, state)
