@@ -87,12 +87,12 @@ class CausalModel:
         if is_even:
             positions, slots = self._slots(used)[used - width :][None], None
         else:
-            positions, slots = self._ragged(starts, counts, cache.capacity)
+            positions = slots = self._ragged(starts, counts)
         every = list(rows) == list(range(len(cache.lengths)))
         cache.place(
             Placement(None if every else self._tensor(rows), slots, used - width, width, used)
         )
-        ids = tokens if is_even else [[*t, *[0] * (width - len(t))] for t in tokens]
+        ids = tokens if is_even else [_padded(t, width) for t in tokens]
         extra = {"logits_to_keep": 1} if without_logits and self._can_keep else {}
         logits: Tensor = self.module(
             input_ids=self._tensor(ids),
@@ -105,16 +105,15 @@ class CausalModel:
         cache.lengths[list(rows)] = starts + counts
         return logits
 
-    def _ragged(self, starts: Ints, counts: Ints, capacity: int) -> tuple[Tensor, Tensor]:
-        """[R, T] positions and slots of rows that differ.
+    def _ragged(self, starts: Ints, counts: Ints) -> Tensor:
+        """[R, T] positions, which are also the slots, of rows that differ.
 
         Padding repeats its row's last token in that token's own place: it needs no room, changes
         nothing, and leaves no query without a key (NaN would stay in the cache).
         """
         steps = np.arange(counts.max())
         positions = starts[:, None] + np.minimum(steps, np.maximum(counts - 1, 0)[:, None])
-        slots = np.minimum(starts[:, None] + steps, capacity - 1)
-        return self._tensor(positions), self._tensor(slots)
+        return self._tensor(positions)
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self.device)
@@ -142,6 +141,11 @@ class CausalModel:
             return allowed
         lowest = torch.finfo(self.dtype).min
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, lowest)
+
+
+def _padded(tokens: Sequence[int], width: int) -> list[int]:
+    """The tokens, the last of them repeated (0 where there is none)."""
+    return [*tokens, *[tokens[-1] if tokens else 0] * (width - len(tokens))]
 
 
 def _attention_patterns(config: Any) -> set[str]:

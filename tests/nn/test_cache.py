@@ -1,0 +1,212 @@
+"""The ragged cache against plain forwards: same logits, whatever was fed, cropped or dropped.
+
+Method: texts of different lengths go through the cache in ragged pieces, with garbage speculated
+and cropped in between; every logit is compared with a plain forward of the whole text without any
+cache. Relative error 1e-4 in fp32; a wrong mask, position or length gives a hundred times more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftwise.nn import model as model_module
+from draftwise.nn.cache import RaggedCache
+from draftwise.nn.model import CausalModel
+from engine.pairs import reader
+from models import CONFIGS
+
+TOLERANCE = 1e-4
+LENGTHS = (70, 33, 9)
+"""Far beyond the sliding window of 12, beyond it, and below it."""
+
+ALL = pytest.mark.parametrize(
+    ("kind", "attention"), [(kind, name) for kind in CONFIGS for name in ("sdpa", "eager")]
+)
+
+
+def make(kind: str, attention: str = "sdpa") -> CausalModel:
+    return CausalModel(reader(kind, attention=attention), kind)
+
+
+def texts_of(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 64, (n,), generator=generator).tolist() for n in lengths]
+
+
+def plain(model: CausalModel, text: list[int]) -> Tensor:
+    """[T, V] of a forward without a cache."""
+    logits: Tensor = model.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+    return logits
+
+
+def error(model: CausalModel, text: list[int], ours: Tensor) -> float:
+    """Largest difference from a plain forward's last logits, relative to the largest logit."""
+    expected = plain(model, text)
+    return float((ours - expected[-len(ours) :]).abs().max() / expected.abs().max())
+
+
+def feed(
+    model: CausalModel, cache: RaggedCache, pieces: dict[int, list[int]], keep: int = 1
+) -> dict[int, Tensor]:
+    """Feed rows their pieces; the logits after the last ``keep`` tokens of each (or all it had)."""
+    logits = model.extend(cache, list(pieces), list(pieces.values()), keep=keep)
+    return {
+        row: logits.last(index, min(keep, len(piece)))
+        for index, (row, piece) in enumerate(pieces.items())
+    }
+
+
+def speculate_and_crop(model: CausalModel, cache: RaggedCache, rows: Sequence[int]) -> None:
+    """Feed each of the rows garbage of another length, then take it back."""
+    lengths = cache.lengths.copy()
+    garbage = texts_of([2 + 3 * i for i in range(len(rows))], seed=9)
+    feed(model, cache, dict(zip(rows, garbage, strict=True)))
+    cache.lengths[:] = lengths
+
+
+@ALL
+@torch.inference_mode()
+def test_ragged_rows_with_rejected_drafts(kind: str, attention: str) -> None:
+    model, texts = make(kind, attention), texts_of(LENGTHS)
+    cache = model.new_cache(3, 90)
+    cuts = [(50, 20, 2), (51, 28, 3), (64, 29, 8), LENGTHS]
+    start = (0, 0, 0)
+    for end in cuts:
+        pieces = {row: texts[row][start[row] : end[row]] for row in range(3)}
+        found = feed(model, cache, pieces, keep=5)
+        assert cache.lengths.tolist() == list(end)
+        for row, logits in found.items():
+            assert error(model, texts[row][: end[row]], logits) < TOLERANCE
+        speculate_and_crop(model, cache, [0, 1, 2])
+        start = end
+
+
+@ALL
+@torch.inference_mode()
+def test_some_rows_only_and_in_any_order(kind: str, attention: str) -> None:
+    model, texts = make(kind, attention), texts_of(LENGTHS)
+    cache = model.new_cache(3, 90)
+    feed(model, cache, {2: texts[2][:4], 0: texts[0][:60]})
+    speculate_and_crop(model, cache, [1, 2])
+    feed(model, cache, {1: texts[1][:30]})
+    speculate_and_crop(model, cache, [2, 0])
+    found = feed(model, cache, {2: texts[2][4:], 0: texts[0][60:], 1: texts[1][30:]}, keep=3)
+    assert cache.lengths.tolist() == list(LENGTHS)
+    for row, logits in found.items():
+        assert error(model, texts[row], logits) < TOLERANCE
+
+
+@ALL
+@torch.inference_mode()
+def test_rows_that_are_kept_stay_what_they_were(kind: str, attention: str) -> None:
+    model, texts = make(kind, attention), texts_of(LENGTHS)
+    cache = model.new_cache(3, 90)
+    feed(model, cache, {row: text[:-3] for row, text in enumerate(texts)})
+    cache.keep_rows([2, 0])
+    speculate_and_crop(model, cache, [0, 1])
+    found = feed(model, cache, {0: texts[2][-3:], 1: texts[0][-3:]}, keep=3)
+    assert error(model, texts[2], found[0]) < TOLERANCE
+    assert error(model, texts[0], found[1]) < TOLERANCE
+
+
+@ALL
+@torch.inference_mode()
+def test_large_feeds_in_two_parts(
+    kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a row is shorter than what is kept, so that its first half is empty."""
+    monkeypatch.setattr(model_module, "BULK_LOGITS", 1)
+    model, texts = make(kind, attention), texts_of((70, 33, 5))
+    cache = model.new_cache(3, 90)
+    found = feed(model, cache, dict(enumerate(texts)), keep=7)
+    assert cache.lengths.tolist() == [70, 33, 5]
+    for row, logits in found.items():
+        assert error(model, texts[row], logits) < TOLERANCE
+    more = texts_of((9, 2, 20), seed=4)
+    found = feed(model, cache, dict(enumerate(more)), keep=4)
+    for row, logits in found.items():
+        assert error(model, texts[row] + more[row], logits) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.inference_mode()
+def test_a_row_that_lags_far_behind_in_a_cache_that_is_just_large_enough(kind: str) -> None:
+    """The wide feed of one row pads the others; padding needs no room, and spoils nothing."""
+    model, texts = make(kind), texts_of((40, 38))
+    cache = model.new_cache(2, 41)
+    feed(model, cache, {0: texts[0][:39], 1: texts[1][:2]})
+    found = feed(model, cache, {0: texts[0][39:], 1: texts[1][2:]})
+    for row, logits in found.items():
+        assert error(model, texts[row], logits) < TOLERANCE
+    found = feed(model, cache, {0: [5], 1: [5, 6]})
+    assert error(model, [*texts[0], 5], found[0]) < TOLERANCE
+    assert error(model, [*texts[1], 5, 6], found[1]) < TOLERANCE
+
+
+def test_more_than_the_cache_holds_is_refused() -> None:
+    model, cache = make("llama"), RaggedCache(1, 8)
+    feed(model, cache, {0: [1] * 6})
+    with pytest.raises(ValueError, match="holds 8 tokens a row, and 9 are needed"):
+        feed(model, cache, {0: [1, 2, 3]})
+    assert cache.lengths.tolist() == [6]
+
+
+def test_storage_is_what_was_asked_for_once() -> None:
+    """Two layers of keys and values: rows x heads x capacity x head size x 4 bytes."""
+    model = make("llama")
+    cache = model.new_cache(3, 50)
+    feed(model, cache, {0: [1], 1: [2, 3], 2: [4]})
+    asked = 2 * 2 * 3 * 2 * 50 * 8 * 4
+    assert cache.num_bytes == asked
+    feed(model, cache, {0: [1] * 49, 1: [2], 2: [3]})
+    assert cache.num_bytes == asked
+    cache.keep_rows([1])
+    assert cache.num_bytes == asked // 3
+
+
+# Teeth: masks that are wrong on purpose must be seen by the same comparison.
+
+
+def widened(mask: Any) -> Any:
+    """Everybody may look one slot further than they should."""
+    if isinstance(mask, dict):
+        return {name: widened(part) for name, part in mask.items()}
+    return mask.roll(1, -1) | mask
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.inference_mode()
+def test_teeth_a_mask_one_slot_too_wide(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts = make(kind), texts_of(LENGTHS)
+    sound = CausalModel._mask
+    monkeypatch.setattr(CausalModel, "_mask", lambda *args: widened(sound(*args)))
+    cache = model.new_cache(3, 90)
+    feed(model, cache, {row: text[:-4] for row, text in enumerate(texts)})
+    speculate_and_crop(model, cache, [0, 1, 2])
+    found = feed(model, cache, {row: text[-4:] for row, text in enumerate(texts)}, keep=4)
+    assert max(error(model, texts[row], logits) for row, logits in found.items()) > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["mistral-sliding", "gemma3-mixed"])
+@torch.inference_mode()
+def test_teeth_a_window_one_token_too_long(kind: str) -> None:
+    model, texts = make(kind), texts_of(LENGTHS)
+    model._window += 1
+    cache = model.new_cache(3, 90)
+    found = feed(model, cache, dict(enumerate(texts)))
+    assert max(error(model, texts[row], logits) for row, logits in found.items()) > 1e-3
+
+
+@torch.inference_mode()
+def test_teeth_positions_that_forget_the_crop() -> None:
+    model, (text,) = make("llama"), texts_of((20,))
+    cache = model.new_cache(1, 40)
+    feed(model, cache, {0: text[:15]})
+    feed(model, cache, {0: [7, 7]})
+    found = feed(model, cache, {0: text[15:]})  # lengths were not lowered
+    assert error(model, text, found[0]) > 1e-2
