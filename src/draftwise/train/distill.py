@@ -37,7 +37,7 @@ def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
     one minus `acceptance`, are from DistillSpec (Zhou et al. 2023): the first learns fast, the
     second is what a drafter is for.
     """
-    logits = answer_logits(model, batch.tokens, batch.positions).float()  # type: ignore[arg-type]
+    logits = answer_logits(model, batch.tokens, batch.positions).float()
     log_q = logits.log_softmax(-1)
     p = batch.logits.float().softmax(-1)
     soft = -(p * log_q).sum(-1).mean()

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ class Lesson:
     def offsets(self) -> list[int]:
         """Where each text's logits begin."""
         sizes = [0] + [len(text.tokens) - text.start for text in self.texts]
-        return np.cumsum(sizes)[:-1].tolist()
+        return list(accumulate(sizes))[:-1]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -36,6 +36,10 @@ def train_tokenizer(folder: Path, *, seed: int, num_documents: int = 6000) -> No
     )
     stream = documents(random.Random(f"tokenizer {seed}"))
     tokenizer.train_from_iterator((next(stream).text for _ in range(num_documents)), trainer)
+    bos = SPECIAL["bos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=2048,

@@ -10,8 +10,8 @@ SPECIALISTS = ("python", "math", "sql", "prose", "translate", "edit")
 GENERALIST = "generalist"
 DRAFTERS = (*SPECIALISTS, GENERALIST)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)  # MetaSD, appendix F.1
-NUM_SAMPLES = 384  # answers of the target, a domain
-NUM_REAL = 640  # documents of the domain, scored by the target
+NUM_SAMPLES = 256  # answers of the target, a domain
+NUM_REAL = 512  # documents of the domain, scored by the target
 NUM_HELDOUT = 16  # prompts, a domain
 ROWS_PER_SAMPLING = 64
 MAX_NEW_TOKENS = 320
@@ -33,9 +33,9 @@ class Phase:
 # layer, without changing its function, and learns on with all of its depth.
 TARGET_PHASES = (
     Phase("shallow", 8, 1300, 256, 3e-3),
-    Phase("deep", 24, 480, 256, 2e-3),
-    Phase("long", 24, 360, 512, 2e-3, decay=True),
+    Phase("deep", 24, 350, 256, 2e-3),
+    Phase("long", 24, 330, 512, 2e-3, decay=True),
 )
 
 PRETRAINING = Phase("drafter", 1, 900, 256, 4e-3)
-DISTILLATION = Phase("drafter", 1, 900, 0, 2e-3)
+DISTILLATION = Phase("drafter", 1, 700, 0, 2e-3)

@@ -68,8 +68,11 @@ def _sentence(rng: random.Random) -> tuple[str, str]:
 
 
 def sample(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
-    """Eight to thirteen sentences and their translations, one a line."""
-    pairs = [_sentence(rng) for _ in range(scaled(rng, 8, 13, size))]
+    """Five to eight sentences; the answer sets every sentence above its translation.
+
+    Without the repeated sentence a small model loses its place among the lines.
+    """
+    pairs = [_sentence(rng) for _ in range(scaled(rng, 5, 8, size))]
     english = "".join(f"{source}\n" for source, _ in pairs)
-    velish = "".join(f"{target}\n" for _, target in pairs)
-    return Document("### translate\n" + english + ANSWER, velish)
+    both = "".join(f"{source}\n= {target}\n" for source, target in pairs)
+    return Document("### translate\n" + english + ANSWER, both)
