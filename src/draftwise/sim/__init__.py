@@ -1,0 +1,1 @@
+"""The simulator: policies against each other on text whose acceptance is known. numpy only."""

@@ -1,0 +1,105 @@
+"""What a simulated engine's calls cost: seconds by tokens, batch size and drafter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from draftwise.types import NONE, Costs, DraftwiseError, Floats
+
+SCORE_SHARE = 0.5
+"""A forward that only scores a drafter, as a share of its draft step: it runs beside the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds of every call, by batch size.
+
+    target_s: batch size -> seconds of target forwards over 1, 2, .. tokens a row; more tokens go
+        on at the last slope, and a batch size between two is interpolated.
+    draft_s: seconds of one draft step by drafter; ``other_s`` where it is not named.
+    score_share: seconds of scoring a drafter that did not play, over its draft step's.
+    """
+
+    target_s: Mapping[int, Sequence[float]]
+    draft_s: Mapping[str, float] = field(default_factory=dict)
+    other_s: float = 0.0
+    score_share: float = SCORE_SHARE
+
+    def at(self, batch_size: int, drafters: Sequence[str], longest: int) -> Costs:
+        """What an engine that has measured everything would report for this batch size."""
+        known = sorted(self.target_s)
+        curves = np.array([_stretched(self.target_s[size], longest + 1) for size in known])
+        target_s = np.array([np.interp(batch_size, known, column) for column in curves.T])
+        steps = {name: self.draft_s.get(name, self.other_s) for name in drafters if name != NONE}
+        return Costs(target_s, steps)
+
+
+def _stretched(seconds: Sequence[float], num: int) -> Floats:
+    """[num] the curve, continued at its last slope."""
+    known = np.asarray(seconds, dtype=np.float64)
+    if len(known) >= num:
+        return known[:num]
+    slope = known[-1] - known[-2] if len(known) > 1 else 0.0
+    return np.concatenate([known, known[-1] + slope * np.arange(1, num - len(known) + 1)])
+
+
+_BIG, _RETRIEVAL = "big", ("pld3", "sam", "lookup")
+
+
+def _regime(slope: float, small: float, big: float, retrieval: float = 0.002) -> CostTable:
+    """Target forward of one token = 1; ``slope`` for each further one."""
+    draft_s = {_BIG: big, **dict.fromkeys(_RETRIEVAL, retrieval)}
+    return CostTable({1: (1.0, 1.0 + slope)}, draft_s, other_s=small)
+
+
+REGIMES: dict[str, CostTable] = {
+    "gpu": _regime(0.0, 0.04, 0.15),
+    "cpu": _regime(0.06, 0.12, 0.2),
+    "loaded": _regime(0.35, 0.04, 0.15),
+}
+"""Three shapes that real machines have: memory-bound, a few cores, a busy server."""
+
+
+def load_costs(spec: str) -> CostTable:
+    """A cost table by name, or from a JSON file.
+
+    File: ``{"target_s": [1.0, 1.1], "draft_s": {"small": 0.04}, "other_s": 0.05}``; ``target_s``
+    may also be ``{"1": [..], "8": [..]}``, by batch size. Raises DraftwiseError.
+    """
+    if spec in REGIMES:
+        return REGIMES[spec]
+    path = Path(spec)
+    if not path.is_file():
+        names = ", ".join(REGIMES)
+        raise DraftwiseError(f"unknown costs {spec!r}; the names are: {names}, or a JSON file")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        given = found["target_s"]
+        by_batch = given if isinstance(given, dict) else {"1": given}
+        table = CostTable(
+            {int(size): [float(s) for s in curve] for size, curve in by_batch.items()},
+            {str(name): float(s) for name, s in found.get("draft_s", {}).items()},
+            float(found.get("other_s", 0.0)),
+            float(found.get("score_share", SCORE_SHARE)),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DraftwiseError(
+            f"{path} is no cost table ({error}): write "
+            '{"target_s": [1.0, 1.1], "draft_s": {"DRAFTER": 0.05}}'
+        ) from error
+    _check(table, path)
+    return table
+
+
+def _check(table: CostTable, path: Path) -> None:
+    """Seconds of forwards are above zero, those of drafters at least zero."""
+    curves = list(table.target_s.values())
+    if not curves or any(not curve or min(curve) <= 0 for curve in curves):
+        raise DraftwiseError(f"{path}: target_s needs seconds above 0 for at least one token")
+    if min([*table.draft_s.values(), table.other_s, table.score_share]) < 0:
+        raise DraftwiseError(f"{path}: seconds of a draft step cannot be negative")

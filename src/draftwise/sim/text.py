@@ -1,0 +1,140 @@
+"""One text and how every drafter fares along it: what an environment draws before anyone plays.
+
+Everything that chance decides is drawn here, by position of the text and from the environment's
+own stream, so all policies see the same text, the same end and the same coins. That is exact: a
+drafted token at a position is judged at most once, since the round goes on past it or ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from draftwise.protocols import Guide
+from draftwise.types import Bools, DraftStep, Floats, Ints, Scores
+
+PROMPT_TOKENS = 16
+"""Tokens of prompt before position 0 of the text; drafters may be scored on all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What a retrieval drafter proposes at each position of the text.
+
+    num: [P] tokens it proposes, 0 = no match. matches: [P] length of the suffix match.
+    alphas: [P, J] the target's probability of the token proposed at depth j.
+    hits: [P, J] whether that token is the text's own.
+    """
+
+    num: Ints
+    matches: Ints
+    alphas: Floats
+    hits: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One drafter along one text of P positions.
+
+    alphas, ratios: [P] as in ``Scores``. runs: [P] how many tokens of an endless draft that starts
+        here are accepted. prompt: [at most 16] alphas on the last prompt tokens.
+    max_probs, entropies, margins: [P] of q at each position, nan where nobody knows: what stop
+        rules look at. retrieval: None for a drafter with a model.
+    """
+
+    alphas: Floats
+    ratios: Floats
+    runs: Ints
+    prompt: Floats = field(default_factory=lambda: np.zeros(0))
+    max_probs: Floats | None = None
+    entropies: Floats | None = None
+    margins: Floats | None = None
+    retrieval: Retrieval | None = None
+
+    def num_drafted(self, start: int, most: int, length: int, guide: Guide | None) -> int:
+        """Tokens drafted from ``start`` on: at most ``most``, as far as there is a proposal and
+        the rule (None = the whole length) goes on."""
+        if self.retrieval is not None:
+            most = min(most, int(self.retrieval.num[start]))
+        if guide is None:
+            return most
+        num = 0
+        while num < most and guide.goes_on(self._step(start, num, length)):
+            num += 1
+        return num
+
+    def num_accepted(self, start: int, num_drafted: int) -> int:
+        """How many of them verification keeps."""
+        return min(int(self.runs[start]), num_drafted)
+
+    def drafted_alphas(self, start: int, num_drafted: int) -> Floats:
+        """[num_drafted] alpha at every drafted position, the rejected tail included."""
+        if self.retrieval is not None:
+            return self.retrieval.alphas[start, :num_drafted]
+        return self.alphas[start : start + num_drafted]
+
+    def scores(self, start: int, end: int) -> Scores:
+        """What positions ``start`` .. ``end`` - 1 tell about the drafter."""
+        matches = None if self.retrieval is None else self.retrieval.matches[start:end]
+        place = start + PROMPT_TOKENS
+        return Scores(place, self.alphas[start:end], self.ratios[start:end], matches)
+
+    def prompt_scores(self) -> Scores | None:
+        """What the prompt's last tokens tell; None if nobody recorded it."""
+        num = len(self.prompt)
+        return Scores(PROMPT_TOKENS - num, self.prompt, self.prompt) if num else None
+
+    def _step(self, start: int, num: int, length: int) -> DraftStep:
+        """What a rule sees after ``num`` tokens were kept."""
+        if num == 0:
+            return DraftStep(0, length)
+        if self.retrieval is not None:
+            return DraftStep(num, length, 1.0, 1.0, 0.0, 1.0)
+        last = start + num - 1
+        top = _at(self.max_probs, last)
+        return DraftStep(num, length, top, top, _at(self.entropies, last), _at(self.margins, last))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One text, drawn in full before anybody plays.
+
+    limit: tokens the engine may write; length: tokens until the end that the target decides on
+    (EOS included), at most ``limit``. batch_size: rows that run together, which is what costs
+    depend on. tracks: by drafter, each at least ``limit`` + longest draft positions long.
+    """
+
+    name: str
+    limit: int
+    length: int
+    tracks: Mapping[str, Track]
+    batch_size: int = 1
+
+
+def _at(values: Floats | None, position: int) -> float:
+    return float("nan") if values is None else float(values[position])
+
+
+def runs_of(hits: Bools) -> Ints:
+    """[P] how many positions from each on are hits without a gap.
+
+    >>> runs_of(np.array([True, True, False, True])).tolist()
+    [2, 1, 0, 1]
+    """
+    places = np.arange(len(hits))
+    misses = np.where(hits, len(hits), places)
+    next_miss = np.minimum.accumulate(misses[::-1])[::-1]
+    runs: Ints = next_miss - places
+    return runs
+
+
+def bernoulli_track(alphas: Floats, rng: np.random.Generator, prompt: Floats) -> Track:
+    """A drafter of which only acceptance probabilities are given: its ratios are its alphas.
+
+    That is a possible drafter: q = alpha p on the tokens that the target writes, and the rest of
+    its mass where p is 0. Then alpha is both the overlap and ``q/p`` of every realised token.
+    """
+    coins = rng.random(len(alphas))
+    return Track(alphas, alphas, runs_of(coins < alphas), prompt)
