@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from draftwise.policies.discounted_ucb import DiscountedUCB
+from draftwise.policies.sliding_ucb import SlidingUCB
 from draftwise.policies.ucb1 import UCB1, ucb1_indices
+from draftwise.policies.ucb_tuned import UCBTuned, ucb_tuned_indices
 from draftwise.policies.ucbspec import UCBSpec, ucbspec_radii
 from draftwise.types import Decision, Feedback
 
@@ -111,3 +115,115 @@ def test_ucbspec_leaves_an_arm_as_often_as_its_proof_says() -> None:
         policy.learn(*bandit(plan, float(rng.random() < (0.3, 0.3 + gap)[plan]), 2))
     bound = 4 + 2 / gap**2 * (1 + 2 * math.log(2 * num_rounds**2 / (gap * delta)))
     assert 10 < plays <= bound
+
+
+def test_ucb_tuned_indices_are_tapouts() -> None:
+    """mean + sqrt(ln t / n min(1/4, V)), V = variance + sqrt(2 ln t / n); one V on each side of
+    1/4: at n = 4, t = 8 it is .01 + 1.02; at n = 900, .01 + .068 = .078."""
+    means, counts = np.array([0.5, 0.4]), np.array([4.0, 900.0])
+    expected = []
+    for mean, n in zip(means, counts, strict=True):
+        bound = 0.01 + math.sqrt(2 * math.log(8) / n)
+        expected.append(mean + math.sqrt(math.log(8) / n * min(0.25, bound)))
+    indices = ucb_tuned_indices(means, np.full(2, 0.01), counts, 8)
+    assert indices.tolist() == pytest.approx(expected)
+
+
+def test_ucb_tuned_uses_the_empirical_variance() -> None:
+    """Values 0, 1 (mean .5, variance .25) against .45, .45 (variance 0), 40 times each: t = 160,
+    n = 80, 2 ln t / n = .1269, sqrt = .356, so V = .606 and .356: both bounds are 1/4; after 4000
+    each, V = .25 + .067 > 1/4 against 0 + .067: bonuses .0241 and .0125."""
+    policy = UCBTuned(2)
+    for _ in range(2000):
+        for plan, value in ((0, 0.0), (0, 1.0), (1, 0.495), (1, 0.495)):
+            policy.learn(*bandit(plan, value, 2))
+    log_rate = math.log(8000) / 4000
+    varied = 0.5 + math.sqrt(log_rate / 4)
+    steady = 0.495 + math.sqrt(log_rate * math.sqrt(2 * log_rate))
+    assert varied > steady
+    assert policy.choose().plan == 0
+    for _ in range(200):  # a hundredth more of both values lifts the steady plan's mean past it
+        policy.learn(*bandit(1, 0.9, 2))
+    assert policy.choose().plan == 1
+
+
+def test_discounted_ucb_by_hand() -> None:
+    """discount .5: plan 0 gives 1 and then 0, then plan 1 gives .6. n_0 = (.5 + 1) .5 = .75, sum_0 =
+    .5 .5 1 = .25, mean 1/3; n_1 = 1. t = 3, beta .1: 1/3 + .1 sqrt(2 ln 3 / .75) = .504 against
+    .6 + .1 sqrt(2 ln 3) = .748."""
+    policy = DiscountedUCB(2, beta=0.1, discount=0.5)
+    for plan, value in ((0, 1.0), (0, 0.0), (1, 0.6)):
+        policy.learn(*bandit(plan, value, 2))
+    state = policy.state()
+    assert (state["_counts"], state["_sums"]) == ([0.75, 1.0], [0.25, 0.6])
+    assert policy.estimates().tolist() == pytest.approx([1 / 3, 0.6])
+    assert policy.choose().plan == 1
+
+
+def test_discounted_ucb_at_discount_1_is_ucb1() -> None:
+    rng = np.random.default_rng(0)
+    one, other = UCB1(3, beta=0.2), DiscountedUCB(3, beta=0.2, discount=1.0)
+    for _ in range(300):
+        decision = one.choose()
+        assert other.choose() == decision
+        round_ = bandit(decision.plan, float(rng.random()), 3)
+        one.learn(*round_)
+        other.learn(*round_)
+
+
+def test_discounted_means_do_not_fall_to_0() -> None:
+    """What line 9 of Algorithm 6 would do as printed: the sum stays below 1 / (1 - discount) while
+    the plain count grows, so after 1,000 ones its mean is .05."""
+    policy = DiscountedUCB(1, discount=0.98)
+    for _ in range(1000):
+        policy.learn(*bandit(0, 1.0, 1))
+    assert policy.estimates()[0] == pytest.approx(1)
+
+
+def test_sliding_ucb_by_hand() -> None:
+    """Window 3: rounds 2 to 4 hold plan 0 worth .2, plan 1 worth .6 and .4. t = 4, beta .1: .2 + .1
+    sqrt(2 ln 4) = .367 against .5 + .1 sqrt(ln 4) = .618."""
+    policy = SlidingUCB(2, beta=0.1, window=3)
+    for plan, value in ((0, 1.0), (0, 0.2), (1, 0.6), (1, 0.4)):
+        policy.learn(*bandit(plan, value, 2))
+    assert policy.estimates().tolist() == pytest.approx([0.2, 0.5])
+    assert policy.choose().plan == 1
+    policy.learn(*bandit(1, 0.5, 2))  # plan 0 leaves the window, and is due
+    assert policy.estimates()[0] == 0
+    assert policy.choose().plan == 0
+
+
+def test_sliding_ucb_with_a_long_window_is_ucb1() -> None:
+    rng = np.random.default_rng(0)
+    one, other = UCB1(3, beta=0.2), SlidingUCB(3, beta=0.2, window=400)
+    for _ in range(300):
+        decision = one.choose()
+        assert other.choose() == decision
+        round_ = bandit(decision.plan, float(rng.random()), 3)
+        one.learn(*round_)
+        other.learn(*round_)
+
+
+def test_sliding_ucb_tries_the_longest_unplayed_first() -> None:
+    policy = SlidingUCB(3, window=2)
+    assert [policy.choose().plan for _ in range(4)] == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [DiscountedUCB(2, beta=0.1, discount=0.95), SlidingUCB(2, beta=0.1, window=40)],
+    ids=["discounted", "sliding"],
+)
+def test_a_change_of_the_best_plan_is_found(policy: Any) -> None:
+    """The plans swap their values of .8 and .3 after 300 rounds; UCB1 with 300 rounds of evidence
+    would hold on to the old one for 500 more (until the means cross)."""
+    plain, shares = UCB1(2, beta=0.01), []
+    for each in (policy, plain):
+        chosen = []
+        for t in range(450):
+            plan = each.choose().plan
+            chosen.append(plan)
+            each.learn(*bandit(plan, (0.8, 0.3)[plan if t < 300 else 1 - plan], 2))
+        shares.append(float(np.mean(chosen[-75:])))
+    assert shares[0] > 0.8
+    assert shares[1] < 0.2

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwise.policies.adanormalhedge import AdaNormalHedge, adanormalhedge_probabilities
+from draftwise.policies.exp3 import EXP3
 from draftwise.policies.exp3spec import EXP3Spec
 from draftwise.policies.hedge import Hedge
 from draftwise.policies.normalhedge import (
@@ -90,7 +92,7 @@ def test_hedge_anytime_rate() -> None:
     assert policy.probabilities().tolist() == pytest.approx((weights / weights.sum()).tolist())
 
 
-@pytest.mark.parametrize("make", [Hedge, NormalHedge])
+@pytest.mark.parametrize("make", [Hedge, NormalHedge, AdaNormalHedge])
 def test_hedging_keeps_below_its_regret_bound_against_an_adversary(make: Any) -> None:
     """HedgeSpec A.3 states 2 sqrt(T log K) for Hedge. The adversary gives value 1 to whatever has
     had least probability so far, and 0 to the rest; the regret is that of the draw's mean."""
@@ -164,3 +166,82 @@ def test_normalhedge_takes_rounding_for_no_lead() -> None:
     for _ in range(1000):
         policy.learn(Decision(0, 1.0, 1), Feedback(np.array([0.3, 0.1 + 0.2, 0.3]), ALL3))
     assert policy.probabilities().tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_exp3_two_rounds_by_hand() -> None:
+    """MetaSD Algorithm 7, K = 2, gamma = .4. Plan 0 is worth .5 at p = .5: w_0 = exp(.4 * 1 / 2);
+    p_0 = .6 w_0 / (w_0 + 1) + .2. Then plan 1 is worth 1: w_1 = exp(.4 / (2 p_1))."""
+    policy = EXP3(2, generator(), gamma=0.4)
+    assert policy.probabilities().tolist() == pytest.approx([0.5, 0.5])
+    policy.learn(*bandit(0, 0.5, 0.5, 2))
+    w0 = math.exp(0.4 * (0.5 / 0.5) / 2)
+    p1 = 0.6 * 1 / (w0 + 1) + 0.2
+    assert policy.probabilities()[1] == pytest.approx(p1)
+    policy.learn(*bandit(1, p1, 1.0, 2))
+    w1 = math.exp(0.4 * (1.0 / p1) / 2)
+    assert policy.probabilities()[1] == pytest.approx(0.6 * w1 / (w0 + w1) + 0.2)
+
+
+def test_exp3_never_gives_less_than_its_share_of_exploring() -> None:
+    policy = EXP3(4, generator(), gamma=0.4)
+    for _ in range(3000):
+        policy.learn(*bandit(0, 1.0, 1.0, 4))
+    assert policy.probabilities().tolist() == pytest.approx([0.7, 0.1, 0.1, 0.1])
+
+
+def phi(regret: float, size: float) -> float:
+    return math.exp(max(regret, 0.0) ** 2 / (3 * size))
+
+
+@pytest.mark.parametrize(
+    ("regrets", "sizes"),
+    [([0.0, 0.0], [0.0, 0.0]), ([1.5, -0.5, 0.2], [2.0, 0.7, 1.0]), ([-3.0, 0.5], [3.0, 9.0])],
+)
+def test_adanormalhedge_weights_are_the_difference_of_potentials(
+    regrets: list[float], sizes: list[float]
+) -> None:
+    """w = (Phi(R + 1, C + 1) - Phi(R - 1, C + 1)) / 2, written out and normalised."""
+    weights = [
+        (phi(r + 1, c + 1) - phi(r - 1, c + 1)) / 2 for r, c in zip(regrets, sizes, strict=True)
+    ]
+    expected = [weight / sum(weights) for weight in weights]
+    probabilities = adanormalhedge_probabilities(np.array(regrets), np.array(sizes))
+    assert probabilities.tolist() == pytest.approx(expected)
+
+
+def test_adanormalhedge_does_not_overflow_or_vanish() -> None:
+    far = adanormalhedge_probabilities(np.array([9e4, 8e4]), np.array([1e5, 1e5]))
+    assert far.tolist() == [1.0, 0.0]
+    lost = adanormalhedge_probabilities(np.array([-5.0, -9.0]), np.array([5.0, 9.0]))
+    assert lost.tolist() == [0.5, 0.5]
+
+
+def test_adanormalhedge_two_rounds_by_hand() -> None:
+    """Values (1, 0) at p = 1/2: R = (.5, -.5), C = (.5, .5). Then plan 1 alone: no regret."""
+    policy = AdaNormalHedge(2, generator())
+    policy.learn(Decision(0, 0.5, 1), Feedback(np.array([1.0, 0.0]), np.ones(2, dtype=bool)))
+    policy.learn(*bandit(1, 0.5, 0.3, 2))
+    state = policy.state()
+    assert (state["_regrets"], state["_sizes"]) == ([0.5, -0.5], [0.5, 0.5])
+    first, second = phi(1.5, 1.5) - 1, phi(0.5, 1.5) - 1
+    assert policy.probabilities()[0] == pytest.approx(first / (first + second))
+
+
+@pytest.mark.parametrize("make", [Hedge, NormalHedge, AdaNormalHedge])
+def test_hedging_does_not_move_on_bandit_feedback(make: Any) -> None:
+    """A plan alone has no regret: what the docstrings say, so that nobody waits for learning."""
+    policy = make(3, generator())
+    for plan, value in ((0, 0.0), (1, 1.0), (2, 0.5)):
+        policy.learn(*bandit(plan, 1 / 3, value, 3))
+    assert policy.probabilities().tolist() == pytest.approx([1 / 3] * 3)
+    assert policy.estimates().tolist() == [0.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize("make", [Hedge, NormalHedge, AdaNormalHedge])
+def test_hedging_moves_on_what_prefix_feedback_shows(make: Any) -> None:
+    """Two of three plans seen, the first always better: it takes over from the second."""
+    policy, seen = make(3, generator()), np.array([True, True, False])
+    for _ in range(200):
+        policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.8, 0.2, 0.0]), seen))
+    probabilities = policy.probabilities()
+    assert probabilities[0] > 10 * probabilities[1]

@@ -1,0 +1,158 @@
+"""The baselines that do not learn in a request, and the parts that all policies share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftwise.policies.draft_all import DraftAll
+from draftwise.policies.fixed import Fixed
+from draftwise.policies.probability import draw
+from draftwise.policies.router import Router, naive_bayes_scores
+from draftwise.policies.state import dump, load
+from draftwise.policies.tally import Tally
+from draftwise.policies.uniform import Random
+from draftwise.types import Decision, Feedback
+
+PROMPTS = [
+    ("SELECT name, age FROM users WHERE age > 30", 0),
+    ("SELECT count(*) FROM orders GROUP BY day", 0),
+    ("def add(a, b):\n    return a + b", 1),
+    ("for i in range(10):\n    print(i)", 1),
+    ("The old man walked slowly to the sea.", 2),
+    ("She opened the letter and began to read.", 2),
+]
+
+
+def test_router_sends_prompts_to_their_kind() -> None:
+    router = Router(3)
+    router.fit([text for text, _ in PROMPTS], [plan for _, plan in PROMPTS])
+    assert router.route("SELECT id FROM users WHERE name = 'x'") == 0
+    assert router.route("def sub(a, b):\n    return a - b") == 1
+    assert router.route("He opened the old letter by the sea.") == 2
+    assert [router.choose().plan for _ in range(3)] == [2, 2, 2]
+
+
+def test_naive_bayes_by_hand() -> None:
+    """Counts (3, 0) and (0, 1) in two cells, smoothed by 1: cell 0 has 4/5 under plan 0 and 1/3
+    under plan 1; a text of two cells 0 and one cell 1 has the products of these."""
+    counts = np.array([[3.0, 0.0], [0.0, 1.0]])
+    scores = naive_bayes_scores(counts, np.array([0, 0, 1]))
+    expected = [4 / 5 * 4 / 5 * 1 / 5, 1 / 3 * 1 / 3 * 2 / 3]
+    assert np.exp(scores).tolist() == pytest.approx(expected)
+
+
+def test_router_counts_trigrams() -> None:
+    router = Router(2)
+    router.fit(["aaaaa", "bbb"], [0, 1])
+    assert [sum(row) for row in router.state()["_counts"]] == [3, 1]
+    assert max(router.state()["_counts"][0]) == 3
+
+
+def test_router_that_was_not_fitted_keeps_its_plan() -> None:
+    assert Router(3, plan=2).route("anything") == 2
+
+
+def test_router_state_carries_what_was_fitted() -> None:
+    router, twin = Router(3), Router(3)
+    router.fit([text for text, _ in PROMPTS], [plan for _, plan in PROMPTS])
+    router.route(PROMPTS[2][0])
+    twin.load_state(router.state())
+    assert twin.choose().plan == 1
+    assert twin.route(PROMPTS[0][0]) == 0
+
+
+def test_router_wants_as_many_plans_as_texts() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Router(2).fit(["a", "b"], [0])
+
+
+def test_router_takes_short_and_odd_prompts() -> None:
+    router = Router(2)
+    router.fit(["", "ab", "\\ud83d\\ude00 naïve"], [0, 1, 1])
+    assert router.route("") in (0, 1)
+
+
+@pytest.mark.parametrize("make", [Fixed, Router])
+def test_a_plan_that_is_not_there_is_refused(make: type) -> None:
+    with pytest.raises(ValueError, match=r"0\.\.2"):
+        make(3, plan=3)
+
+
+def test_draft_all_says_that_it_plays_all() -> None:
+    policy = DraftAll(3)
+    assert policy.plays_all
+    policy.learn(policy.choose(), Feedback(np.array([0.1, 0.9, 0.5]), np.ones(3, dtype=bool)))
+    assert policy.estimates().tolist() == [0.1, 0.9, 0.5]
+
+
+def test_random_is_uniform() -> None:
+    """9,000 draws of 1/3: a standard error of .005; .025 is 5 of them (false alarm 2e-6)."""
+    policy = Random(3, np.random.default_rng(0))
+    drawn = np.bincount([policy.choose().plan for _ in range(9000)], minlength=3) / 9000
+    np.testing.assert_allclose(drawn, 1 / 3, atol=0.025)
+
+
+class Stub:
+    """A generator that always answers the same number."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def random(self) -> float:
+        return self.number
+
+
+@pytest.mark.parametrize(
+    ("number", "plan"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.9999999999999999, 3)]
+)
+def test_draw_never_draws_probability_0(number: float, plan: int) -> None:
+    """p = (0, 1/4, 0, 3/4, 0) at both ends of every step, the rounding at 1 included."""
+    stub: np.random.Generator = Stub(number)  # type: ignore[assignment]
+    assert draw(np.array([0, 0.25, 0, 0.75, 0]), stub) == plan
+
+
+def test_tally_by_hand() -> None:
+    tally = Tally(3)
+    tally.add(np.array([0.5, np.nan, 0.25]), np.array([True, False, True]))
+    tally.add(np.array([1.0, np.nan, 0.0]), np.array([True, False, False]))
+    tally.add(np.zeros(3), np.zeros(3, dtype=bool))
+    assert tally.counts.tolist() == [2, 0, 1]
+    assert tally.means().tolist() == [0.75, 0, 0.25]
+    assert tally.squares.tolist() == [1.25, 0, 0.0625]
+    assert (tally.unseen(), tally.num_rounds) == (1, 2)
+
+
+class Odd:
+    """Attributes of every kind that a policy may hold."""
+
+    def __init__(self) -> None:
+        self.table = {"a": [1.0, 2.0], "b": (3,)}
+        self.number = np.float64(0.5)
+        self.rng = np.random.Generator(np.random.MT19937(0))
+        self.tally = Tally(2)
+
+
+def test_any_kind_of_attribute_goes_to_json_and_back() -> None:
+    names = ("table", "number", "rng", "tally")
+    one, other = Odd(), Odd()
+    one.rng.random(5)
+    one.tally.add(np.ones(2), np.ones(2, dtype=bool))
+    load(other, names, dump(one, names))
+    assert dump(other, names) == dump(one, names)
+    assert other.rng.random() == one.rng.random()
+
+
+def test_a_nested_refusal_leaves_everything_alone() -> None:
+    names = ("table", "tally")
+    one, wrong = Odd(), Odd()
+    wrong.table, wrong.tally = {}, Tally(3)
+    with pytest.raises(ValueError, match="number of plans"):
+        load(one, names, dump(wrong, names))
+    assert one.table == {"a": [1.0, 2.0], "b": (3,)}
+
+
+def test_round_numbers_count_choices() -> None:
+    for policy in (Fixed(2), DraftAll(2), Random(2, np.random.default_rng(0)), Router(2)):
+        assert [policy.choose().round for _ in range(3)] == [1, 2, 3]
+        policy.learn(Decision(0, 1.0, 1), Feedback(np.zeros(2), np.ones(2, dtype=bool)))

@@ -1,0 +1,91 @@
+"""Sequential Halving and PETC: phases by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from draftwise.policies.petc import PETC, exploration_budget
+from draftwise.policies.sequential_halving import (
+    SequentialHalving,
+    better_half,
+    pulls_per_plan,
+)
+from draftwise.types import Decision, Feedback
+
+
+def play(policy: SequentialHalving | PETC, values: list[float], rounds: int) -> list[int]:
+    plans = []
+    for _ in range(rounds):
+        decision = policy.choose()
+        plans.append(decision.plan)
+        seen = np.arange(len(values)) == decision.plan
+        policy.learn(decision, Feedback(np.array(values), seen))
+    return plans
+
+
+def test_phases_by_hand() -> None:
+    """K = 4, T = 16: log2 K = 2 phases; n_0 = floor(16 / (4 * 2)) = 2, n_1 = floor(16 / 4) = 4.
+    Values .2 .8 .6 .4: plans 1 and 2 survive, then plan 1."""
+    plans = play(SequentialHalving(4, budget=16), [0.2, 0.8, 0.6, 0.4], 20)
+    assert plans == [0, 1, 2, 3] * 2 + [1, 2] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("num_plans", [1, 2, 3, 5, 7, 8, 13, 64])
+def test_one_is_left_within_the_budget(num_plans: int) -> None:
+    """The printed floor(log2 K) phases would leave two of 3, 5 or 7; and the best one is left."""
+    budget = 4 * num_plans * max(1, math.ceil(math.log2(num_plans)))
+    values = np.random.default_rng(num_plans).random(num_plans).tolist()
+    policy = SequentialHalving(num_plans, budget)
+    play(policy, values, budget)
+    assert sum(policy.state()["_alive"]) == 1
+    assert set(play(policy, values, 10)) == {int(np.argmax(values))}
+
+
+def test_the_better_half_is_kept_not_the_worse() -> None:
+    """Line 6 of Algorithm 5 as printed would keep the ascending half: plans 0 and 2."""
+    kept = better_half(np.array([0.1, 0.9, 0.2, 0.8, 0.99]), np.array([True] * 4 + [False]))
+    assert kept.tolist() == [False, True, False, True, False]
+    assert better_half(np.array([0.5, 0.4, 0.3]), np.ones(3, dtype=bool)).sum() == 2
+
+
+def test_means_are_of_the_phase_alone() -> None:
+    """Plan 0 leads the first phase by 1 to .9 and loses the second by 0 to .5."""
+    policy = SequentialHalving(4, period=1)
+    first = {0: 1.0, 1: 0.9, 2: 0.1, 3: 0.0}
+    for plan, value in [*first.items(), (0, 0.0), (1, 0.5)]:
+        seen = np.arange(4) == plan
+        policy.learn(Decision(plan, 1.0, 1), Feedback(np.full(4, value), seen))
+    assert policy.choose().plan == 1
+
+
+def test_a_small_budget_still_tries_every_plan_once() -> None:
+    assert pulls_per_plan(budget=3, num_alive=8, num_plans=8) == 1
+    assert play(SequentialHalving(2, budget=1), [0.1, 0.9], 4) == [0, 1, 1, 1]
+
+
+def test_late_feedback_keeps_exploring() -> None:
+    """Eight decisions in flight before any is learned go round the four plans."""
+    policy = SequentialHalving(4, budget=16)
+    made = [policy.choose() for _ in range(8)]
+    assert [decision.plan for decision in made] == [0, 1, 2, 3] * 2
+    for decision in reversed(made):
+        seen = np.arange(4) == decision.plan
+        policy.learn(decision, Feedback(np.array([0.2, 0.8, 0.6, 0.4]), seen))
+    assert {policy.choose().plan for _ in range(4)} == {1, 2}
+
+
+def test_petc_explores_for_c_ln_b_rounds() -> None:
+    """c = 3, B = 200: floor(3 ln 200) = 15 rounds; K = 4: n = floor(15 / 8) = 1, then floor(15 / 4)
+    = 3: 4 + 6 rounds and then the survivor."""
+    assert exploration_budget(3, 200) == math.floor(3 * math.log(200)) == 15
+    plans = play(PETC(4, c=3.0, num_tokens=200), [0.2, 0.8, 0.6, 0.4], 14)
+    assert plans == [0, 1, 2, 3] + [1, 2] * 3 + [1] * 4
+
+
+def test_petc_is_halving_with_that_budget() -> None:
+    values = [0.3, 0.5, 0.4, 0.9, 0.1]
+    petc = play(PETC(5, c=10.0, num_tokens=512), values, 80)
+    assert petc == play(SequentialHalving(5, exploration_budget(10.0, 512)), values, 80)
