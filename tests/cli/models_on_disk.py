@@ -5,20 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from models import near_copy, tiny_model
 
-EOS = 256
 VOCAB = 257
+POSITIONS = 400
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Bytes as tokens, and one that ends a text."""
+    """Bytes as tokens, and one more that ends a text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: i for i, letter in enumerate(letters)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>"])
@@ -27,15 +28,25 @@ def save_tokenizer(folder: Path) -> None:
 
 def save_model(folder: Path, model: Any) -> Path:
     """A model folder as transformers writes it, with the tokenizer."""
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
 
 
+def make_target(seed: int = 7, **changes: Any) -> Any:
+    """A random model that says printable ASCII only, so that its tokens are its letters."""
+    given: dict[str, Any] = {"vocab_size": VOCAB, "max_position_embeddings": POSITIONS}
+    model = tiny_model("llama", seed, **(given | changes))
+    with torch.no_grad():
+        model.lm_head.weight[94:] *= 0.02  # the letters that are not ASCII
+    return model
+
+
 def save_pair(folder: Path) -> tuple[Path, Path]:
     """A target, and a drafter that agrees with it often but not always."""
-    target = tiny_model("llama", vocab_size=VOCAB)
+    target = make_target()
     return (
         save_model(folder / "target", target),
-        save_model(folder / "drafter", near_copy(target, 0.3)),
+        save_model(folder / "drafter", near_copy(target, 0.1)),
     )

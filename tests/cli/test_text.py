@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli.models_on_disk import save_tokenizer
 from transformers import AutoTokenizer
 
+from cli.models_on_disk import save_tokenizer
 from draftwise.engine.text import Detokenizer
 
 

@@ -30,8 +30,8 @@ class Job:
     trace: TraceWriter | None
     as_json: bool
 
-    def start(self, prompts: Sequence[str], first: int) -> Generation:
-        """Begin with these prompts, of which the first is number ``first`` of all."""
+    def start(self, prompts: Sequence[Sequence[int]], first: int) -> Generation:
+        """Begin with these prompts (token ids), of which the first is number ``first`` of all."""
         seed = self.options["seed"] + first  # else every chunk of a batch would draw the same
         return self.speculator.start(list(prompts), **{**self.options, "seed": seed})
 
@@ -51,7 +51,7 @@ class Job:
                     return
 
 
-def run_single(job: Job, prompt: str) -> int:
+def run_single(job: Job, prompt: Sequence[int]) -> int:
     """Answer one prompt, live unless json is wanted; return the exit code."""
     generation = job.start([prompt], 0)
     stops = job.options["stop"]
@@ -72,7 +72,7 @@ def run_single(job: Job, prompt: str) -> int:
     return verdict([result])
 
 
-def run_batch(job: Job, prompts: Sequence[str], batch_size: int) -> int:
+def run_batch(job: Job, prompts: Sequence[Sequence[int]], batch_size: int) -> int:
     """Answer prompts in chunks, printing each in the order of the prompts; return the exit code."""
     results: list[Result] = []
     with graceful() as is_stopped, TokenProgress(len(prompts)) as progress:

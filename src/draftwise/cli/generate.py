@@ -78,17 +78,16 @@ def generate(
             _check_writable(trace)
         speculator = load(wanted)
         from draftwise.cli.answer import Job, run_batch, run_single
+        from draftwise.engine.prompts import encode_all
         from draftwise.engine.records import TraceWriter
 
+        # all prompts before any answer, and before an earlier trace is overwritten
+        texts = encode_all(prompts, speculator.tokenizer, speculator.target)
         with refused_values():
             writer = None if trace is None else TraceWriter(trace)
         job = Job(speculator, sampling, writer, as_json)
         try:
-            code = (
-                run_single(job, prompts[0])
-                if batch is None
-                else run_batch(job, prompts, batch_size)
-            )
+            code = run_single(job, texts[0]) if batch is None else run_batch(job, texts, batch_size)
         finally:
             if writer is not None:
                 writer.close()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 SCOPES = ("request", "session")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
@@ -54,8 +55,9 @@ def check(wanted: Wanted) -> None:
     registry.make_feedback(wanted.feedback or setting.feedback, plans=plans, reward=None)
     for rule in wanted.rules or ():
         registry.make_guide(rule)
-    if wanted.scope not in SCOPES:
-        raise DraftwiseError(f"unknown scope {wanted.scope!r}; the scopes are: {', '.join(SCOPES)}")
+    for kind, name, valid in (("scope", wanted.scope, SCOPES), ("dtype", wanted.dtype, DTYPES)):
+        if name not in valid:
+            raise DraftwiseError(f"unknown {kind} {name!r}; the {kind}s are: {', '.join(valid)}")
     if wanted.threads < 1:
         raise DraftwiseError(f"--threads {wanted.threads}: it must be 1 or more")
 
@@ -75,20 +77,23 @@ def load(wanted: Wanted) -> Speculator:
 
         # the preset plain would load drafters that no plan of it ever plays
         needs_none = wanted.preset == "plain" and not (wanted.drafters or wanted.lengths)
-        return Speculator.from_pretrained(
-            wanted.target,
-            [] if needs_none else wanted.drafters,
-            preset=wanted.preset,
-            policy=wanted.policy,
-            reward=wanted.reward,
-            feedback=wanted.feedback,
-            lengths=wanted.lengths,
-            rules=wanted.rules,
-            dtype=wanted.dtype,
-            device=wanted.device,
-            scope=wanted.scope,
-            seed=wanted.seed,
-        )
+        try:
+            return Speculator.from_pretrained(
+                wanted.target,
+                [] if needs_none else wanted.drafters,
+                preset=wanted.preset,
+                policy=wanted.policy,
+                reward=wanted.reward,
+                feedback=wanted.feedback,
+                lengths=wanted.lengths,
+                rules=wanted.rules,
+                dtype=wanted.dtype,
+                device=wanted.device,
+                scope=wanted.scope,
+                seed=wanted.seed,
+            )
+        except FileNotFoundError as error:  # an installation without the bundled models
+            raise DraftwiseError(str(error)) from error
 
 
 @contextmanager

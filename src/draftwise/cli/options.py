@@ -24,7 +24,7 @@ def _names(table: Any) -> str:
 
 
 Target = Annotated[
-    str, _option(_MODELS, "A model folder, a hub id, or `zoo`: the bundled model.", "--target")
+    str, _option(_MODELS, "A model folder, a hub id, or `zoo`, the bundled model.", "--target")
 ]
 Drafters = Annotated[
     list[str] | None,

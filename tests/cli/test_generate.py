@@ -1,0 +1,133 @@
+"""``draftwise generate``: prompts in, text and json out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Run, run_command
+from cli.models_on_disk import make_target, save_model
+
+KEYS = {
+    "tokens", "text", "num_rounds", "num_drafted", "num_accepted", "num_emitted",
+    "mean_accepted_tokens", "draft_acceptance_rate", "tok_per_s", "seconds_by_phase", "pulls",
+    "finish_reason", "num_prompt_tokens",
+}  # fmt: skip
+SHORT = ("--max-new-tokens", 24)
+PROMPTS = ["one", "two two two", "3", "for four", "five"]
+
+
+def test_json_is_one_object_with_all_that_was_promised(generate: Run) -> None:
+    ran = generate("Hello", "--json", *SHORT)
+    assert (ran.code, ran.err) == (0, "")
+    (answer,) = ran.objects
+    assert set(answer) == KEYS
+    assert len(answer["tokens"]) == answer["num_emitted"] == 24
+    assert sum(answer["pulls"].values()) == answer["num_rounds"]
+
+
+def test_stdout_is_the_answer_and_nothing_else(generate: Run) -> None:
+    (answer,) = generate("Hello", "--json", *SHORT).objects
+    ran = generate("Hello", *SHORT)
+    assert (ran.code, ran.out) == (0, answer["text"])
+    assert "24 tokens" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_every_preset_says_the_same_greedily(generate: Run) -> None:
+    texts = {
+        generate("Hello", *SHORT, "--preset", preset).out
+        for preset in ("plain", "metasd", "banditspec", "hedgespec", "draftwise")
+    }
+    assert len(texts) == 1
+
+
+def test_argument_file_and_stdin_are_one_prompt(generate: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("def f(x):\n    é\n", "utf-8")
+    prompt = "def f(x):\n    é"
+    outs = [
+        generate(prompt, *SHORT).out,
+        generate("--file", file, *SHORT).out,
+        generate(*SHORT, input_=prompt + "\n").out,
+        generate("-", *SHORT, input_=prompt).out,
+    ]
+    assert outs == outs[:1] * 4
+    assert outs[0] != generate("def f(x):", *SHORT).out
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_batch_keeps_the_order_of_single_runs(generate: Run, tmp_path: Path, size: int) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n\n".join(PROMPTS), "utf-8")
+    together = generate("--batch", file, "--json", "--batch-size", size, *SHORT)
+    alone = [generate(prompt, "--json", *SHORT).objects[0]["tokens"] for prompt in PROMPTS]
+    assert [answer["tokens"] for answer in together.objects] == alone
+
+
+def test_jsonl_batch_and_its_trace(generate: Run, tmp_path: Path) -> None:
+    file, trace = tmp_path / "prompts.jsonl", tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps({"id": 1, "prompt": p}) + "\n" for p in PROMPTS))
+    ran = generate("--batch", file, "--batch-size", 2, "--json", "--trace", trace, *SHORT)
+    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
+    for number, answer in enumerate(ran.objects):
+        own = [r for r in rounds if r["request"] == number]
+        assert [t for r in own for t in r["tokens"]] == answer["tokens"]
+        assert len(own) == answer["num_rounds"]
+    texts = generate("--batch", file, *SHORT)
+    assert texts.out == "".join(answer["text"] + "\n" for answer in ran.objects)
+
+
+def test_stop_strings_end_stream_and_json_alike(generate: Run) -> None:
+    whole = generate("Hello", *SHORT).out
+    stop = whole[9:12]
+    ran = generate("Hello", *SHORT, "--stop", stop, "--stop", "never said")
+    (answer,) = generate("Hello", *SHORT, "--stop", stop, "--json").objects
+    assert ran.out == answer["text"] == whole[: whole.index(stop)]
+    assert answer["finish_reason"] == "stop"
+
+
+def test_seeds_repeat_and_differ(generate: Run) -> None:
+    hot = ("Hello", *SHORT, "--temperature", 1.5, "--top-k", 50, "--top-p", 0.95)
+    assert generate(*hot, "--seed", 1).out == generate(*hot, "--seed", 1).out
+    assert generate(*hot, "--seed", 1).out != generate(*hot, "--seed", 2).out
+
+
+def test_aliases_of_vllm_and_transformers(pair: tuple[Path, Path]) -> None:
+    run = ("generate", "Hello", "--target", pair[0], "--json", *SHORT)
+    (answer,) = run_command(
+        *run, "--assistant-model", pair[1], "--num-speculative-tokens", 2, "--preset", "metasd"
+    ).objects
+    assert set(answer["pulls"]) == {"drafter"}
+    assert 1 < answer["num_drafted"] <= 2 * answer["num_rounds"]
+    (answer,) = run_command(
+        *run, "--prompt-lookup-max", 3, "--prompt-lookup-min", 2, "--preset", "metasd"
+    ).objects
+    assert set(answer["pulls"]) == {"lookup"}
+
+
+def test_a_full_disk_costs_the_trace_only(generate: Run) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    whole = generate("Hello", "--json", *SHORT).objects[0]["tokens"]
+    ran = generate("Hello", "--json", *SHORT, "--trace", "/dev/full")
+    assert (ran.code, ran.objects[0]["tokens"]) == (0, whole)
+    assert "generation goes on" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_logits_that_break_midway_keep_the_tokens_so_far(tmp_path: Path, generate: Run) -> None:
+    whole = generate("Hello", "--json", *SHORT).objects[0]["tokens"]
+    prompt = make_target()  # the same model; the letter it says fifth has no embedding any more
+    poison = whole[4]
+    assert poison not in whole[:4]
+    prompt.model.embed_tokens.weight.data[poison] = float("nan")
+    folder = save_model(tmp_path / "broken", prompt)
+    ran = run_command("generate", "Hello", "--target", folder, "--json", *SHORT)
+    (answer,) = ran.objects
+    assert (ran.code, answer["tokens"]) == (1, whole[:5])
+    assert answer["finish_reason"] == "non-finite logits"
+    assert "not finite" in ran.err
+    assert ran.err.count("\n") == 1
