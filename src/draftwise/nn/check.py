@@ -13,7 +13,16 @@ from draftwise.types import DraftwiseError
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.1}
 """Largest relative error of a logit; a wrong mask or position gives far more (docs/kv_cache.md)."""
 
-_RECURRENT = ("mamba", "linear_attention", "recurrent", "rwkv", "conv", "ssm", "lightning")
+_RECURRENT = (
+    "mamba",
+    "linear_attention",
+    "recurrent",
+    "rwkv",
+    "conv",
+    "ssm",
+    "lightning",
+    "hybrid",
+)
 
 
 def check_model(model: CausalModel) -> None:

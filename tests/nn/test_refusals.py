@@ -1,0 +1,231 @@
+"""What cannot be served is refused at load, with a reason: never run wrong, never a traceback.
+
+Tiny random models of kinds whose memory cannot be cut back by position, models whose attention
+counts by slot, attention code that takes no masks of ours, and folders that are not what they say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from draftwise import DraftwiseError, Speculator
+from draftwise.nn import check as check_module
+from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn.model import CausalModel
+from engine.pairs import reader
+from models import CONFIGS, tiny_model
+
+NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+SIZE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    **NO_TOKENS,
+}
+SMALL_STATE: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+
+RECURRENT: dict[str, Callable[[], Any]] = {
+    "mamba": lambda: hf.MambaConfig(**SMALL_STATE, state_size=4, **NO_TOKENS),
+    "mamba2": lambda: hf.Mamba2Config(
+        **SMALL_STATE, state_size=8, num_heads=4, head_dim=16, n_groups=1, **NO_TOKENS
+    ),
+    "rwkv": lambda: hf.RwkvConfig(
+        **SMALL_STATE,
+        attention_hidden_size=32,
+        intermediate_size=64,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "jamba": lambda: hf.JambaConfig(
+        **SIZE,
+        num_experts=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+        mamba_d_state=4,
+    ),
+    "falcon-h1": lambda: hf.FalconH1Config(
+        **SIZE,
+        head_dim=8,
+        mamba_d_ssm=32,
+        mamba_n_heads=4,
+        mamba_d_head=8,
+        mamba_d_state=8,
+        mamba_n_groups=1,
+    ),
+    "qwen3-next": lambda: hf.Qwen3NextConfig(
+        **{**SIZE, "num_hidden_layers": 4},
+        head_dim=8,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
+    "recurrent-gemma": lambda: hf.RecurrentGemmaConfig(
+        **{**SMALL_STATE, "num_hidden_layers": 3},
+        num_attention_heads=4,
+        intermediate_size=64,
+        lru_width=32,
+        attention_window_size=16,
+        **NO_TOKENS,
+    ),
+    "bamba": lambda: hf.BambaConfig(
+        **SIZE,
+        attn_layer_indices=[1],
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_d_state=8,
+        mamba_n_groups=1,
+    ),
+    "lfm2": lambda: hf.Lfm2Config(**SIZE, layer_types=["conv", "full_attention"]),
+}
+BY_SLOT: dict[str, Callable[[], Any]] = {
+    "bloom": lambda: hf.BloomConfig(
+        vocab_size=64, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None
+    ),
+    "gpt-neo": lambda: hf.GPTNeoConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=4,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "llama4": lambda: hf.Llama4TextConfig(
+        **SIZE, head_dim=8, attention_chunk_size=8, num_local_experts=2, intermediate_size_mlp=64
+    ),
+}
+
+
+def build(config: Any) -> Any:
+    torch.manual_seed(0)
+    return hf.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_memory_is_refused(kind: str) -> None:
+    with pytest.raises(DraftwiseError, match="layers, whose state cannot be cut back"):
+        load_model(build(RECURRENT[kind]()))
+
+
+@pytest.mark.parametrize("kind", BY_SLOT)
+def test_attention_that_counts_slots_is_refused(kind: str) -> None:
+    """ALiBi by slot, a causal buffer of its own, chunks: the self-check finds them by running."""
+    with pytest.raises(DraftwiseError, match=r"cannot speculate with .* ragged KV cache"):
+        load_model(build(BY_SLOT[kind]()))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_models_pass(kind: str, attention: str) -> None:
+    assert load_model(reader(kind, attention=attention)).vocab_size == 64
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_self_check_sees_a_wrong_mask(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Teeth: everybody may look at everything."""
+    sound = CausalModel._as_bias
+    monkeypatch.setattr(
+        CausalModel, "_as_bias", lambda self, allowed: sound(self, torch.ones_like(allowed))
+    )
+    with pytest.raises(DraftwiseError, match="are off by"):
+        check_module.check_model(CausalModel(reader(kind), kind))
+
+
+@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2"])
+def test_attention_that_takes_no_masks_is_refused(attention: str) -> None:
+    model = tiny_model()
+    model.config._attn_implementation = attention
+    with pytest.raises(DraftwiseError, match="takes no masks of our own; load it with"):
+        load_model(model)
+
+
+def saved(folder: Path, model: Any) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_recurrent_folder_says_so(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", build(RECURRENT["mamba"]()))
+    with pytest.raises(DraftwiseError, match="Mamba|cannot be cut back"):
+        Speculator.from_pretrained(folder)
+
+
+def test_a_saved_model_loads(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "llama", tiny_model())
+    assert load_model(folder, dtype="float32", device="cpu").vocab_size == 64
+
+
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all"])
+def test_a_missing_folder(source: str) -> None:
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(DraftwiseError, match="there is no model folder"):
+            load(source)
+
+
+def test_a_folder_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(DraftwiseError, match=r"no config\.json"):
+        load_model(tmp_path)
+
+
+def damaged_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"this is not a tensor file")
+
+
+def truncated_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def damaged_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+def unknown_kind(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
+
+
+@pytest.mark.parametrize(
+    "damage", [damaged_weights, truncated_weights, no_weights, damaged_config, unknown_kind]
+)
+def test_a_damaged_folder(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = saved(tmp_path / "llama", tiny_model())
+    damage(folder)
+    with pytest.raises(DraftwiseError, match="cannot load a causal LM from"):
+        load_model(folder)
+
+
+def test_an_unknown_dtype(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "llama", tiny_model())
+    with pytest.raises(DraftwiseError, match="write auto, float32, bfloat16 or float16"):
+        load_model(folder, dtype="float31")
+
+
+def test_a_drafter_with_another_vocabulary() -> None:
+    with pytest.raises(DraftwiseError, match=r"vocabulary of 48 tokens .* one of 64"):
+        Speculator.from_pretrained(tiny_model(), [tiny_model(vocab_size=48)])
+
+
+def test_unfit_drafters_are_refused_like_targets() -> None:
+    with pytest.raises(DraftwiseError, match="cannot be cut back"):
+        Speculator.from_pretrained(tiny_model(), [build(RECURRENT["mamba"]())])
