@@ -163,7 +163,7 @@ def saved(folder: Path, model: Any) -> Path:
 
 def test_a_recurrent_folder_says_so(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", build(RECURRENT["mamba"]()))
-    with pytest.raises(DraftwiseError, match="Mamba|cannot be cut back"):
+    with pytest.raises(DraftwiseError, match="cannot be cut back"):
         Speculator.from_pretrained(folder)
 
 

@@ -31,26 +31,29 @@ def check_model(model: CausalModel) -> None:
     Source: docs/kv_cache.md. Cost: three forwards of at most 8 tokens. Raises DraftwiseError for a
     model whose memory cannot be cut back by position (state-space, recurrent, chunked layers).
     """
-    _refuse_recurrent(model)
+    refuse_recurrent(model.module.config, model.name)
     try:
         error = _largest_error(model)
     except Exception as cause:
-        raise _refusal(model, f"it does not run on a ragged KV cache ({cause})") from cause
+        raise _refusal(model.name, f"it does not run on a ragged KV cache ({cause})") from cause
     if not error <= _TOLERANCE.get(model.dtype, 0.1):
-        raise _refusal(model, f"its logits on a ragged KV cache are off by {error:.2g} (relative)")
+        raise _refusal(
+            model.name, f"its logits on a ragged KV cache are off by {error:.2g} (relative)"
+        )
 
 
-def _refuse_recurrent(model: CausalModel) -> None:
-    config = model.module.config.get_text_config()
+def refuse_recurrent(config: Any, name: str) -> None:
+    """Raise DraftwiseError for layers that keep a running state; needs the configuration only."""
+    config = config.get_text_config()
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
     for kind in [*kinds, str(getattr(config, "model_type", ""))]:
         if any(word in str(kind) for word in _RECURRENT):
-            raise _refusal(model, f"it has {kind!r} layers, whose state cannot be cut back")
+            raise _refusal(name, f"it has {kind!r} layers, whose state cannot be cut back")
 
 
-def _refusal(model: CausalModel, why: str) -> DraftwiseError:
+def _refusal(name: str, why: str) -> DraftwiseError:
     return DraftwiseError(
-        f"cannot speculate with {model.name}: {why}. Use a decoder-only attention model (Llama, "
+        f"cannot speculate with {name}: {why}. Use a decoder-only attention model (Llama, "
         "Qwen, Mistral, Gemma, GPT-2, ...) with attn_implementation 'sdpa' or 'eager'."
     )
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from draftwise.nn.check import check_model
+from draftwise.nn.check import check_model, refuse_recurrent
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -43,9 +43,12 @@ def _from_pretrained(source: str, dtype: str, device: str) -> Any:
         raise DraftwiseError(f"dtype {dtype!r}: write auto, float32, bfloat16 or float16")
     _refuse_missing(source)
     try:
+        refuse_recurrent(AutoConfig.from_pretrained(source), source)
         return AutoModelForCausalLM.from_pretrained(
             source, dtype=wanted, attn_implementation="sdpa", device_map=None
         ).to(device)
+    except DraftwiseError:
+        raise
     except Exception as error:
         raise DraftwiseError(f"cannot load a causal LM from {source}: {error}") from error
 
