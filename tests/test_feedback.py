@@ -346,6 +346,14 @@ def test_panoramic_memory_does_not_grow() -> None:
     assert len(revealer._waiting) <= 2
 
 
+def test_panoramic_ignores_a_backlog_that_nothing_waits_for() -> None:
+    revealer = make("panoramic", "expected-length", TWO)
+    reveal_one(revealer, panorama(1, 10, [0.5, 0.5], [0.5, 0.5]))
+    feedback = reveal_one(revealer, panorama(2, 12, [0.1] * 4 + [0.5] * 2, [0.5] * 6, at=8))
+    assert shown(feedback) == pytest.approx({0: 1.75 / 3, 1: 1.75 / 3})
+    assert all(min(known, default=14) >= 12 for known in revealer._known.values())
+
+
 def test_panoramic_equals_the_theorem_on_random_text() -> None:
     """100 rounds of random lengths: every decision once, in order, with the value that the whole
     text gives in hindsight."""

@@ -148,7 +148,7 @@ def test_ucb_tuned_uses_the_empirical_variance() -> None:
 
 
 def test_discounted_ucb_by_hand() -> None:
-    """discount .5: plan 0 gives 1 and then 0, then plan 1 gives .6. n_0 = (.5 + 1) .5 = .75, sum_0 =
+    """discount .5: plan 0 gives 1, then 0; plan 1 gives .6. n_0 = (.5 + 1) .5 = .75, sum_0 =
     .5 .5 1 = .25, mean 1/3; n_1 = 1. t = 3, beta .1: 1/3 + .1 sqrt(2 ln 3 / .75) = .504 against
     .6 + .1 sqrt(2 ln 3) = .748."""
     policy = DiscountedUCB(2, beta=0.1, discount=0.5)

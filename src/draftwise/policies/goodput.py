@@ -123,11 +123,11 @@ class Goodput:
         """Read the evidence; without evidence or plans, discount and add the seen values."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
         self._is_blind = feedback.evidence is None or not self._has_plans
-        if self._is_blind:
+        if feedback.evidence is not None and self._has_plans:
+            self._read(feedback.evidence)
+        else:
             self._value_sums[seen] = self._discount * self._value_sums[seen] + values[seen]
             self._value_counts[seen] = self._discount * self._value_counts[seen] + 1.0
-        elif feedback.evidence is not None:
-            self._read(feedback.evidence)
 
     def probabilities(self) -> Floats:
         """[K] one-hot on the best price."""

@@ -16,7 +16,7 @@ from draftwise.policies.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 _FIELDS = ("_regrets", "_tally", "_rng")
-_TOLERANCE = 1e-12
+_TOLERANCE = 1e-12  # relative; far above rounding, so Newton's falling steps always end
 _ROUNDING = 1e-9  # a lead this small is rounding; the weights know no scale and would follow it
 
 
@@ -33,14 +33,13 @@ def normalhedge_precision(regrets: Floats) -> float:
     largest = float(squares.max())
     shape = squares / largest  # in [0, 1], so that no scale of the regrets over- or underflows
     steep = 1.0 + math.log(len(shape))
-    for _ in range(100):
+    while True:
         weights = np.exp(steep * shape)
         total = float(weights.sum())
-        excess = math.log(total / len(shape)) - 1.0
-        if excess <= _TOLERANCE:
-            break
-        steep -= excess * total / float(weights @ shape)
-    return steep / largest
+        step = (math.log(total / len(shape)) - 1.0) * total / float(weights @ shape)
+        if step <= _TOLERANCE * steep:
+            return steep / largest
+        steep -= step
 
 
 def normalhedge_probabilities(regrets: Floats) -> Floats:
