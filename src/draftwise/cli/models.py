@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -60,24 +60,24 @@ def _describe(
         load_tokenizer(path)
         wanted = defaults if specs is None else specs
         drafters = load_drafters(wanted, model, path, dtype=dtype, device=device)
-    table = _table(
-        f"{target}: fits", "", "model", "parameters", "vocab", "positions", "runs in", "self-check"
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for heading in ("", "model", "parameters", "positions", "dtype", "attention"):
+        table.add_column(heading, no_wrap=True)
     table.add_row("target", *_facts(model))
     for one in drafters:
         own = getattr(one, "model", None)
         table.add_row(one.name, *([type(one).__name__] if own is None else _facts(own)))
-    return table
+    found = f"{target}: {model.vocab_size:,} tokens, shared by all; every self-check passed"
+    return Group(Text(found, "bold", overflow="fold"), table)
 
 
 def _facts(model: CausalModel) -> list[str]:
     return [
         type(model.module).__name__,
-        f"{model.num_parameters / 1e6:,.1f} M",
-        f"{model.vocab_size:,}",
+        f"{model.num_parameters:,}",
         f"{model.max_positions:,}",
-        f"{model.dtype}, {model.module.config._attn_implementation}".removeprefix("torch."),
-        "passed",  # a model that does not pass was refused while it was loaded
+        str(model.dtype).removeprefix("torch."),
+        model.module.config._attn_implementation,
     ]
 
 

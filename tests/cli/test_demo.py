@@ -1,0 +1,152 @@
+"""``draftwise demo``: a fair race, an honest table."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from cli.conftest import Ran, run_command
+from draftwise import zoo
+from draftwise.cli.race import Lane, race
+from draftwise.cli.report import Pair, report
+from draftwise.cli.show import colours
+from draftwise.cli.stage import Stage
+from draftwise.engine.generation import Result
+from draftwise.engine.records import Round
+from draftwise.engine.request import Stats
+from draftwise.types import Plan
+
+PROMPTS = {"letters": ["abc abc", "xyz xyz"], "mixed": ["abc 123", "1 2 3"]}
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, Path]) -> Any:
+    """The command on the tiny pair, with prompts of our own."""
+    monkeypatch.setattr(zoo, "prompts", lambda: PROMPTS)
+
+    def run(*args: object) -> Ran:
+        models = ("--target", pair[0], "--drafter", f"lm:{pair[1]}", "--drafter", "lookup")
+        return run_command("demo", *models, "--max-new-tokens", 20, *args)
+
+    return run
+
+
+def test_without_a_terminal_it_is_plain_text_and_a_table(demo: Any) -> None:
+    ran = demo("--prompts", 3)
+    assert (ran.code, ran.err) == (0, "")
+    assert "\x1b" not in ran.out
+    for heading in ("1/3 letters", "2/3 mixed", "3/3 letters", "ratio", "MAT", "pulls"):
+        assert heading in ran.out
+    assert "output identical: yes" in ran.out
+    assert "peak memory" in ran.out
+    assert "verify" in ran.out
+
+
+def test_sampled_text_claims_no_identity(demo: Any) -> None:
+    ran = demo("--prompts", 1, "--temperature", 1)
+    assert "same distribution" in ran.out
+    assert "identical" not in ran.out
+
+
+def test_refusals(demo: Any) -> None:
+    assert "draftwise" in demo("--preset", "nonesuch").refusal
+    assert "--prompts 0" in demo("--prompts", 0).refusal
+
+
+def _result(tokens: list[int]) -> Result:
+    stats = Stats(num_rounds=1, num_drafted=2, num_accepted=1, num_emitted=len(tokens))
+    stats.seconds_by_phase["verify"] = 0.5
+    stats.pulls["lookup"] = 1
+    return Result([1], tokens, "text", ["target"] * len(tokens), "length", stats)
+
+
+def _shown(pairs: list[Pair]) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(report(pairs, colours(["lookup"]), "draftwise", is_greedy=True))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_one_different_token_is_said_aloud() -> None:
+    same = Pair("a", _result([1, 2]), _result([1, 2]))
+    other = replace(same, fast=_result([1, 3]))
+    assert "NO" not in _shown([same, same])
+    assert "output identical: NO" in _shown([same, other])
+
+
+def test_the_table_takes_speeds_over_all_tokens_and_seconds() -> None:
+    slow, quick = _result([1, 2]), _result([1, 2])
+    quick.stats.seconds_by_phase["verify"] = 0.1
+    shown = _shown([Pair("a", slow, quick)])
+    assert "4.0" in shown  # 2 tokens in 0.5 s
+    assert "20.0" in shown
+    assert "5.00x" in shown
+
+
+class _Rounds:
+    """A generation whose rounds take as long as they are told."""
+
+    def __init__(self, seconds: list[float], num_emitted: int) -> None:
+        self._seconds, self._num, self._text = seconds, num_emitted, ""
+
+    def __iter__(self) -> Iterator[Round]:
+        for number, seconds in enumerate(self._seconds, 1):
+            self._text += "x" * self._num
+            tokens = (1,) * self._num
+            yield Round(
+                request=0, round=number, plan=Plan("lookup", 1), plan_index=0, prob=1.0,
+                tokens=tokens, sources=("lookup",) * self._num, num_drafted=1, num_accepted=1,
+                position=0, batch_size=1, seconds={"verify": seconds}, estimates=None,
+                scores={}, matches={},
+            )  # fmt: skip
+
+    def text(self, _: int) -> str:
+        return self._text
+
+
+class _Letters:
+    """A tokenizer whose every token is an x."""
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return "x" * len(tokens)
+
+
+def _lanes() -> list[Lane]:
+    slow, quick = _Rounds([0.4] * 6, 1), _Rounds([0.5] * 2, 3)
+    return [Lane("plain", slow, _Letters()), Lane("fast", quick, _Letters())]  # type: ignore[arg-type]
+
+
+def test_a_race_gives_both_the_same_seconds() -> None:
+    lanes = _lanes()
+    for _ in race(lanes, lambda: False):
+        if all(lane.is_running for lane in lanes):
+            assert abs(lanes[0].seconds - lanes[1].seconds) <= 0.5
+    assert [lane.num_tokens for lane in lanes] == [6, 6]
+    assert lanes[1].tok_per_s == pytest.approx(6.0)
+    assert "".join(text for text, _ in lanes[0].pieces) == "xxxxxx"
+
+
+def test_a_race_can_be_stopped() -> None:
+    moves = iter([False, False, True])
+    assert len(list(race(_lanes(), lambda: next(moves)))) == 2
+
+
+@pytest.mark.parametrize(("width", "titles_a_line"), [(120, 2), (80, 1)])
+def test_panels_stand_side_by_side_where_there_is_room(width: int, titles_a_line: int) -> None:
+    lanes = _lanes()
+    console = Console(file=io.StringIO(), width=width, height=40, force_terminal=True)
+    with Stage(console, lanes, colours(["lookup"])) as stage:
+        for _ in race(lanes, lambda: False):
+            stage.draw()
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is back
+    plain = Text.from_ansi(shown).plain
+    last = plain[plain.rindex("plain") - 3 :].split("\n")
+    assert last[0].count("╭") == titles_a_line
+    assert sum(line.count("xxxxxx") for line in last) == 2

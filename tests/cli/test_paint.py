@@ -1,0 +1,54 @@
+"""Pieces of text by who wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from cli.models_on_disk import save_tokenizer
+from draftwise.cli.paint import Painter, held_back
+from draftwise.cli.show import colours, painted, percentages
+
+
+def _round(tokens: list[int], source: str) -> Any:
+    return SimpleNamespace(tokens=tokens, sources=[source] * len(tokens))
+
+
+def test_each_piece_has_its_writer_and_half_characters_wait(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokens = tokenizer("aé日b")["input_ids"]  # 1 + 2 + 3 + 1 bytes
+    painter = Painter(tokenizer)
+    pieces = painter.grow(_round(tokens[:2], "code"), "a")
+    assert pieces == [("a", "code")]
+    pieces += painter.grow(_round(tokens[2:3], "sql"), "aé")
+    pieces += painter.grow(_round(tokens[3:], "lookup"), "aé日b")
+    assert pieces == [("a", "code"), ("é", "sql"), ("日", "lookup"), ("b", "lookup")]
+    assert painter.finish("aé日b") == []
+
+
+def test_what_may_be_a_stop_string_is_not_shown(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    painter = Painter(tokenizer, ["END"])
+    assert painter.grow(_round(tokenizer("xE")["input_ids"], "a"), "xE") == [("x", "a")]
+    assert painter.grow(_round(tokenizer("F")["input_ids"], "b"), "xEF") == [("E", "a"), ("F", "b")]
+    assert painter.grow(_round(tokenizer("EN")["input_ids"], "b"), "xEFEN") == []
+    assert painter.grow(_round(tokenizer("D.")["input_ids"], "b"), "xEF") == []
+    assert painter.finish("xEF") == []
+
+
+def test_held_back_is_the_longest_beginning_of_a_stop() -> None:
+    assert held_back("to be or", ["order", "been"]) == 2
+    assert held_back("END", ["END"]) == 0  # the engine has cut it away by then
+    assert held_back("aab", ["aabc", "bb"]) == 3
+
+
+def test_colours_are_told_apart_and_shares_add_up() -> None:
+    styles = colours(list("abcdefghi"))
+    assert len(set(styles.values())) == 10
+    assert painted([("x", "a"), ("y", "target")], styles).plain == "xy"
+    assert percentages({"a": 3, "b": 1, "c": 0}) == "a 75%  b 25%"

@@ -1,0 +1,94 @@
+"""The command as a process: fast help, Ctrl-C, a reader that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import run_command
+from cli.models_on_disk import make_target, save_model
+from draftwise.cli.failures import refusals
+
+COMMAND = [sys.executable, "-m", "draftwise"]
+MANY = ["--max-new-tokens", "150000", "--ignore-eos", "--preset", "plain"]
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with room for minutes of text."""
+    folder = tmp_path_factory.mktemp("endless")
+    return save_model(folder, make_target(max_position_embeddings=200_000))
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['draftwise', '--help']\n"
+        "from draftwise.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    for command in ("generate", "demo", "models", "zoo"):
+        assert command in ran.stdout
+
+
+def test_ctrl_c_keeps_the_partial_object_and_the_trace(endless: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+
+    def press() -> None:
+        while not (trace.exists() and trace.read_bytes().count(b"\n") > 3):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    ran = run_command("generate", "Hello", "--target", endless, *MANY, "--json", "--trace", trace)
+    (answer,) = ran.objects
+    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert (ran.code, answer["finish_reason"]) == (130, "interrupted")
+    assert [token for r in rounds for token in r["tokens"]] == answer["tokens"]
+    assert ran.err.count("\n") == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_on_a_terminal_resets_its_colours(endless: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "Hello", "--target", endless, *MANY],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    shown = os.read(ours, 4096)  # the first letters are there
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    shown += os.read(ours, 1 << 20)
+    os.close(ours)
+    assert process.returncode == 130
+    assert b"\x1b[" in shown
+    assert shown.rindex(b"\x1b[0m") > shown.rindex(b"\x1b[2m")  # nothing stays dim
+    assert b"interrupted" in err
+    assert b"Traceback" not in err
+
+
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as end, refusals():
+            print("nobody reads this", flush=True)
+        assert end.value.code == 141
+        print("nor that", flush=True)  # what Python flushes at exit
