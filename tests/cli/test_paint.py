@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 
 from cli.models_on_disk import save_tokenizer
 from draftwise.cli.paint import Painter, held_back
-from draftwise.cli.show import colours, painted, percentages
+from draftwise.cli.show import colours, painted, percentages, total
+from draftwise.engine.request import Stats
 
 
 def _round(tokens: list[int], source: str) -> Any:
@@ -52,3 +53,10 @@ def test_colours_are_told_apart_and_shares_add_up() -> None:
     assert len(set(styles.values())) == 10
     assert painted([("x", "a"), ("y", "target")], styles).plain == "xy"
     assert percentages({"a": 3, "b": 1, "c": 0}) == "a 75%  b 25%"
+
+
+def test_rows_that_ran_together_share_their_seconds() -> None:
+    rows = [Stats(num_emitted=4), Stats(num_emitted=2)]
+    rows[0].seconds_by_phase["verify"], rows[1].seconds_by_phase["verify"] = 2.0, 1.0
+    assert total(rows, are_together=True).tok_per_s == 3.0
+    assert total(rows).tok_per_s == 2.0

@@ -8,6 +8,7 @@ from draftwise.cli.demo import demo
 from draftwise.cli.failures import refusals
 from draftwise.cli.generate import generate
 from draftwise.cli.models import models
+from draftwise.cli.simulate import simulate
 from draftwise.cli.zoo import app as zoo
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(demo)
 app.command()(models)
+app.command()(simulate)
 app.add_typer(zoo, name="zoo", help="The bundled tiny models: remake them, look at them.")
 
 

@@ -18,6 +18,7 @@ from draftwise.cli.show import colours, painted, summary, total
 if TYPE_CHECKING:
     from draftwise.engine.generation import Generation, Result
     from draftwise.engine.records import Round, TraceWriter
+    from draftwise.engine.request import Stats
     from draftwise.speculator import Speculator
 
 
@@ -75,6 +76,7 @@ def run_single(job: Job, prompt: Sequence[int]) -> int:
 def run_batch(job: Job, prompts: Sequence[Sequence[int]], batch_size: int) -> int:
     """Answer prompts in chunks, printing each in the order of the prompts; return the exit code."""
     results: list[Result] = []
+    chunks: list[Stats] = []
     with graceful() as is_stopped, TokenProgress(len(prompts)) as progress:
         for first in range(0, len(prompts), batch_size):
             generation = job.start(prompts[first : first + batch_size], first)
@@ -86,10 +88,11 @@ def run_batch(job: Job, prompts: Sequence[Sequence[int]], batch_size: int) -> in
                     shown = json.dumps(result.as_json()) if job.as_json else result.text
                     print(shown, flush=True)
             results += chunk
+            chunks.append(total([result.stats for result in chunk], are_together=True))
             if is_stopped():
                 break
     if not job.as_json:
-        say(summary(total([result.stats for result in results])), style="dim")
+        say(summary(total(chunks)), style="dim")
     return verdict(results)
 
 

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli.show import PLAIN_STYLE, percentages, shares, total
+from draftwise.cli.show import PLAIN_STYLE, shares, total
 from draftwise.types import NONE
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def report(
         "",
         _writers(pairs, fast, styles),
         "",
-        *_facts(pairs, fast, title, is_greedy),
+        _phases(fast),
+        "",
+        *_facts(pairs, is_greedy),
     )
 
 
@@ -120,17 +122,25 @@ def _bar(part: float, style: str) -> Text:
     return Text.assemble((blocks, style), " " if blocks else "", f"{part:.0%}")
 
 
-def _facts(pairs: Sequence[Pair], fast: Stats, title: str, is_greedy: bool) -> list[RenderableType]:
-    """One line each: where the time went, whether the words are the same, what it took."""
+def _phases(fast: Stats) -> Table:
+    """Which share of draftwise's seconds each phase of the round had."""
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("time by phase")
+    parts = shares(fast.seconds_by_phase)
+    for phase in parts:
+        table.add_column(phase, justify="right")
+    table.add_row("", *(f"{part:.1%}" for part in parts.values()))
+    return table
+
+
+def _facts(pairs: Sequence[Pair], is_greedy: bool) -> list[RenderableType]:
+    """One line each: whether the words are the same, and what it took."""
     same = _yes(all(pair.is_identical for pair in pairs)) if is_greedy else Text("")
     verdict = "output identical: " if is_greedy else "output: same distribution (sampled)"
-    lines = [
-        Text(f" time by phase ({title}): {percentages(fast.seconds_by_phase)}"),
-        Text.assemble(f" {verdict}", same),
-    ]
+    lines = [Text.assemble((f" {verdict}", "bold"), same)]
     peak = peak_memory_bytes()
     if peak is not None:
-        lines.append(Text(f" peak memory: {peak / 1e6:.0f} MB"))
+        lines.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
     return list(lines)
 
 

@@ -80,8 +80,8 @@ def summary(stats: Stats) -> str:
     return " · ".join(parts)
 
 
-def total(stats: Sequence[Stats]) -> Stats:
-    """Counts added up; seconds too, so that rows which ran together count their time once a row."""
+def total(stats: Sequence[Stats], are_together: bool = False) -> Stats:
+    """Counts added up; seconds too, unless these rows ran together: then those of the longest."""
     from draftwise.engine.request import Stats
 
     whole = Stats()
@@ -92,5 +92,8 @@ def total(stats: Sequence[Stats]) -> Stats:
         whole.num_emitted += one.num_emitted
         whole.pulls.update(one.pulls)
         for phase, seconds in one.seconds_by_phase.items():
-            whole.seconds_by_phase[phase] += seconds
+            before = whole.seconds_by_phase[phase]
+            whole.seconds_by_phase[phase] = (
+                max(before, seconds) if are_together else before + seconds
+            )
     return whole
