@@ -49,7 +49,7 @@ def overlap(p: Dist, q: Dist) -> float:
     if isinstance(q, Point):
         return float(mass(p, int(q))) if q >= 0 else 0.0  # -1: no proposal
     if isinstance(p, Point):
-        return float(q[int(p)])
+        return float(q[int(p)]) if p >= 0 else 0.0  # -1: logits that were not finite
     return float(np.minimum(p, q).sum())
 
 

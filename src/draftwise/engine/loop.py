@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from draftwise.dist import is_broken, overlap
+from draftwise.dist import overlap
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
@@ -134,21 +134,17 @@ class Batch:
         self._pool.meter.saw_target(len(rows), width, self._pool.clock() - start)
         return targets
 
-    def _verify(
-        self, drafts: Sequence[Draft], targets: Sequence[list[Dist]]
-    ) -> list[Verdict | None]:
-        """What each row keeps; None where the target's logits are not finite."""
+    def _verify(self, drafts: Sequence[Draft], targets: Sequence[list[Dist]]) -> list[Verdict]:
+        """What each row keeps; logits that are not finite end it with the token -1."""
         return [
-            None
-            if any(is_broken(p) for p in dists)
-            else verify(draft, dists, request.uniforms(len(draft) + 1))
+            verify(draft, dists, request.uniforms(len(draft) + 1))
             for request, draft, dists in zip(self._active, drafts, targets, strict=True)
         ]
 
     def _commit(
         self,
         drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict | None],
+        verdicts: Sequence[Verdict],
         targets: Sequence[list[Dist]],
     ) -> list[int]:
         """Append what was kept, cut the caches back; return the tokens emitted a row."""
@@ -167,7 +163,7 @@ class Batch:
         self,
         plans: Sequence[Plan],
         drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict | None],
+        verdicts: Sequence[Verdict],
         targets: Sequence[list[Dist]],
         emitted: Sequence[int],
     ) -> list[Evidence]:
@@ -183,7 +179,7 @@ class Batch:
                 Evidence(
                     plans[index],
                     len(drafts[index]),
-                    verdict.num_accepted if verdict else 0,
+                    verdict.num_accepted,
                     scores[index],
                     _drafted_alphas(drafts[index], targets[index]),
                     len(request.context.tokens) - emitted[index],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context
 from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
@@ -90,17 +91,19 @@ class Request:
             return np.zeros(num)
         return self.accept_rng.random(num)
 
-    def commit(self, draft: Draft, verdict: Verdict | None, targets: Sequence[Dist]) -> int:
-        """Append what was verified, up to where the answer ends; return how many tokens that is."""
-        if verdict is None:
+    def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[Dist]) -> int:
+        """Append what was verified, up to where the answer ends; return how many tokens that is.
+
+        A bonus token of -1 stands for logits that were not finite: the tokens before it count.
+        """
+        tokens = verdict.tokens.tolist()
+        is_cut = is_broken(tokens[-1])
+        num = self.answer.push(tokens[:-1] if is_cut else tokens)
+        if is_cut and self.answer.finish_reason is None:
             self.answer.finish("non-finite logits")
-            return 0
-        num = self.answer.push(verdict.tokens.tolist())
         path = verdict.path.tolist()
         before = [-1, *path]
-        self.context.extend(
-            verdict.tokens[:num].tolist(), [targets[node + 1] for node in before[:num]]
-        )
+        self.context.extend(tokens[:num], [targets[node + 1] for node in before[:num]])
         self.sources.extend([*(draft.sources[node] for node in path), TARGET][:num])
         return num
 

@@ -62,13 +62,14 @@ class Ending:
 class Answer:
     """One request's output: how many of the emitted tokens count, their text, and why it ended.
 
-    The text ends before a stop string; the tokens end with the one that completed it.
+    The text ends before a stop string; the tokens end with the one that completed it. What may be
+    the beginning of a stop string waits, so that text once shown is never taken back.
     """
 
     def __init__(self, ending: Ending, tokenizer: Any) -> None:
         self._ending, self._detokenizer = ending, Detokenizer(tokenizer)
         self.num_tokens = 0
-        self.text = ""
+        self.text, self._waiting = "", ""
         self.finish_reason: str | None = None
 
     @property
@@ -79,7 +80,7 @@ class Answer:
     def push(self, tokens: Sequence[int]) -> int:
         """Take emitted tokens up to where the answer ends; return how many were taken."""
         before = self.num_tokens
-        step = 1 if self._ending.stop else len(tokens)
+        step = 1 if self._ending.stop else max(1, len(tokens))
         for start in range(0, len(tokens), step):
             self._take(tokens[start : start + step])
             if self.finish_reason:
@@ -89,24 +90,38 @@ class Answer:
     def finish(self, reason: str) -> None:
         """End here for a reason of the engine's."""
         self.finish_reason = reason
-        self.text += self._detokenizer.flush()
+        self.text += self._waiting + self._detokenizer.flush()
+        self._waiting = ""
 
     def _take(self, tokens: Sequence[int]) -> None:
         taken = list(tokens[: self.num_left])
         ends = [i for i, token in enumerate(taken) if token in self._ending.eos]
         taken = taken[: ends[0] + 1] if ends else taken
         self.num_tokens += len(taken)
-        self.text += self._detokenizer.push(taken)
-        if self._cut_at_stop():
-            self.finish_reason = "stop"
-        elif ends:
+        self._show(self._detokenizer.push(taken))
+        if self.finish_reason is not None:
+            return
+        if ends:
             self.finish("eos")
         elif self.num_left == 0:
             self.finish("length")
 
-    def _cut_at_stop(self) -> bool:
-        found = [self.text.find(stop) for stop in self._ending.stop]
-        places = [place for place in found if place >= 0]
+    def _show(self, piece: str) -> None:
+        """Add to the text what no stop string can begin in, or all before one that is complete."""
+        text, stops = self._waiting + piece, self._ending.stop
+        places = [place for stop in stops if (place := text.find(stop)) >= 0]
         if places:
-            self.text = self.text[: min(places)]
-        return bool(places)
+            self.text, self._waiting = self.text + text[: min(places)], ""
+            self.finish_reason = "stop"
+            return
+        longest = max((len(stop) for stop in stops), default=1)
+        num = next(
+            (n for n in range(longest - 1, 0, -1) if n <= len(text) and _begins(stops, text[-n:])),
+            0,
+        )
+        self.text += text[: len(text) - num]
+        self._waiting = text[len(text) - num :]
+
+
+def _begins(stops: Sequence[str], ending: str) -> bool:
+    return any(stop.startswith(ending) for stop in stops)

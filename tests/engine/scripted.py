@@ -1,0 +1,104 @@
+"""A model that says what it is told to, position by position, and a policy that plays a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from draftwise.drafters.lm import LMDrafter
+from draftwise.nn.cache import RaggedCache
+from draftwise.nn.model import Logits
+from draftwise.presets import Preset
+from draftwise.speculator import Speculator
+from draftwise.types import Decision, Feedback, Floats
+
+VOCAB = 64
+PROMPT = [0]
+
+
+class Scripted:
+    """Stands for a ``CausalModel``: after the prompt ``[0]`` its answer is the script.
+
+    A token of -1 in the script stands for logits that are not finite; ``wrong`` positions get
+    another token. ``fed`` counts the tokens it was fed.
+    """
+
+    def __init__(self, script: Sequence[int], name: str = "target", wrong: int = 0) -> None:
+        self.name, self.vocab_size, self.max_positions, self.num_parameters = name, VOCAB, 10**6, 1
+        self.module: Any = None
+        self._script = [0, *script, *[0] * 100]
+        for position in range(wrong, len(self._script), wrong) if wrong else ():
+            self._script[position] = (self._script[position] + 1) % VOCAB
+        self.fed = 0
+
+    def new_cache(self, num_rows: int, capacity: int) -> RaggedCache:
+        return RaggedCache(num_rows, capacity)
+
+    def extend(
+        self, cache: RaggedCache, rows: Sequence[int], tokens: Sequence[Sequence[int]], keep: int
+    ) -> Logits:
+        counts = [len(t) for t in tokens]
+        block = torch.zeros(len(rows), max(counts), VOCAB)
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            for step in range(count):
+                token = self._script[int(cache.lengths[row]) + step + 1]
+                block[index, step, token] = float("nan") if token < 0 else 20.0
+            cache.lengths[row] += count
+        self.fed += sum(counts)
+        return Logits(block, counts)
+
+
+class Playlist:
+    """A policy that plays the plans of a list, then the last of them for ever."""
+
+    def __init__(self, plans: Sequence[int], num_plans: int) -> None:
+        self._plans, self._num_plans, self._num = list(plans), num_plans, 0
+        self.heard: list[Feedback] = []
+
+    def choose(self) -> Decision:
+        plan = self._plans[min(self._num, len(self._plans) - 1)]
+        self._num += 1
+        return Decision(plan, 1.0, self._num)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        self.heard.append(feedback)
+
+    def probabilities(self) -> Floats:
+        return np.full(self._num_plans, 1 / self._num_plans)
+
+    def estimates(self) -> Floats:
+        return np.zeros(self._num_plans)
+
+
+def scripted(
+    script: Sequence[int], length: int = 4, wrong: int = 0, tokenizer: Any = None
+) -> Speculator:
+    """A scripted target with a drafter that knows the script, ``wrong`` at every so manieth."""
+    target: Any = Scripted(script)
+    drafter = LMDrafter("knows", Scripted(script, "knows", wrong), target)  # type: ignore[arg-type]
+    setting = Preset("fixed:0", "length", "free", (length,))
+    return Speculator(target, tokenizer, [drafter], setting)
+
+
+def byte_tokenizer(merges: Sequence[str] = ("the", "re", "日", "本")) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of fewer than 64 tokens: letters, the bytes of é, ü, 日 and 本,
+    and, as single tokens, a few longer strings."""
+    alphabet = byte_letters("abcdefghijklmnopqrstuvwxyz .éà日本")
+    pieces = [*dict.fromkeys(alphabet), *(byte_letters(m) for m in merges)]
+    vocab: Mapping[str, int] = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+    assert len(vocab) < VOCAB
+    tokenizer = Tokenizer(models.BPE(vocab=dict(vocab), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def byte_letters(text: str) -> str:
+    """The letters that stand for the bytes of a text."""
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return "".join(piece for piece, _ in level.pre_tokenize_str(text))
