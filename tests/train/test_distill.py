@@ -122,9 +122,10 @@ def test_distillation_raises_acceptance(
 ) -> None:
     lesson = teach(target, texts, tmp_path / "lesson")
     drafter = tiny(1, 5)
-    before = measure_acceptance(target, drafter, texts)
+    before = measure_acceptance(target, {"drafter": drafter}, texts)["drafter"]
     settings = Settings(steps=120, lr=1e-2, warmup_steps=5, decay_steps=40)
     losses = distill(drafter, [lesson], settings, seed=0, checkpoint=tmp_path / "run.pt")
     assert losses[-1] < losses[0]
-    assert measure_acceptance(target, drafter.eval(), texts) > before + 0.15
-    assert measure_acceptance(target, target, texts) == pytest.approx(1.0, abs=1e-5)
+    after = measure_acceptance(target, {"drafter": drafter.eval(), "target": target}, texts)
+    assert after["drafter"] > before + 0.15
+    assert after["target"] == pytest.approx(1.0, abs=1e-5)

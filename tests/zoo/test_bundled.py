@@ -129,6 +129,6 @@ def test_the_target_reckons_rightly(target: PreTrainedModel) -> None:
 def test_the_matrix_is_reproduced(target: PreTrainedModel, domain: str) -> None:
     texts = answers(target, zoo.prompts()[domain][:6], 1.0, 120)
     matrix = zoo.manifest()["acceptance"]
-    for name in (domain, "prose"):
-        alpha = measure_acceptance(target, load(zoo.drafter_paths()[name]), texts)
+    drafters = {name: load(zoo.drafter_paths()[name]) for name in (domain, "prose")}
+    for name, alpha in measure_acceptance(target, drafters, texts).items():
         assert alpha == pytest.approx(matrix[name][domain], abs=0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -74,14 +74,17 @@ def distill(
 
 @torch.inference_mode()
 def measure_acceptance(
-    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text]
-) -> float:
-    """Mean alpha over the learned positions of `texts`, the drafter following the same text."""
-    total, count = 0.0, 0
+    target: PreTrainedModel, drafters: Mapping[str, PreTrainedModel], texts: Sequence[Text]
+) -> dict[str, float]:
+    """Mean alpha of every drafter over the learned positions of `texts`, which all of them follow.
+
+    The target reads the texts once, whatever the number of drafters.
+    """
+    totals, count = dict.fromkeys(drafters, 0.0), 0
     for group in groups(texts, 4096):
         tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
-        alpha = acceptance(
-            answer_logits(target, tokens, positions), answer_logits(drafter, tokens, positions)
-        )
-        total, count = total + float(alpha.sum()), count + len(alpha)
-    return total / count
+        p = answer_logits(target, tokens, positions)
+        for name, drafter in drafters.items():
+            totals[name] += float(acceptance(p, answer_logits(drafter, tokens, positions)).sum())
+        count += len(positions)
+    return {name: total / count for name, total in totals.items()}

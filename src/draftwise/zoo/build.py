@@ -22,7 +22,7 @@ from draftwise.train.llama import pack
 from draftwise.zoo.corpus import load_tokenizer, train_tokenizer
 from draftwise.zoo.domains import SHARES
 from draftwise.zoo.drafters import distill_drafter, pretrain_drafter
-from draftwise.zoo.evaluate import acceptance_matrix, heldout_loss
+from draftwise.zoo.evaluate import acceptance_matrix, heldout_answers, heldout_loss
 from draftwise.zoo.publish import publish
 from draftwise.zoo.recipe import DRAFTERS, GENERALIST, SEED, TARGET_PHASES
 from draftwise.zoo.samples import make_lesson
@@ -110,8 +110,9 @@ def _samples(site: Site) -> None:
 
 def _one_lesson(site: Site, domain: str) -> None:
     if not (site.work / f"lesson-{domain}" / "texts.json").exists():
-        tokenizer = load_tokenizer(site.work / "tokenizer")
-        make_lesson(domain, site.model("target"), tokenizer, site.work, scale=site.scale)
+        tokenizer, target = load_tokenizer(site.work / "tokenizer"), site.model("target")
+        heldout_answers(target, tokenizer, domain, site.work)
+        make_lesson(domain, target, tokenizer, site.work, scale=site.scale)
 
 
 def _drafters(site: Site) -> None:

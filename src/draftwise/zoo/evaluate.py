@@ -38,13 +38,15 @@ def acceptance_matrix(
     work: Path,
 ) -> dict[str, dict[str, float]]:
     """Drafter -> domain -> mean acceptance probability on the target's own held-out answers."""
-    texts = {domain: heldout_answers(target, tokenizer, domain, work) for domain in SHARES}
+    columns = {
+        domain: measure_acceptance(
+            target, drafters, heldout_answers(target, tokenizer, domain, work)
+        )
+        for domain in SHARES
+    }
     return {
-        name: {
-            domain: round(measure_acceptance(target, drafter, texts[domain]), 4)
-            for domain in SHARES
-        }
-        for name, drafter in drafters.items()
+        name: {domain: round(column[name], 4) for domain, column in columns.items()}
+        for name in drafters
     }
 
 

@@ -10,11 +10,11 @@ SPECIALISTS = ("python", "math", "sql", "prose", "translate", "edit")
 GENERALIST = "generalist"
 DRAFTERS = (*SPECIALISTS, GENERALIST)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)  # MetaSD, appendix F.1
-NUM_SAMPLES = 256  # answers of the target, a domain
-NUM_REAL = 512  # documents of the domain, scored by the target
+NUM_SAMPLES = 192  # answers of the target, a domain
+NUM_REAL = 384  # documents of the domain, scored by the target
 NUM_HELDOUT = 16  # prompts, a domain
-ROWS_PER_SAMPLING = 64
-MAX_NEW_TOKENS = 320
+ROWS_PER_SAMPLING = 96
+MAX_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -38,4 +38,4 @@ TARGET_PHASES = (
 )
 
 PRETRAINING = Phase("drafter", 1, 900, 256, 4e-3)
-DISTILLATION = Phase("drafter", 1, 700, 0, 2e-3)
+DISTILLATION = Phase("drafter", 1, 600, 0, 2e-3)
