@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 PALETTE = (
     "#e69f00",
     "#56b4e9",
-    "#00b386",
+    "#00a878",
     "#e07bb0",
-    "#d55e00",
+    "#b07d48",
     "#9a8cff",
-    "#b8b000",
+    "#a6c834",
+    "#e64553",
     "#1fb8b8",
-    "#ff6f6f",
 )
 """Told apart by most colour-blind people, and readable on black and on white (after Okabe, Ito)."""
 
