@@ -71,6 +71,7 @@ def test_retrieval_table_by_hand() -> None:
     """Match lengths 3 and 4 share a bucket (prior .55): alphas 1, 1 make (.995 + 1 + 1.1) / (.995 +
     1 + 2); a match of 2 and one of 5 keep their priors. No match says nothing."""
     played = learn(policy(), evidence(scores=lookup([1.0, 0.0, 1.0], [3, 0, 4])))
+    assert played.state()["_tables"]["lookup"][0] == [0.0, 0.0]
     learn(played, evidence(matches={"lookup": 2}))
     third = (0.995 + 1 + 1.1) / (0.995 + 1 + 2)
     survival = np.cumprod([0.45, third, third, 0.65])

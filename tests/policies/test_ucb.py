@@ -130,19 +130,19 @@ def test_ucb_tuned_indices_are_tapouts() -> None:
 
 
 def test_ucb_tuned_uses_the_empirical_variance() -> None:
-    """Values 0, 1 (mean .5, variance .25) against .45, .45 (variance 0), 40 times each: t = 160,
-    n = 80, 2 ln t / n = .1269, sqrt = .356, so V = .606 and .356: both bounds are 1/4; after 4000
-    each, V = .25 + .067 > 1/4 against 0 + .067: bonuses .0241 and .0125."""
+    """Values 0, 1 (mean .5, variance .25) against .505 always, 4,000 times each: ln t / n = .00225,
+    sqrt(2 ln t / n) = .067, so V is above 1/4 and .067: bonuses .0237 and .0123, and the lower mean
+    is due. Without subtracting the squared mean both would get .0237."""
     policy = UCBTuned(2)
     for _ in range(2000):
-        for plan, value in ((0, 0.0), (0, 1.0), (1, 0.495), (1, 0.495)):
+        for plan, value in ((0, 0.0), (0, 1.0), (1, 0.505), (1, 0.505)):
             policy.learn(*bandit(plan, value, 2))
     log_rate = math.log(8000) / 4000
     varied = 0.5 + math.sqrt(log_rate / 4)
-    steady = 0.495 + math.sqrt(log_rate * math.sqrt(2 * log_rate))
-    assert varied > steady
+    steady = 0.505 + math.sqrt(log_rate * math.sqrt(2 * log_rate))
+    assert steady < varied < 0.505 + math.sqrt(log_rate / 4)
     assert policy.choose().plan == 0
-    for _ in range(200):  # a hundredth more of both values lifts the steady plan's mean past it
+    for _ in range(200):  # a lift of the steady plan's mean past both bonuses
         policy.learn(*bandit(1, 0.9, 2))
     assert policy.choose().plan == 1
 

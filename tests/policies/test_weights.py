@@ -109,12 +109,13 @@ def test_hedging_keeps_below_its_regret_bound_against_an_adversary(make: Any) ->
 
 
 def test_instant_regret_by_hand() -> None:
-    """p = (1/4, 1/4, 1/2), values (1, 0, 1/2): the draw earns 1/2. Seeing the first two alone,
-    weights (1/2, 1/2): it earns 1/2 as well, and the third sleeps."""
-    values, probabilities = np.array([1.0, 0.0, 0.5]), np.array([0.25, 0.25, 0.5])
-    assert instant_regrets(values, ALL3, probabilities).tolist() == [0.5, -0.5, 0.0]
+    """p = (1/2, 1/8, 3/8), values (1, 0, 1/2): the draw earns 11/16. Seeing the first two alone,
+    weights (4/5, 1/5): it earns 4/5, and the third sleeps."""
+    values, probabilities = np.array([1.0, 0.0, 0.5]), np.array([0.5, 0.125, 0.375])
+    assert instant_regrets(values, ALL3, probabilities).tolist() == [5 / 16, -11 / 16, -3 / 16]
     two = np.array([True, True, False])
-    assert instant_regrets(np.array([1.0, 0.0, 9.0]), two, probabilities).tolist() == [0.5, -0.5, 0]
+    some = instant_regrets(np.array([1.0, 0.0, 9.0]), two, probabilities)
+    assert some.tolist() == pytest.approx([0.2, -0.8, 0.0])
     none_likely = np.array([0.0, 0.0, 1.0])
     assert instant_regrets(values, two, none_likely).tolist() == [0.5, -0.5, 0.0]
 
@@ -135,11 +136,11 @@ def test_normalhedge_figure_7_by_hand() -> None:
 
 def test_normalhedge_two_rounds_by_hand() -> None:
     """Round 1: p = 1/3; values (.9, .3, .3) give R = (.4, -.2, -.2), so p = (1, 0, 0). Round 2:
-    values (.5, 1, 0) against .5: R = (.4, .3, -.7)."""
+    values (.7, 1, 0) against .7: R = (.4, .1, -.9)."""
     policy = NormalHedge(3, generator())
-    for values in ([0.9, 0.3, 0.3], [0.5, 1.0, 0.0]):
+    for values in ([0.9, 0.3, 0.3], [0.7, 1.0, 0.0]):
         policy.learn(Decision(0, 1.0, 1), Feedback(np.array(values), ALL3))
-    assert policy.state()["_regrets"] == pytest.approx([0.4, 0.3, -0.7])
+    assert policy.state()["_regrets"] == pytest.approx([0.4, 0.1, -0.9])
     probabilities = policy.probabilities()
     assert probabilities[2] == 0
     assert probabilities[0] > probabilities[1] > 0
