@@ -20,14 +20,14 @@ class _Samples:
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
-        self._is_first = True
+        self._first: float | None = None
         self.last_round = 0
 
     def add(self, seconds: float, round_: int) -> None:
-        """Take one measurement; the first is dropped, since it paid for setting the shape up."""
+        """Take one measurement; the first, which paid for setting the shape up, stands aside."""
         self.last_round = round_
-        if self._is_first:
-            self._is_first = False
+        if self._first is None:
+            self._first = seconds
         else:
             self._seconds.append(seconds)
 
@@ -38,8 +38,9 @@ class _Samples:
 
     def value(self) -> float:
         """Median, or the minimum of a few: one slow sample must not rule a length out."""
-        few = len(self._seconds) < _FEW
-        return min(self._seconds) if few else statistics.median(self._seconds)
+        if self._first is not None and len(self._seconds) < _FEW:
+            return min(self._first, *self._seconds)
+        return statistics.median(self._seconds)
 
 
 class CostMeter:

@@ -1,0 +1,101 @@
+"""A row of a batch is a request by itself: same tokens, same randomness, whoever runs beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwise.engine.generation import Generation
+from draftwise.engine.text import Ending
+from draftwise.speculator import Speculator
+from draftwise.types import SamplingParams
+from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, reader, speculator
+from models import near_copy
+
+SAMPLED = SamplingParams(temperature=0.9, top_k=20, top_p=0.95, repetition_penalty=1.1)
+OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0}
+
+
+def run(made: Speculator, rows: list[int], params: SamplingParams) -> list[tuple[Any, ...]]:
+    """Requests with the streams of their own numbers, run together."""
+    streams = np.random.SeedSequence(5).spawn(len(PROMPTS))
+    requests = [
+        made._request(i, PROMPTS[row], params, Ending(BUDGETS[row] + 8), streams[row])
+        for i, row in enumerate(rows)
+    ]
+    generation = Generation(made._pool, requests, None)
+    list(generation)
+    return [(r.tokens, r.sources, dict(r.stats.pulls)) for r in generation.results()]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("policy", ["random", "exp3spec", "ucb1"])
+def test_a_row_is_the_same_alone_and_in_any_company(policy: str, params: SamplingParams) -> None:
+    """Tokens, who wrote them and which plans were played; policies here know no clock."""
+    made = speculator(POOLS["all"], policy)
+    alone = [run(made, [row], params)[0] for row in range(4)]
+    assert run(made, [0, 1, 2, 3], params) == alone
+    assert run(made, [2, 0], params) == [alone[2], alone[0]]
+
+
+def test_rows_with_their_own_sampling() -> None:
+    made = speculator(POOLS["all"])
+    sampling = [SamplingParams(), SAMPLED, SamplingParams(repetition_penalty=1.4), SAMPLED]
+    results = made.generate(PROMPTS, max_new_tokens=12, sampling=sampling)
+    assert results[0].tokens == plain_greedy(PROMPTS[0], 12)
+    assert results[2].tokens == plain_greedy(PROMPTS[2], 12, penalty=1.4)
+    assert results[1].tokens != plain_greedy(PROMPTS[1], 12)
+
+
+def test_same_seed_same_tokens() -> None:
+    made = speculator(POOLS["all"])
+    first, again, other = (made.generate(PROMPTS, seed=seed, **OPTIONS) for seed in (3, 3, 4))
+    assert [r.tokens for r in first] == [r.tokens for r in again]
+    assert [r.tokens for r in first] != [r.tokens for r in other]
+    assert len({tuple(r.tokens) for r in made.generate([PROMPTS[0]] * 4, **OPTIONS)}) == 4
+
+
+@pytest.mark.parametrize(("scope", "num"), [("request", 4), ("session", 1)])
+def test_who_shares_a_policy(scope: str, num: int) -> None:
+    made = speculator(POOLS["all"], "ucb1", scope=scope)
+    generation = made.start(PROMPTS, max_new_tokens=3)
+    assert len({id(request.policy) for request in generation._requests}) == num
+    later = made.start(PROMPTS[0], max_new_tokens=3)
+    is_shared = later._requests[0].policy is generation._requests[0].policy
+    assert is_shared == (scope == "session")
+
+
+def test_a_drafter_that_lags_far_behind_joins_one_that_does_not() -> None:
+    """Catching up in one row is wide, and must not overrun what the other row has allotted."""
+    made = speculator(["good", "lookup"], "fixed:1", lengths=(2,), with_none=False)
+    plans = {"row that plays": [0] * 40, "row that waits": [1] * 6 + [0] * 40}
+    from engine.scripted import Playlist
+
+    generation = made.start([PROMPTS[2] * 2, PROMPTS[0] * 3], max_new_tokens=12)
+    for request, played in zip(generation._requests, plans.values(), strict=True):
+        request.policy = Playlist(played, 2)
+    list(generation)
+    found = [result.tokens for result in generation.results()]
+    assert found == [plain_greedy(PROMPTS[2] * 2, 12), plain_greedy(PROMPTS[0] * 3, 12)]
+
+
+def test_storage_is_what_was_asked_and_a_long_answer_stays_in_it() -> None:
+    """2,100 tokens: two layers of keys and values, one row, two heads of eight floats."""
+    module = reader(max_position_embeddings=4096)
+    made = Speculator.from_pretrained(
+        module, [near_copy(module, 0.04)], policy="fixed:1", lengths=[8]
+    )
+    generation = made.start(PROMPTS[0], max_new_tokens=2100)
+    sizes = set()
+    for round_ in generation:
+        sizes.add(generation.num_cache_bytes)
+        text = len(PROMPTS[0]) + len(generation._requests[0].tokens)
+        assert generation._batch._cache.lengths.tolist() == [text - 1], round_.round
+    (result,) = generation.results()
+    assert len(result.tokens) == 2100
+    per_token = 2 * 2 * 2 * 8 * 4
+    assert len(sizes) == 1
+    assert per_token * 2107 <= sizes.pop() <= per_token * (2107 + 8 + 1)
+    assert result.stats.mean_accepted_tokens > 1.5

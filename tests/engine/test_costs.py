@@ -1,0 +1,76 @@
+"""The cost meter: robust to odd samples, never dearer than what is known, forgetful."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftwise.engine.costs import _STALE_ROUNDS, CostMeter
+
+
+def metered(*samples: tuple[int, float], rows: int = 1) -> CostMeter:
+    """A meter that saw forwards of so many tokens taking so many seconds."""
+    meter = CostMeter({"a": 0.25})
+    for tokens, seconds in samples:
+        meter.saw_target(rows, tokens, seconds)
+    return meter
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_one_slow_sample_never_makes_a_length_dear(place: int) -> None:
+    """Wherever it comes: the estimate would end drafting, and nothing would correct it."""
+    for num in range(place + 1, 7):
+        if num < 2:
+            continue
+        seconds = [1.0] * num
+        seconds[place] = 50.0
+        meter = metered(*((3, s) for s in seconds))
+        assert meter.costs(1, 5).target_s.max() <= 1.0, seconds
+        for s in seconds:
+            meter.saw_draft("a", 1, 2, 2 * s)
+        assert meter.costs(1, 5).draft_s["a"] <= 1.0, seconds
+
+
+def test_the_first_call_of_a_shape_does_not_count() -> None:
+    """It pays for what is set up once."""
+    assert metered((1, 9.0), (1, 1.0), (1, 1.0)).costs(1, 1).target_s.tolist() == [1.0]
+
+
+def test_many_samples_count_by_their_median() -> None:
+    assert metered(*((1, s) for s in [9, 1, 2, 3, 4, 5])).costs(1, 1).target_s.tolist() == [3.0]
+
+
+def test_unmeasured_lengths_take_the_value_of_their_neighbours() -> None:
+    meter = metered(*[(2, 1.0), (5, 4.0)] * 3)
+    np.testing.assert_allclose(meter.costs(1, 7).target_s, [1, 1, 2, 3, 4, 4, 4])
+
+
+def test_a_length_is_never_dearer_than_a_longer_one() -> None:
+    meter = metered(*[(2, 3.0), (4, 1.0), (8, 2.0)] * 3)
+    target_s = meter.costs(1, 8).target_s
+    assert target_s[1] == 1.0
+    assert (np.diff(target_s) >= 0).all()
+
+
+def test_nothing_measured_is_one_unit_and_the_guess() -> None:
+    costs = CostMeter({"a": 0.25}).costs(1, 3)
+    assert costs.target_s.tolist() == [1.0, 1.0, 1.0]
+    assert costs.draft_s == {"a": 0.25}
+
+
+def test_an_unmeasured_drafter_is_guessed_from_the_target() -> None:
+    assert metered(*[(1, 2.0)] * 3).costs(1, 1).draft_s == {"a": 0.5}
+
+
+def test_old_measurements_are_forgotten() -> None:
+    meter = metered(*[(6, 1.0)] * 3)
+    for _ in range(_STALE_ROUNDS + 1):
+        meter.saw_target(1, 1, 0.5)
+    assert meter.costs(1, 6).target_s.tolist() == [0.5] * 6
+    assert metered(*[(6, 1.0)] * 3, (1, 0.5)).costs(1, 6).target_s.max() == 1.0
+
+
+def test_steps_that_were_not_taken_cost_nothing() -> None:
+    meter = metered(*[(1, 1.0)] * 3)
+    meter.saw_draft("a", 1, 0, 5.0)
+    assert meter.costs(1, 1).draft_s == {"a": 0.25}

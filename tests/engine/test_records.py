@@ -1,0 +1,157 @@
+"""What a round says about itself: counts that add up, scores that are true, costs, traces.
+
+The scores are checked against plain forwards of both models along the final text, with the
+library's own argmax or softmax: ``alpha = sum_v min(p, q)``, ``ratio = min(1, q/p)``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.engine.records import Round
+from draftwise.speculator import Speculator
+from engine.pairs import BUDGETS, POOLS, PROMPTS, lm, plain_greedy, speculator
+from engine.scripted import Playlist
+
+PROMPT = PROMPTS[2]
+
+
+@torch.inference_mode()
+def plain_distributions(module: Any, text: list[int], temperature: float) -> torch.Tensor:
+    """[T, V] over the token at each position of the text (row 0 stands for nothing)."""
+    logits = module(input_ids=torch.tensor([text]), use_cache=False).logits[0].double()
+    if temperature:
+        probs = (logits / temperature).softmax(-1)
+    else:
+        probs = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+    return probs.roll(1, 0)
+
+
+def plain_scores(made: Speculator, text: list[int], temperature: float) -> dict[str, Any]:
+    """alphas and ratios of each LM drafter at every position of the text."""
+    p = plain_distributions(made.target.module, text, temperature)
+    said = torch.arange(len(text)), torch.tensor(text)
+    found = {}
+    for name in ("good", "bad"):
+        q = plain_distributions(lm(name, "llama", 64).model.module, text, temperature)
+        alphas = torch.minimum(p, q).sum(-1)
+        ratios = (q[said] / p[said]).clamp(max=1).nan_to_num(0)
+        found[name] = alphas.numpy(), ratios.numpy()
+    return found
+
+
+def run(
+    made: Speculator, plans: list[int], temperature: float, num: int = 40
+) -> tuple[list[Round], list[int], Playlist]:
+    """Rounds, the whole text, and what the policy heard, of one request that plays these plans."""
+    generation = made.start(PROMPT, max_new_tokens=num, temperature=temperature, seed=1)
+    (request,) = generation._requests
+    request.policy = playlist = Playlist(plans, len(made.plans))
+    rounds = list(generation)
+    return rounds, [*PROMPT, *request.tokens], playlist
+
+
+def known_scores(rounds: list[Round], playlist: Playlist, name: str) -> Counter[int]:
+    """How often each position was scored, prompt included."""
+    heard = [feedback.evidence for feedback in playlist.heard if feedback.evidence is not None]
+    assert len(heard) >= len(rounds)
+    return Counter(
+        position
+        for evidence in heard
+        if name in evidence.scores
+        for position in range(
+            evidence.scores[name].start,
+            evidence.scores[name].start + len(evidence.scores[name].alphas),
+        )
+    )
+
+
+def assert_true(playlist: Playlist, expected: dict[str, Any]) -> None:
+    """Every reported alpha and ratio of the LM drafters is that of the plain forwards."""
+    for feedback in playlist.heard:
+        scores = feedback.evidence.scores if feedback.evidence else {}
+        for name in expected.keys() & scores.keys():
+            alphas, ratios = expected[name]
+            here = slice(scores[name].start, scores[name].start + len(scores[name].alphas))
+            np.testing.assert_allclose(scores[name].alphas, alphas[here], atol=2e-4)
+            np.testing.assert_allclose(scores[name].ratios, ratios[here], atol=2e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_panoramic_scores_are_true_and_complete(temperature: float) -> None:
+    made = speculator(POOLS["all"], feedback="panoramic", lengths=(3,))
+    rounds, text, playlist = run(made, [1, 2, 3, 0, 1], temperature)
+    assert_true(playlist, plain_scores(made, text, temperature))
+    for name in ("good", "bad", "lookup"):
+        known = known_scores(rounds, playlist, name)
+        assert set(known) >= set(range(len(PROMPT) - 15, len(text))), name
+        assert set(known.values()) == {1}, f"{name} was scored twice on a position"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_drafter_that_waited_catches_up_with_the_same_q(temperature: float) -> None:
+    """Lookup plays for many rounds; then ``good`` plays once and reports its whole backlog."""
+    made = speculator(["good", "lookup"], feedback="free", lengths=(3,))
+    rounds, text, playlist = run(made, [*[2] * 9, 1, *[2] * 7, 1, 0], temperature)
+    expected = plain_scores(made, text, temperature)
+    assert_true(playlist, {"good": expected["good"]})
+    played = [round_ for round_ in rounds if round_.plan.drafter == "good"]
+    assert [round_.round for round_ in played] == [10, 18]
+    for round_ in played:
+        assert len(round_.scores["good"].alphas) > 5, "a backlog, not the draft alone"
+    known = known_scores(rounds, playlist, "good")
+    last = played[-1].position + played[-1].num_accepted
+    assert set(known) >= set(range(len(PROMPT), last))
+    assert set(known.values()) == {1}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rounds_add_up(temperature: float, tmp_path: Path) -> None:
+    made = speculator(POOLS["all"], feedback="panoramic")
+    trace = tmp_path / "rounds.jsonl"
+    generation = made.start(
+        PROMPTS, max_new_tokens=BUDGETS, temperature=temperature, trace=trace, seed=2
+    )
+    rounds = list(generation)
+    results = generation.results()
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert lines == [json.loads(json.dumps(round_.as_json())) for round_ in rounds]
+    for number, result in enumerate(results):
+        mine = [line for line in lines if line["request"] == number]
+        assert [token for line in mine for token in line["tokens"]] == result.tokens
+        assert [source for line in mine for source in line["sources"]] == result.sources
+        assert sum(line["num_emitted"] for line in mine) == len(result.tokens)
+        position = len(PROMPTS[number])
+        for line in mine:
+            assert line["position"] == position
+            assert line["num_emitted"] - line["num_accepted"] in {0, 1}
+            assert 0 <= line["num_accepted"] <= line["num_drafted"] <= line["length"]
+            assert line["num_emitted"] == len(line["tokens"]) == len(line["sources"])
+            assert sum(source != "target" for source in line["sources"]) == line["num_accepted"]
+            position += line["num_emitted"]
+        stats = result.stats
+        assert stats.num_rounds == len(mine) == sum(stats.pulls.values())
+        for count in ("num_drafted", "num_accepted", "num_emitted"):
+            assert getattr(stats, count) == sum(line[count] for line in mine)
+        assert stats.mean_accepted_tokens == stats.num_emitted / stats.num_rounds
+        assert all(seconds >= 0 for seconds in stats.seconds_by_phase.values())
+
+
+def test_a_full_disk_costs_the_trace_and_nothing_else() -> None:
+    made = speculator(POOLS["all"])
+    with pytest.warns(UserWarning, match="the trace /dev/full ends here") as warned:
+        result = made.generate(PROMPT, max_new_tokens=12, trace="/dev/full")
+    assert len(warned) == 1
+    assert result.tokens == plain_greedy(PROMPT, 12)
+
+
+def test_a_trace_that_cannot_be_opened_is_said_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="rounds"):
+        speculator(["lookup"]).start(PROMPT, trace=tmp_path / "missing" / "rounds.jsonl")
