@@ -1,0 +1,196 @@
+"""The contract of every drafter in the table: what the engine may rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise import registry
+from draftwise.drafters.protocol import Context, Drafter
+from draftwise.guides.fixed import Fixed
+from draftwise.registry import DRAFTERS
+from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
+from engine.pairs import PROMPTS, lm, spec
+
+ALL = pytest.mark.parametrize("name", sorted(DRAFTERS))
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(1.0, 8, 0.9, 1.2)
+BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+CAPACITY = 80
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def make(name: str) -> Drafter:
+    """``lm`` needs a model; the others are made from their line of the table."""
+    if name == "lm":
+        return lm("good")
+    drafter: Drafter = registry.build("drafter", DRAFTERS, spec(DRAFTERS, name), {"name": name})
+    return drafter
+
+
+def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS) -> list[Context]:
+    return [
+        Context(row, list(prompt), sampling, np.random.default_rng(row))
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def propose(session: Any, contexts: Sequence[Context], length: int = 5) -> list[Draft]:
+    num = len(contexts)
+    return list(session.propose(contexts, [length] * num, [Fixed()] * num))
+
+
+def verified(
+    session: Any, contexts: Sequence[Context], drafts: Sequence[Draft] | None, num_accepted: int
+) -> None:
+    """The target, certain of itself, keeps so many drafted tokens and says another one after."""
+    for row, context in enumerate(contexts):
+        drafted = drafts[row].tokens.tolist() if drafts else []
+        kept = drafted[:num_accepted]
+        bonus = 11 if drafted[len(kept) : len(kept) + 1] != [11] else 12
+        context.extend([*kept, bonus], [*kept, bonus])
+    session.commit(contexts)
+
+
+def same(one: Draft, other: Draft) -> bool:
+    if one.tokens.tolist() != other.tokens.tolist():
+        return False
+    return all(
+        np.allclose(one.q(node), other.q(node), atol=1e-5) for node in range(len(one.tokens))
+    )
+
+
+@ALL
+@BOTH
+@pytest.mark.parametrize("length", [1, 5])
+def test_drafts_are_legal(name: str, sampling: SamplingParams, length: int) -> None:
+    contexts = contexts_of(sampling)
+    before = [list(context.tokens) for context in contexts]
+    for draft in propose(make(name).start(4, CAPACITY), contexts, length):
+        assert len(draft) <= length
+        assert set(draft.sources) <= {make(name).name}
+        assert len(draft.sources) == len(draft)
+        for node, token in enumerate(draft.tokens.tolist()):
+            assert 0 <= token < 64
+            q = draft.q(node)
+            if not isinstance(q, int):
+                assert q[token] > 0, "drawn from another distribution"
+                assert q.sum() == pytest.approx(1, abs=1e-5)
+    assert [context.tokens for context in contexts] == before
+
+
+@ALL
+def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
+    class No:
+        needs_probs = False
+
+        def goes_on(self, step: DraftStep) -> bool:
+            return False
+
+    (draft,) = make(name).start(1, CAPACITY).propose(contexts_of(GREEDY)[:1], [4], [No()])
+    assert len(draft) == 0
+
+
+@ALL
+@BOTH
+@pytest.mark.parametrize("num_accepted", [0, 2, 5])
+def test_what_was_rejected_leaves_no_trace(
+    name: str, sampling: SamplingParams, num_accepted: int
+) -> None:
+    """The next draft is that of a session which reads the same text for the first time."""
+    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    verified(session, contexts, propose(session, contexts), num_accepted)
+    fresh = contexts_of(sampling, [context.tokens for context in contexts])
+    for context, again in zip(contexts, fresh, strict=True):
+        context.rng, again.rng = np.random.default_rng(9), np.random.default_rng(9)
+    expected = propose(make(name).start(4, CAPACITY), fresh)
+    for one, other in zip(propose(session, contexts), expected, strict=True):
+        assert same(one, other)
+
+
+@ALL
+@BOTH
+def test_rows_do_not_know_each_other(name: str, sampling: SamplingParams) -> None:
+    together = propose(make(name).start(4, CAPACITY), contexts_of(sampling))
+    for row, draft in enumerate(together):
+        (context,) = contexts_of(sampling)[row : row + 1]
+        context.row = 0
+        assert same(draft, propose(make(name).start(1, CAPACITY), [context])[0])
+
+
+@ALL
+@BOTH
+def test_dropped_rows_leave_the_others_as_they_were(name: str, sampling: SamplingParams) -> None:
+    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    propose(session, contexts)
+    session.commit(contexts)
+    rest = [contexts[3], contexts[1]]
+    session.keep_rows([3, 1])
+    for row, context in enumerate(rest):
+        context.row, context.rng = row, np.random.default_rng(row)
+    fresh = contexts_of(sampling, [PROMPTS[3], PROMPTS[1]])
+    expected = propose(make(name).start(2, CAPACITY), fresh)
+    for one, other in zip(propose(session, rest), expected, strict=True):
+        assert same(one, other)
+
+
+@ALL
+@BOTH
+def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams) -> None:
+    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    told: list[set[int]] = [set() for _ in contexts]
+    for step in range(6):
+        drafts = propose(session, contexts) if step % 2 else None
+        verified(session, contexts, drafts, num_accepted=step % 3)
+        reports = session.score(contexts, everything=step % 3 == 2)
+        for context, known, scores in zip(contexts, told, reports, strict=True):
+            if scores is None:
+                continue
+            positions = set(range(scores.start, scores.start + len(scores.alphas)))
+            assert not positions & known, "told twice"
+            known |= positions
+            assert max(positions) < len(context.tokens)
+            for values in (scores.alphas, scores.ratios):
+                assert len(values) == len(positions)
+                assert ((values >= 0) & (values <= 1)).all()
+            assert (scores.matches is None) == (session.match_length(context) is None)
+    for prompt, context, known in zip(PROMPTS, contexts, told, strict=True):
+        assert set(range(len(prompt), len(context.tokens))) <= known
+
+
+@ALL
+def test_nothing_new_is_nothing_told(name: str) -> None:
+    contexts, session = contexts_of(GREEDY), make(name).start(4, CAPACITY)
+    verified(session, contexts, None, 0)
+    session.score(contexts, everything=True)
+    assert session.score(contexts, everything=True) == [None] * 4
+
+
+@ALL
+def test_a_text_that_fills_the_capacity_gets_no_error(name: str) -> None:
+    """At the end of its positions a drafter proposes less, or nothing."""
+    contexts = contexts_of(GREEDY, [[5, 9] * 14, [7]])
+    session = make(name).start(2, 30)
+    for _ in range(2):
+        drafts = propose(session, contexts)
+        assert [len(draft) <= 5 for draft in drafts] == [True, True]
+        verified(session, contexts, drafts, 0)
+        session.score(contexts, everything=True)
+
+
+@ALL
+def test_a_first_guess_of_its_cost(name: str) -> None:
+    assert 0 < make(name).relative_cost <= 2
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(DraftwiseError, match="no option 'nonsense'"):
+        registry.build("drafter", DRAFTERS, "lookup:nonsense=1", {"name": "lookup"})

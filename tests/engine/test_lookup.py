@@ -1,0 +1,85 @@
+"""Lookup against a reference that searches the whole text anew at every position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftwise.drafters.lookup import LONGEST_MATCH, LookupDrafter
+from draftwise.drafters.protocol import Context
+from draftwise.guides.fixed import Fixed
+from draftwise.types import SamplingParams
+
+
+def common(text: list[int], source: int) -> int:
+    """How many tokens before ``source`` equal those before the end."""
+    num = 0
+    while num < source and text[source - 1 - num] == text[len(text) - 1 - num]:
+        num += 1
+    return num
+
+
+def reference(text: list[int], least: int, most: int) -> tuple[int, int]:
+    """Match length and place of the longest earlier n-gram, the latest of them; (0, 0) if none.
+
+    Sizes above ``most`` do not decide between places, they only say how long the match is.
+    """
+    best = (0, 0)
+    for source in range(1, len(text)):
+        size = min(common(text, source), most)
+        if size >= max(least, best[0]):
+            best = (size, source)
+    if best[0] == most:
+        return min(common(text, best[1]), LONGEST_MATCH), best[1]
+    return best
+
+
+def texts() -> list[list[int]]:
+    """Random strings over small alphabets, and some that repeat themselves for long."""
+    rng = np.random.default_rng(0)
+    random = [rng.integers(0, size, 60).tolist() for size in (1, 2, 3, 5, 20) for _ in range(4)]
+    piece = rng.integers(0, 9, 40).tolist()
+    return [*random, piece + piece, [1, 2] * 30, [*range(30), 3, 4, 5]]
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 8), (2, 3), (1, 1), (3, 5)])
+def test_proposals_and_matches_are_those_of_the_reference(least: int, most: int) -> None:
+    for text in texts():
+        session = LookupDrafter("lookup", least, most).start(1, 200)
+        context = Context(0, text[:1], SamplingParams(), np.random.default_rng(0))
+        for end in range(1, len(text)):
+            context.tokens[:] = text[:end]
+            match, source = reference(text[:end], least, most)
+            assert session.match_length(context) == match, text[:end]
+            (draft,) = session.propose([context], [6], [Fixed()])
+            expected = text[:end]
+            for offset in range(6 if match else 0):
+                expected.append(expected[source + offset])
+            assert draft.tokens.tolist() == expected[end:]
+
+
+def test_scores_are_what_would_have_been_proposed() -> None:
+    """alpha is 1 exactly where the proposal of that position is the token that follows."""
+    for text in texts():
+        session = LookupDrafter("lookup", 1, 8).start(1, 200)
+        context = Context(0, text[:1], SamplingParams(), np.random.default_rng(0))
+        session.score([context], everything=False)
+        for start in range(1, len(text) - 7, 7):
+            context.extend(text[start : start + 7], text[start : start + 7])
+            (scores,) = session.score([context], everything=False)
+            assert scores is not None
+            assert scores.matches is not None
+            assert scores.start == start
+            for offset, (alpha, match) in enumerate(
+                zip(scores.alphas, scores.matches, strict=True)
+            ):
+                here = text[: start + offset]
+                expected, source = reference(here, 1, 8)
+                proposed = here[source] if expected else -1
+                assert (int(match), alpha) == (expected, float(proposed == text[start + offset]))
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 3), (4, 3), (-1, -1)])
+def test_impossible_sizes_are_refused(least: int, most: int) -> None:
+    with pytest.raises(ValueError, match="1 <= min <= max"):
+        LookupDrafter("lookup", least, most)
