@@ -71,6 +71,10 @@ def test_plots_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
                      "--drafters", "2,3", "--tokens", "60", "--seeds", "2", "--json",
                      "--plot", str(tmp_path / folder))  # fmt: skip
         assert [one["num_drafters"] for one in json.loads(result.stdout)] == [2, 3]
+    lone = tmp_path / "lone"  # no bound is known of it, and three panels leave one empty
+    run("--preset", "geometric", "--policy", "random", "--tokens", "30", "--seeds", "1",
+        "--plot", str(lone))  # fmt: skip
+    assert sorted(path.name for path in lone.iterdir()) == sorted(names[:3])
     for name in names:
         first, second = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two"))
         assert first == second

@@ -138,3 +138,12 @@ def test_any_sequence_of_plans_keeps_the_promises(seed: int) -> None:
         assert evidence.emitted_start == PROMPT_TOKENS + before
         emitted += request.position - before
     assert emitted == 8
+
+
+def test_all_plans_at_once_keep_the_best_draft_and_pay_for_every_one() -> None:
+    """Position 0: ``a`` keeps 2 of 4, ``b`` none of 2, ``r`` has no match, ``none`` nothing."""
+    request = new_request()
+    evidence = request.play_all([NOTHING, A, B, R])
+    check_evidence(evidence)
+    assert (evidence.plan, evidence.num_accepted, request.position) == (A, 2, 3)
+    assert evidence.seconds == request.seconds == 1.0 + 4.0 + (2.0 + 0.25) + 1.0

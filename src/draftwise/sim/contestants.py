@@ -76,14 +76,23 @@ def make_contestant(
     spec, _, own_lengths = head.partition("@")
     if len(others) > 2:
         raise DraftwiseError(f"{label!r}: write POLICY[@LENGTHS][/REWARD[/FEEDBACK]]")
-    habit = HABITS.get(spec.partition(":")[0], _DEFAULT)
-    if habit[0] not in registry.REWARDS:
-        habit = (_DEFAULT[0], habit[1])
+    habit = HABITS.get(_learner(spec), _DEFAULT)
     chosen_reward = others[0] if others else reward or habit[0]
     chosen_feedback = others[1] if len(others) > 1 else feedback or habit[1]
     plans = make_plans(drafters, parse_lengths(own_lengths) if own_lengths else lengths, rules)
     _try(spec, chosen_reward, chosen_feedback, plans)
     return Contestant(label, spec, chosen_reward, chosen_feedback, plans)
+
+
+def _learner(spec: str) -> str:
+    """The name of the policy that learns: the base's, where one policy wraps another.
+
+    >>> _learner("ucb1:beta=1"), _learner("delayed:base=hedge,rounds=2")
+    ('ucb1', 'hedge')
+    """
+    name, _, options = spec.partition(":")
+    bases = [part for part in options.split(",") if part.startswith("base=")]
+    return bases[0].removeprefix("base=") if bases else name
 
 
 def _try(policy: str, reward: str, feedback: str, plans: Sequence[Plan]) -> None:

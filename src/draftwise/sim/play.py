@@ -70,7 +70,10 @@ def play(
         decision = policy.choose()
         position = request.position
         everyone = revealer.panoramic and (request.num_rounds + 1) % revealer.every == 0
-        evidence = request.play(plans[decision.plan], scores_everyone=everyone)
+        if getattr(policy, "plays_all", False):
+            evidence = request.play_all(plans)
+        else:
+            evidence = request.play(plans[decision.plan], scores_everyone=everyone)
         for made, feedback in revealer.reveal(decision, evidence):
             policy.learn(made, feedback)
         yield {
@@ -78,7 +81,7 @@ def play(
             "text": text.name,
             "policy": contestant.label,
             "round": request.num_rounds,
-            "plan": str(plans[decision.plan]),
+            "plan": str(evidence.plan),
             "plan_index": decision.plan,
             "drafted": evidence.num_drafted,
             "accepted": evidence.num_accepted,

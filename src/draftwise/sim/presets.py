@@ -9,6 +9,8 @@ from draftwise.types import DraftwiseError
 
 _BANDITS = ("ucbspec", "exp3spec", "ucb1:beta=0.01")
 _EVERYBODY = (*_BANDITS, "normalhedge", "goodput@0-8")
+_METASD = ("ucb1:beta=0.01", "exp3", "sequential-halving", "draft-all", "goodput@0-8")
+_CHANGING = ("ucb1:beta=0.1", "discounted-ucb", "sliding-ucb", "normalhedge", "goodput@0-8")
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,10 @@ SETTINGS: dict[str, Setting] = {
     "hedgespec-qwen8b": Setting("HedgeSpec, table 6", _QWEN8B, (8,)),
     "hedgespec-qwen32b": Setting("HedgeSpec, table 7", _QWEN32B, (8,)),
     "metasd-multilingual": Setting(
-        "MetaSD, tables 2 and 9", worlds.fixed_pool(worlds.multilingual), (5,), tokens=200
+        "MetaSD, tables 2 and 9", worlds.fixed_pool(worlds.multilingual), (5,), _METASD, 200
     ),
     "metasd-eagle": Setting(
-        "MetaSD, table 4", worlds.fixed_pool(worlds.metasd_eagle), (5,), tokens=200
+        "MetaSD, table 4", worlds.fixed_pool(worlds.metasd_eagle), (5,), _METASD, 200
     ),
     "banditspec-load": Setting(
         "BanditSpec, section 6.2",
@@ -55,7 +57,7 @@ SETTINGS: dict[str, Setting] = {
         "MetaSD, table 19",
         worlds.fixed_pool(worlds.two_languages),
         (5,),
-        ("ucb1:beta=0.1", "exp3spec", "normalhedge", "goodput@0-8"),
+        _CHANGING,
         tokens=400,
     ),
     "geometric": Setting(

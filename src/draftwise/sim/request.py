@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from draftwise.protocols import Guide
 from draftwise.sim.costs import CostTable
@@ -56,16 +57,12 @@ class SimulatedRequest:
 
         scores_everyone: score every drafter on the verified text, at the price of its forward.
         """
-        start, num_drafted, num_accepted, alphas = self.position, 0, 0, None
-        if plan.drafter != NONE:
-            track = self._text.tracks[plan.drafter]
-            most = min(plan.length, self._text.limit - start - 1)
-            guide = self._guides.get(plan.rule)
-            num_drafted = track.num_drafted(start, most, plan.length, guide)
-            num_accepted = track.num_accepted(start, num_drafted)
-            alphas = track.drafted_alphas(start, num_drafted)
-        draft_s = num_drafted * self._costs.draft_s.get(plan.drafter, 0.0)
-        seconds = draft_s + self._target_s[num_drafted]
+        start = self.position
+        num_drafted, num_accepted = self._fate(plan, start)
+        alphas = _NO_ALPHAS
+        if num_drafted:
+            alphas = self._text.tracks[plan.drafter].drafted_alphas(start, num_drafted)
+        seconds = self._round_s(plan, num_drafted)
         self.position = min(start + num_accepted + 1, self._text.length)
         self.num_rounds += 1
         reached = min(start + min(num_drafted, num_accepted + 1), self.position)
@@ -73,9 +70,41 @@ class SimulatedRequest:
         self.seconds += seconds
         return Evidence(
             plan, num_drafted, num_accepted, scores,
-            _NO_ALPHAS if alphas is None else alphas, start + PROMPT_TOKENS, seconds, self._costs,
+            alphas, start + PROMPT_TOKENS, seconds, self._costs,
             self._matches(),
         )  # fmt: skip
+
+    def play_all(self, plans: Sequence[Plan]) -> Evidence:
+        """One round in which every plan drafts and is verified in its turn; the best draft is kept.
+
+        The evidence is that of the best draft, with the seconds of all. Differs: where drafts are
+        sampled, branches of one tree would keep a little less than the best of independent ones.
+        """
+        start, others_s = self.position, 0.0
+        best, most = plans[0], -1
+        for plan in plans:
+            num_drafted, num_accepted = self._fate(plan, start)
+            others_s += self._round_s(plan, num_drafted)
+            if num_accepted > most:
+                best, most = plan, num_accepted
+        others_s -= self._round_s(best, self._fate(best, start)[0])
+        evidence = self.play(best)
+        self.seconds += others_s
+        return replace(evidence, seconds=evidence.seconds + others_s)
+
+    def _fate(self, plan: Plan, start: int) -> tuple[int, int]:
+        """Tokens that a plan drafts and keeps from ``start`` on."""
+        if plan.drafter == NONE:
+            return 0, 0
+        track = self._text.tracks[plan.drafter]
+        most = min(plan.length, self._text.limit - start - 1)
+        num_drafted = track.num_drafted(start, most, plan.length, self._guides.get(plan.rule))
+        return num_drafted, track.num_accepted(start, num_drafted)
+
+    def _round_s(self, plan: Plan, num_drafted: int) -> float:
+        """Seconds of its draft and its verification."""
+        step_s = self._costs.draft_s.get(plan.drafter, 0.0)
+        return num_drafted * step_s + self._target_s[num_drafted]
 
     def _scores(self, played: str, reached: int, everyone: bool) -> dict[str, Scores]:
         """The played drafter through its first rejection, retrieval always, the rest if paid."""
@@ -92,9 +121,8 @@ class SimulatedRequest:
             else:
                 continue
             start = max(self._ends[name], self.position - MAX_BACKLOG)
-            if end > start:
-                found[name] = track.scores(start, end)
-                self._ends[name] = end
+            found[name] = track.scores(start, end)  # never empty: the round emitted a token
+            self._ends[name] = end
         return found
 
     def _matches(self) -> dict[str, int]:
