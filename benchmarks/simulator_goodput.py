@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.simulate import make_match
 from draftwise.sim.costs import REGIMES
 from draftwise.sim.environments import Environment
 from draftwise.sim.environments.recorded import Recorded
 from draftwise.sim.presets import Setting, setting
 from draftwise.sim.run import Match, Outcome, run_match
+from draftwise.sim.setup import make_match
 from draftwise.types import Floats
 
 LENGTHS = (2, 4, 6, 8)

@@ -16,11 +16,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.simulate import make_match
 from draftwise.sim import regret
 from draftwise.sim.environments.geometric import TruncatedGeometric
 from draftwise.sim.presets import setting
 from draftwise.sim.run import Match, Outcome, run_match
+from draftwise.sim.setup import make_match
 
 LENGTH, PANEL = 4, ("ucbspec", "exp3spec", "ucb1:beta=1/divergence", "normalhedge")
 

@@ -17,13 +17,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.simulate import make_match
 from draftwise.registry import make_reward
 from draftwise.sim.play import guides_of
 from draftwise.sim.presets import setting
 from draftwise.sim.regret import best_plan_curve
 from draftwise.sim.request import SimulatedRequest
 from draftwise.sim.run import Match, run_match
+from draftwise.sim.setup import make_match
 from draftwise.types import Evidence, Floats, Outcome
 
 REWARDS = {"BE": "length", "BD": "divergence"}

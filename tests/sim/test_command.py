@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from draftwise.cli.simulate import simulate
-from draftwise.sim.plots import need_matplotlib
+from draftwise.sim.plots import prepare
 from draftwise.types import DraftwiseError
 from sim.worlds import write_npz
 
@@ -82,10 +82,19 @@ def test_plots_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
         assert len(first) > 10_000
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(DraftwiseError, match=r"draftwise\[bench\]"):
-        need_matplotlib()
+        prepare(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DraftwiseError, match="plots cannot go to"):
+        run("--plot", str(tmp_path / "file" / "figures"))
 
 
 @pytest.mark.parametrize(

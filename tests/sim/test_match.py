@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from draftwise.cli.simulate import make_match
 from draftwise.sim.contestants import HABITS, make_contestant, make_plans, parse_lengths
 from draftwise.sim.hindsight import best_plan, fixed_path, totals
 from draftwise.sim.play import Contestant, Reference, fold, play
 from draftwise.sim.presets import SETTINGS, setting
 from draftwise.sim.report import report
 from draftwise.sim.run import Match, Outcome, every_plan, run_match
+from draftwise.sim.setup import make_match
 from draftwise.types import NONE, DraftwiseError, Plan
 from sim.worlds import COSTS, tiny_text
 

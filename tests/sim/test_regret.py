@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.cli.simulate import make_match
 from draftwise.sim import tables
 from draftwise.sim.play import Run, Trail
 from draftwise.sim.presets import setting
@@ -21,6 +20,7 @@ from draftwise.sim.regret import (
     ucbspec_bound,
 )
 from draftwise.sim.run import run_match
+from draftwise.sim.setup import make_match
 
 
 def test_ucbspec_bound_by_hand() -> None:

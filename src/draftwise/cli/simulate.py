@@ -13,10 +13,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise import registry
-from draftwise.sim.contestants import make_contestant, make_plans, parse_lengths
-from draftwise.sim.presets import SETTINGS, Setting, setting
+from draftwise.sim.presets import SETTINGS, setting
 from draftwise.sim.report import report
-from draftwise.sim.run import Match, Outcome, every_plan, run_match
+from draftwise.sim.run import Match, Outcome, run_match
+from draftwise.sim.setup import make_match
 from draftwise.sim.traces import trace_setting
 from draftwise.types import DraftwiseError
 
@@ -81,9 +81,11 @@ def simulate(
     if trace is not None and preset is not None:
         raise DraftwiseError("give --preset or --trace, not both")
     if plot is not None:
-        from draftwise.sim.plots import need_matplotlib
+        from draftwise.sim.plots import prepare
 
-        need_matplotlib()
+        prepare(plot)
+    if costs is not None and trace is None:
+        raise DraftwiseError("--costs goes with --trace: a preset has its own")
     chosen = trace_setting(trace, costs) if trace else setting(preset or _DEFAULT_PRESET)
     name = trace.name if trace else preset or _DEFAULT_PRESET
     sizes = _pool_sizes(drafters)
@@ -91,7 +93,7 @@ def simulate(
     for size in sizes:
         match = make_match(
             chosen, policy, reward=reward, feedback=feedback, tokens=tokens, lengths=lengths,
-            num_drafters=size, costs=None if trace else costs, with_trails=plot is not None,
+            num_drafters=size, with_trails=plot is not None,
         )  # fmt: skip
         outcome = _run(match, range(seed, seed + seeds), jobs, quiet=as_json)
         found.append(report(name, match, outcome, num_drafters=size))
@@ -101,27 +103,6 @@ def simulate(
 
         for path in draw(found, match, outcome, plot):
             print(f"wrote {path}", file=sys.stderr)
-
-
-def make_match(
-    chosen: Setting, policies: list[str] | None, *, reward: str | None = None,
-    feedback: str | None = None, tokens: int | None = None, lengths: str | None = None,
-    num_drafters: int | None = None, costs: str | None = None, with_trails: bool = False,
-) -> Match:  # fmt: skip
-    """Everything that a run needs, checked; raises DraftwiseError."""
-    environment = chosen.make(num_drafters)
-    if costs is not None:
-        raise DraftwiseError("--costs goes with --trace: a preset has its own")
-    own = parse_lengths(lengths) if lengths else chosen.lengths
-    labels = list(dict.fromkeys(policies or chosen.panel))
-    contestants = tuple(
-        make_contestant(
-            label, environment.drafters, own, chosen.rules, reward=reward, feedback=feedback
-        )
-        for label in labels
-    )
-    plans = every_plan(contestants, make_plans(environment.drafters, own, chosen.rules))
-    return Match(environment, contestants, plans, tokens or chosen.tokens, with_trails)
 
 
 def _pool_sizes(text: str | None) -> list[int | None]:

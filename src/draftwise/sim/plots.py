@@ -29,12 +29,16 @@ _MOST_LINES = 8
 _SIZE = (8.4, 4.4)
 
 
-def need_matplotlib() -> None:
-    """Raise DraftwiseError if plots cannot be drawn."""
+def prepare(folder: Path) -> None:
+    """Make the folder; raise DraftwiseError, before any work is done, if plots cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
+
+        folder.mkdir(parents=True, exist_ok=True)
     except ImportError as error:
         raise DraftwiseError("plots need matplotlib: pip install 'draftwise[bench]'") from error
+    except OSError as error:
+        raise DraftwiseError(f"plots cannot go to {folder}: {error.strerror}") from error
 
 
 def draw(
@@ -42,8 +46,7 @@ def draw(
 ) -> list[Path]:
     """Write the PNGs of a match (``regret``, ``best-plan``, ``estimates``) and, for several pool
     sizes, of all reports (``drafters``); return their paths."""
-    need_matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
     domain = match.environment.domains[0]
     runs = [run for run in outcome.runs if run.domain == domain]
     title = f"{reports[-1]['preset']}, {domain}"
