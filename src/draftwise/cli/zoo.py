@@ -72,8 +72,8 @@ def build(
     work: Annotated[Path, typer.Option(help="Folder for checkpoints; give it again to resume.")],
     out: Annotated[Path, typer.Option(help="Where to publish weights and prompts.")] = _PACKAGE,
     minutes: Annotated[
-        float, typer.Option(help="Size of the build: 75 is the bundled one, less is worse.")
-    ] = 75.0,
+        float, typer.Option(help="Size of the build: 60 is the bundled one, less is worse.")
+    ] = 60.0,
     processes: Annotated[int, typer.Option(help="Processes of one thread for the drafters.")] = 1,
 ) -> None:
     """Make the bundled models from nothing; an interrupted build goes on where it stopped."""

@@ -40,7 +40,7 @@ def manifest() -> dict[str, Any]:
 
     Keys: `domains`, `drafters`, `acceptance` (drafter -> domain -> alpha at temperature 1),
     `heldout_loss` (domain -> the target's nats a token), `files` (path -> bytes and sha256),
-    `num_parameters`, `seed`, `versions`, `seconds` (stage -> seconds).
+    `seed`, `versions`, `seconds` (stage -> seconds) and their sum, `build_seconds`.
     """
     path = _existing(_WEIGHTS / "manifest.json")
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))

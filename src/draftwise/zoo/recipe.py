@@ -38,4 +38,4 @@ TARGET_PHASES = (
 )
 
 PRETRAINING = Phase("drafter", 1, 900, 256, 4e-3)
-DISTILLATION = Phase("drafter", 1, 600, 0, 2e-3)
+DISTILLATION = Phase("drafter", 1, 400, 0, 2e-3)
