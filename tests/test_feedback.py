@@ -137,6 +137,31 @@ def test_prefix_is_what_shorter_plans_really_get() -> None:
         }
 
 
+@pytest.mark.parametrize("name", ["prefix", "free"])
+def test_prefix_may_keep_to_the_lengths_it_always_determines(name: str) -> None:
+    """a x 4 rejected after 1: without ``longer`` nothing is said of a x 8."""
+    feedback = reveal_one(make(f"{name}:longer=false"), played(3, 4, 1))
+    assert shown(feedback) == {0: 0.0, 1: 1 / 8, 2: 1 / 8, 3: 1 / 8}
+
+
+def test_longer_lengths_are_seen_in_bad_rounds_only() -> None:
+    """Always a x 4 at alpha = .9 by enumeration: what is shown of a x 8 has the mean of a count
+    given a rejection, 1.37, while its true mean is 5.13; all that is shown of the shorter ones is
+    right. ``longer=false`` exists for this."""
+    law = [(0.9**a * 0.1, a) for a in range(4)] + [(0.9**4, 4)]
+    told, weight = np.zeros(len(PLANS)), np.zeros(len(PLANS))
+    for prob, accepted in law:
+        for index, value in shown(reveal_one(make("prefix"), played(3, 4, accepted))).items():
+            told[index] += prob * value * 8
+            weight[index] += prob
+    means = {k: sum(0.9**j for j in range(1, k + 1)) for k in (1, 2, 4, 8)}
+    for index, k in ((1, 1), (2, 2), (3, 4)):
+        assert weight[index] == pytest.approx(1)
+        assert told[index] == pytest.approx(means[k])
+    assert told[4] / weight[4] == pytest.approx(1.37, abs=0.01)
+    assert means[8] == pytest.approx(5.13, abs=0.01)
+
+
 def test_prefix_and_divergence_see_only_drafted_positions() -> None:
     """a x 4 rejected at once: the alphas of positions 5 to 8 were never computed."""
     round_ = played(3, 4, 0, drafted_alphas=np.array([0.5, 0.5, 1.0, 1.0]))
@@ -170,7 +195,7 @@ def test_free_determines_a_long_plan_once_an_alpha_is_0() -> None:
 
 
 def test_free_takes_scores_that_start_late_for_nothing() -> None:
-    feedback = reveal_one(make("free"), played(0, 0, 0, {"lookup": scores([1.0, 1.0], start=11)}))
+    feedback = reveal_one(make("free"), played(0, 0, 0, {"lookup": scores([1.0] * 3, start=12)}))
     assert shown(feedback) == {0: 0.0}
 
 
@@ -481,6 +506,7 @@ def test_everything_composes(feedback: str, reward: str, policy: str) -> None:
         ("panoramic:hybrid=-1", "hybrid"), ("panoramic:warmup=-1", "warmup"),
         ("bandit:switching=-1", "switching"), ("free:switching=nan", "switching"),
         ("bandit:delay=1", "its options are: switching"), ("all", "bandit, prefix, free"),
+        ("prefix:longer=2", "true or false"),
     ],
 )  # fmt: skip
 def test_bad_specs_say_what_is_valid(text: str, message: str) -> None:

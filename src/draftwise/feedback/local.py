@@ -55,6 +55,9 @@ class Prefix:
     min(a, k) accepted; a fully accepted draft of n tokens says this for k <= n only. The plan
     ``none`` emits one token, always.
 
+    Lengths beyond the played one are shown after a rejection only, so a policy that averages what
+    it sees underrates them; ``longer=false`` shows none of them, and every mean is then unbiased.
+
     Source: this project's own (DESIGN section 1). Differs: none.
     State: the switching cost's. Cost: one reward for each plan of the drafter. Errors: as Bandit.
 
@@ -70,16 +73,17 @@ class Prefix:
     every: ClassVar[int] = 1
 
     def __init__(
-        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
-    ) -> None:
-        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
+        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
+        longer: bool = True,
+    ) -> None:  # fmt: skip
+        self._valuer, self._longer = Valuer(plans, reward, SwitchingCost(switching)), longer
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """The values of all lengths that the draft determines."""
         known: dict[int, float] = {}
         if decision.round > 0:
             self._valuer.note(evidence)
-            known = self._valuer.prefixes(decision.plan, evidence)
+            known = self._valuer.prefixes(decision.plan, evidence, self._longer)
         return [(decision, self._valuer.feedback(known, evidence))]
 
     def flush(self) -> Told:
@@ -90,9 +94,9 @@ class Prefix:
 class Free:
     """Reveal all that is known without one more forward; always, and at once.
 
-    The played drafter's lengths as ``Prefix`` does, and every other drafter (retrieval, backlog)
-    whose scores cover the round's positions, as far as the reward is determined by them. The
-    evidence is delivered even when no value is.
+    The played drafter's lengths as ``Prefix`` does (``longer`` too), and every other drafter
+    (retrieval, backlog) whose scores cover the round's positions, as far as the reward is
+    determined by them. The evidence is delivered even when no value is.
 
     Source: this project's own (DESIGN section 1). Differs: none.
     State: the switching cost's. Cost: one reward for each plan that is scored. Errors: as Bandit.
@@ -112,9 +116,10 @@ class Free:
     every: ClassVar[int] = 1
 
     def __init__(
-        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
-    ) -> None:
-        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
+        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
+        longer: bool = True,
+    ) -> None:  # fmt: skip
+        self._valuer, self._longer = Valuer(plans, reward, SwitchingCost(switching)), longer
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """The values of all plans that the evidence covers, and the evidence itself."""
@@ -124,7 +129,7 @@ class Free:
             for name, scores in evidence.scores.items():
                 if name != evidence.plan.drafter:
                     known |= self._valuer.scored(name, *tail(scores, evidence.emitted_start))
-            known |= self._valuer.prefixes(decision.plan, evidence)
+            known |= self._valuer.prefixes(decision.plan, evidence, self._longer)
         return [(decision, self._valuer.feedback(known, evidence))]
 
     def flush(self) -> Told:

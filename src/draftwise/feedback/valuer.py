@@ -50,12 +50,13 @@ class Valuer:
         """The played plan's value."""
         return self._value(index, evidence, evidence.num_drafted, evidence.seconds)
 
-    def prefixes(self, index: int, evidence: Evidence) -> dict[int, float]:
-        """Values of the lengths that the played draft determines, by plan."""
+    def prefixes(self, index: int, evidence: Evidence, longer: bool) -> dict[int, float]:
+        """Values of the lengths that the played draft determines, by plan; ``longer`` ones too."""
         known = self.nothing_drafted()
         for other in self._of.get(evidence.plan.drafter, []):
             num_drafted = drafted_by(self.plans[other], evidence)
-            if num_drafted is not None:
+            is_shown = longer or self.plans[other].length <= evidence.plan.length
+            if num_drafted is not None and is_shown:
                 known[other] = self._value(other, evidence, num_drafted)
         known[index] = self.played(index, evidence)
         return known
