@@ -194,6 +194,12 @@ def test_free_determines_a_long_plan_once_an_alpha_is_0() -> None:
     assert shown(feedback) == {0: 0.0, 6: 1 / 8}
 
 
+def test_free_says_nothing_of_the_played_drafter_under_another_rule() -> None:
+    """Greedy: a rejected at once, alpha 0. Where a x 4 with a stop rule would end is not known."""
+    feedback = reveal_one(make("free"), played(3, 4, 0, {"a": scores([0.0])}))
+    assert shown(feedback) == dict.fromkeys((0, 1, 2, 3, 4), 0.0)
+
+
 def test_free_takes_scores_that_start_late_for_nothing() -> None:
     feedback = reveal_one(make("free"), played(0, 0, 0, {"lookup": scores([1.0] * 3, start=12)}))
     assert shown(feedback) == {0: 0.0}

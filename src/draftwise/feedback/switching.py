@@ -14,7 +14,7 @@ class SwitchingCost:
     Differs: (1) lambda is in units of value, not of rounds; (2) before its first round a drafter
         missed what was emitted so far, not the prompt; (3) retrieval keeps no cache and ``none``
         drafts nothing: both are free.
-    State: the text position that each drafter has reached; the drafter of the last round.
+    State: the text position that each drafter has reached, and that of the first round.
     Cost: O(1). Errors: ValueError if ``per_token`` is below 0.
 
     >>> from draftwise.types import Plan
@@ -30,15 +30,13 @@ class SwitchingCost:
         self._per_token = per_token
         self._reached: dict[str, int] = {}
         self._first: int | None = None
-        self._previous: str | None = None
 
     def charge(self, evidence: Evidence) -> float:
         """The cost of this round's switch, in units of value; 0 if there was none."""
         drafter, start = evidence.plan.drafter, evidence.emitted_start
-        first = start if self._first is None else self._first
+        self._first = start if self._first is None else self._first
         scores = evidence.scores.get(drafter)
         is_free = drafter == NONE or (scores is not None and scores.matches is not None)
-        missed = 0 if drafter == self._previous else start - self._reached.get(drafter, first)
-        self._first, self._previous = first, drafter
+        missed = start - self._reached.get(drafter, self._first)  # 0 if it played last
         self._reached[drafter] = start + evidence.num_emitted
         return 0.0 if is_free else self._per_token * missed
