@@ -144,6 +144,26 @@ def test_dropped_rows_leave_the_others_as_they_were(name: str, sampling: Samplin
 
 @ALL
 @BOTH
+def test_scores_move_with_their_rows(name: str, sampling: SamplingParams) -> None:
+    """What a draft made known is reported for the request that it belongs to."""
+    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    verified(session, contexts, propose(session, contexts), num_accepted=2)
+    expected = [session.score(contexts, everything=False)[row] for row in (3, 1)]
+    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    verified(session, contexts, propose(session, contexts), num_accepted=2)
+    session.keep_rows([3, 1])
+    rest = [contexts[3], contexts[1]]
+    for row, context in enumerate(rest):
+        context.row = row
+    for scores, before in zip(session.score(rest, everything=False), expected, strict=True):
+        assert (scores is None) == (before is None)
+        if scores is not None and before is not None:
+            assert scores.start == before.start
+            assert scores.alphas.tolist() == before.alphas.tolist()
+
+
+@ALL
+@BOTH
 def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams) -> None:
     contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
     told: list[set[int]] = [set() for _ in contexts]

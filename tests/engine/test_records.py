@@ -133,6 +133,8 @@ def test_rounds_add_up(temperature: float, tmp_path: Path) -> None:
             assert line["position"] == position
             assert line["num_emitted"] - line["num_accepted"] in {0, 1}
             assert 0 <= line["num_accepted"] <= line["num_drafted"] <= line["length"]
+            end = len(PROMPTS[number]) + BUDGETS[number]
+            assert position + line["num_drafted"] < end, "drafted what can never be said"
             assert line["num_emitted"] == len(line["tokens"]) == len(line["sources"])
             assert sum(source != "target" for source in line["sources"]) == line["num_accepted"]
             position += line["num_emitted"]
