@@ -52,6 +52,8 @@ class Valuer:
 
     def prefixes(self, index: int, evidence: Evidence, longer: bool) -> dict[int, float]:
         """Values of the lengths that the played draft determines, by plan; ``longer`` ones too."""
+        if self.reward is None:
+            return {}
         known = self.nothing_drafted()
         for other in self._of.get(evidence.plan.drafter, []):
             num_drafted = drafted_by(self.plans[other], evidence)
@@ -79,11 +81,14 @@ class Valuer:
 
         most: cut every length to this many tokens (a game by chunks), the longest one included.
         """
-        values = {}
+        values: dict[int, float] = {}
+        judge = reward or self.reward
+        if judge is None:
+            return values
         for index in self._of.get(drafter, []):
             plan = self.plans[index] if most is None else cut(self.plans[index], most)
             outcome = Outcome(plan, self._longest(most), alphas, ratios, alphas)
-            values[index] = self._judge(outcome, reward or self.reward)
+            values[index] = self._judge(outcome, judge)
         return values
 
     def _longest(self, most: int | None) -> int:
