@@ -148,14 +148,16 @@ def test_scores_move_with_their_rows(name: str, sampling: SamplingParams) -> Non
     """What a draft made known is reported for the request that it belongs to."""
     contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
     verified(session, contexts, propose(session, contexts), num_accepted=2)
-    expected = [session.score(contexts, everything=False)[row] for row in (3, 1)]
+    all_rows = session.score(contexts, everything=False)
     contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
     verified(session, contexts, propose(session, contexts), num_accepted=2)
     session.keep_rows([3, 1])
     rest = [contexts[3], contexts[1]]
     for row, context in enumerate(rest):
         context.row = row
-    for scores, before in zip(session.score(rest, everything=False), expected, strict=True):
+    for scores, before in zip(
+        session.score(rest, everything=False), [all_rows[3], all_rows[1]], strict=True
+    ):
         assert (scores is None) == (before is None)
         if scores is not None and before is not None:
             assert scores.start == before.start
