@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,4 +78,4 @@ def rounds_to_reach(ends: Sequence[int], position: int) -> int:
     >>> rounds_to_reach([3, 4, 9], 4), rounds_to_reach([3, 4, 9], 5), rounds_to_reach([3], 0)
     (2, 3, 0)
     """
-    return int(np.searchsorted(ends, position)) + 1 if position > 0 else 0
+    return bisect_left(ends, position) + 1 if position > 0 else 0
