@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from draftwise.sim.contestants import HABITS, make_contestant, make_plans, parse_lengths
+from draftwise.sim.environments.drawing import stream
 from draftwise.sim.hindsight import best_plan, fixed_path, totals
 from draftwise.sim.play import Contestant, Reference, fold, play
 from draftwise.sim.presets import SETTINGS, setting
 from draftwise.sim.report import report
-from draftwise.sim.run import Match, Outcome, every_plan, run_match
+from draftwise.sim.run import Match, Outcome, every_plan, policy_seed, run_match
 from draftwise.sim.setup import make_match
+from draftwise.sim.summary import averages
 from draftwise.types import NONE, DraftwiseError, Plan
 from sim.worlds import COSTS, tiny_text
 
@@ -70,6 +72,33 @@ def test_the_prompt_is_paid_in_the_first_round() -> None:
     free = fold(play(tiny_text(), contestant("fixed:1", "free"), *args))
     bandit = fold(play(tiny_text(), contestant("fixed:1"), *args))
     assert free.seconds == bandit.seconds + 0.25 + 0.125
+
+
+def test_scoring_everyone_is_paid_in_every_third_round() -> None:
+    """Scoring b, which does not play, costs half of its step of 0.125."""
+    args = (COSTS, Reference([8], 0), SEED, {"seed": 0, "domain": "x"})
+    rounds = play(tiny_text(), contestant("fixed:0", "panoramic:every=3"), *args)
+    seconds = [row["seconds"] for row in rounds]
+    everyone = 0.5 * (0.25 + 0.125)
+    assert seconds[1:] == [1.0, 1.0 + everyone, 1.0, 1.0, 1.0 + everyone, 1.0, 1.0]
+
+
+def test_policies_have_streams_of_their_own() -> None:
+    drawn = {
+        tuple(np.random.default_rng(policy_seed(*key)).random(2))
+        for key in [(0, "t", "a"), (0, "t", "b"), (0, "u", "a"), (1, "t", "a")]
+    }
+    assert len(drawn) == 4
+    assert tuple(stream(0, "t").random(2)) not in drawn
+
+
+def test_averages_are_geometric_for_speedups_and_plain_for_the_rest() -> None:
+    keys = {"policy": "p", "rounds": 1.0, "tok_per_s": 1.0, "slowest_speedup": 0.5}
+    rows = [keys | {"mat": 1.0, "speedup": 1.0, "ci95": 3.0},
+            keys | {"mat": 3.0, "speedup": 4.0, "ci95": 4.0}]  # fmt: skip
+    average = averages(rows)["p"]
+    assert (average["mat"], average["ci95"]) == (2.0, 2.5)
+    assert average["speedup"] == pytest.approx(2.0)
 
 
 def small_match(*labels: str, name: str = "hedgespec-llama", tokens: int = 60) -> Match:
