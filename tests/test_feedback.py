@@ -287,8 +287,9 @@ def test_hedgespec_example_7_censoring() -> None:
 
 def test_panoramic_chunk_cuts_plain_decoding_alike() -> None:
     plans = [PLAIN, Plan("a", 8)]
-    round_ = Decision(1, 0.5, 1), Evidence(
-        plans[1], 8, 1, {"a": scores([0.5, 0.5])}, emitted_start=10
+    round_ = (
+        Decision(1, 0.5, 1),
+        Evidence(plans[1], 8, 1, {"a": scores([0.5, 0.5])}, emitted_start=10),
     )
     feedback = reveal_one(make("panoramic:delay=0", "expected-length", plans), round_)
     assert shown(feedback) == pytest.approx({0: 1 / 3, 1: 1.75 / 3})

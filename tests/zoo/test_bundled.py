@@ -125,7 +125,7 @@ def test_the_target_reckons_rightly(target: PreTrainedModel) -> None:
         for a, sign, b, c in equations
     ]
     assert len(right) >= 30
-    assert sum(right) / len(right) > 0.2  # chance is far below: results have up to three digits
+    assert sum(right) / len(right) > 0.6  # chance is far below: results have up to three digits
 
 
 @pytest.mark.parametrize("domain", ["sql", "python"])

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwise import zoo
+from draftwise.zoo.recipe import NOMINAL_MINUTES
 
 app = typer.Typer(no_args_is_help=True, help="The bundled tiny models: info, build.")
 
@@ -72,8 +73,8 @@ def build(
     work: Annotated[Path, typer.Option(help="Folder for checkpoints; give it again to resume.")],
     out: Annotated[Path, typer.Option(help="Where to publish weights and prompts.")] = _PACKAGE,
     minutes: Annotated[
-        float, typer.Option(help="Size of the build: 60 is the bundled one, less is worse.")
-    ] = 60.0,
+        float, typer.Option(help="Size of the build: the default is the bundled one, less is worse.")
+    ] = NOMINAL_MINUTES,
     processes: Annotated[int, typer.Option(help="Processes of one thread for the drafters.")] = 1,
 ) -> None:
     """Make the bundled models from nothing; an interrupted build goes on where it stopped."""

@@ -7,9 +7,7 @@ import numpy as np
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 
-def check_feedback(
-    decision: Decision, feedback: Feedback, num_plans: int
-) -> tuple[Floats, Bools]:
+def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tuple[Floats, Bools]:
     """``values`` [K] and ``seen`` [K] of a feedback that is fit to be learned from.
 
     Only the seen entries are examined; the others may hold anything.

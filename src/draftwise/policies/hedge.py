@@ -49,9 +49,7 @@ class Hedge:
     [0.25, 0.75]
     """
 
-    def __init__(
-        self, num_plans: int, rng: np.random.Generator, eta: float | None = None
-    ) -> None:
+    def __init__(self, num_plans: int, rng: np.random.Generator, eta: float | None = None) -> None:
         self._eta = None if eta is None else check_positive("eta", eta)
         self._rng, self._tally = rng, Tally(num_plans)
         self._gains: Floats = np.zeros(num_plans)

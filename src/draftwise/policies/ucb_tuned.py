@@ -15,9 +15,7 @@ from draftwise.policies.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 
-def ucb_tuned_indices(
-    means: Floats, variances: Floats, counts: Floats, num_rounds: int
-) -> Floats:
+def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_rounds: int) -> Floats:
     """[K] ``mean + sqrt(ln t / n * min(1/4, V))``, ``V = variance + sqrt(2 ln t / n)``.
 
     >>> one = np.ones(1)

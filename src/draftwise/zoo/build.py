@@ -24,11 +24,9 @@ from draftwise.zoo.domains import SHARES
 from draftwise.zoo.drafters import distill_drafter, pretrain_drafter
 from draftwise.zoo.evaluate import acceptance_matrix, heldout_answers, heldout_loss
 from draftwise.zoo.publish import publish
-from draftwise.zoo.recipe import DRAFTERS, GENERALIST, SEED, TARGET_PHASES
+from draftwise.zoo.recipe import DRAFTERS, GENERALIST, NOMINAL_MINUTES, SEED, TARGET_PHASES
 from draftwise.zoo.samples import make_lesson
 from draftwise.zoo.target import train_target
-
-NOMINAL_MINUTES = 60.0  # what the bundled build took, two processes on two shared cores
 
 
 @dataclass(frozen=True)
