@@ -73,7 +73,7 @@ def build(
     work: Annotated[Path, typer.Option(help="Folder for checkpoints; give it again to resume.")],
     out: Annotated[Path, typer.Option(help="Where to publish weights and prompts.")] = _PACKAGE,
     minutes: Annotated[
-        float, typer.Option(help="Size of the build: the default is the bundled one, less is worse.")
+        float, typer.Option(help="Size of the build; the default made the bundled one.")
     ] = NOMINAL_MINUTES,
     processes: Annotated[int, typer.Option(help="Processes of one thread for the drafters.")] = 1,
 ) -> None:
