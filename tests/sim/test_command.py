@@ -64,7 +64,6 @@ def test_options_for_reward_and_feedback_hold_for_all_policies() -> None:
 
 
 def test_plots_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     names = ["regret.png", "best-plan.png", "estimates.png", "drafters.png"]
     for folder in ("one", "two"):
         result = run("--policy", "ucbspec", "--policy", "exp3spec", "--policy", "goodput@0-8",
@@ -91,7 +90,6 @@ def test_without_matplotlib_the_extra_is_named(
 
 
 def test_a_folder_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     (tmp_path / "file").write_text("")
     with pytest.raises(DraftwiseError, match="plots cannot go to"):
         run("--plot", str(tmp_path / "file" / "figures"))
