@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from safetensors import safe_open
 
 from draftwise import registry
 from draftwise.cli import options as o
@@ -110,7 +113,6 @@ def _zoo() -> Iterator[RenderableType]:
 
     table = _table("bundled models (--target zoo)", "spec", "parameters", "MB")
     try:
-        counts = zoo.manifest()["num_parameters"]
         folders = {"zoo": zoo.target_path()} | {
             f"zoo:{name}": path for name, path in zoo.drafter_paths().items()
         }
@@ -118,14 +120,15 @@ def _zoo() -> Iterator[RenderableType]:
         yield Text(str(error), "yellow")
         return
     for spec, folder in folders.items():
-        name = "target" if spec == "zoo" else spec.removeprefix("zoo:")
-        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        table.add_row(spec, _count(counts, name), f"{size / 1e6:.1f}")
+        weights = folder / "model.safetensors"
+        table.add_row(spec, f"{_count(weights):,}", f"{weights.stat().st_size / 1e6:.1f}")
     yield table
 
 
-def _count(counts: Mapping[str, Any], name: str) -> str:
-    return f"{counts[name]:,}" if name in counts else "-"
+def _count(weights: Path) -> int:
+    """Stored parameters, from the file's header alone."""
+    with safe_open(weights, framework="numpy") as stored:
+        return sum(math.prod(stored.get_slice(key).get_shape()) for key in stored.keys())  # noqa: SIM118
 
 
 def _drafters() -> Table:
