@@ -54,7 +54,11 @@ PRESETS: dict[str, Preset] = {
     ),
     "banditspec": Preset("ucbspec", "length", "bandit", (4,), source="BanditSpec, algorithm 4"),
     "hedgespec": Preset(
-        "normalhedge", "expected-length", "panoramic", (8,), source="HedgeSpec, figure 7, theorem 3"
+        "normalhedge",
+        "expected-length",
+        "panoramic:per_token=true",
+        (8,),
+        source="HedgeSpec, algorithm 1, section 3.3, theorem 3",
     ),
     "draftwise": Preset(
         "goodput",

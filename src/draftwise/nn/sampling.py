@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -24,10 +25,8 @@ def distributions(
         scores = _penalised(scores, sampling.repetition_penalty, text, drafted)
     if sampling.temperature == 0:
         best, tokens = scores.max(-1)
-        return [
-            token if ok else -1
-            for token, ok in zip(tokens.tolist(), best.isfinite().tolist(), strict=True)
-        ]
+        found = zip(tokens.tolist(), best.tolist(), strict=True)
+        return [token if math.isfinite(score) else -1 for token, score in found]
     probs = _warped(scores.float() / sampling.temperature, sampling)
     finite = probs.sum(-1).isfinite().tolist()
     rows = probs.cpu().numpy()
