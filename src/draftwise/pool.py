@@ -40,6 +40,8 @@ def load_drafters(
         while name in named or name in {NONE, "target"}:
             name, number = f"{base}-{number}", number + 1
         if isinstance(spec, str) and not spec.startswith("lm:"):
+            if Path(spec).is_dir():
+                raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
             named[name] = registry.build("drafter", registry.DRAFTERS, spec, {"name": name})
         else:
             source = spec.removeprefix("lm:") if isinstance(spec, str) else spec

@@ -98,8 +98,9 @@ class Speculator:
         model = load_model(path, dtype=dtype, device=device)
         if tokenizer is None and isinstance(path, str):
             tokenizer = load_tokenizer(path)
-        specs = list(defaults if drafters is None else drafters)
-        loaded = load_drafters(specs, model, path, dtype=dtype, device=device)
+        if drafters is None:  # no default is loaded for a setting that has no length to draft
+            drafters = defaults if setting.lengths else []
+        loaded = load_drafters(drafters, model, path, dtype=dtype, device=device)
         return cls(model, tokenizer, loaded, setting, scope, seed)
 
     @property
@@ -119,13 +120,14 @@ class Speculator:
         sampling: Sequence[SamplingParams] | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         trace: str | Path | None = None,
     ) -> Generation:
         """Begin to answer one prompt or a batch; iterate over what is returned.
 
         prompts: text, token ids, or a list of either. sampling: one per prompt, instead of the
-        four sampling options. stop: strings that end an answer. trace: a jsonl file for the rounds.
+        four sampling options. stop: strings that end an answer. seed: one for all, or one per
+        prompt, which then answers as it would alone. trace: a jsonl file for the rounds (replaced).
         Raises DraftwiseError for an empty prompt or one longer than the model's positions.
         """
         texts = encode_all(prompts, self.tokenizer, self.target)
@@ -146,7 +148,7 @@ class Speculator:
         if stops and self.tokenizer is None:
             raise DraftwiseError("stop strings need a tokenizer: pass tokenizer=... when loading")
         eos = frozenset() if ignore_eos else self._eos()
-        streams = np.random.SeedSequence(self._seed if seed is None else seed).spawn(len(texts))
+        streams = self._streams(seed, len(texts))
         requests = []
         for i, (text, params, budget) in enumerate(zip(texts, samplings, budgets, strict=True)):
             room = self.target.max_positions - len(text)
@@ -172,6 +174,14 @@ class Speculator:
             text = generation.text(0)
             yield text[shown:], round_
             shown = len(text)
+
+    def _streams(self, seed: int | Sequence[int] | None, num: int) -> list[np.random.SeedSequence]:
+        """One source of randomness a prompt; a prompt alone gets what its own seed gives it."""
+        if isinstance(seed, Sequence):
+            if len(seed) != num:
+                raise DraftwiseError(f"{len(seed)} seeds for {num} prompts: give one, or one each")
+            return [np.random.SeedSequence(own).spawn(1)[0] for own in seed]
+        return np.random.SeedSequence(self._seed if seed is None else seed).spawn(num)
 
     def _request(
         self,

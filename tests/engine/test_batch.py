@@ -10,7 +10,7 @@ import pytest
 from draftwise.engine.generation import Generation
 from draftwise.engine.text import Ending
 from draftwise.speculator import Speculator
-from draftwise.types import SamplingParams
+from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, reader, speculator
 from models import near_copy
 
@@ -55,6 +55,15 @@ def test_same_seed_same_tokens() -> None:
     assert [r.tokens for r in first] == [r.tokens for r in again]
     assert [r.tokens for r in first] != [r.tokens for r in other]
     assert len({tuple(r.tokens) for r in made.generate([PROMPTS[0]] * 4, **OPTIONS)}) == 4
+
+
+def test_a_seed_of_its_own_makes_a_row_what_it_would_be_alone() -> None:
+    made = speculator(POOLS["all"])
+    rows = made.generate(PROMPTS[:3], seed=[7, 8, 9], **OPTIONS)
+    alone = [made.generate(PROMPTS[i], seed=7 + i, **OPTIONS) for i in range(3)]
+    assert [r.tokens for r in rows] == [r.tokens for r in alone]
+    with pytest.raises(DraftwiseError, match="2 seeds for 3 prompts"):
+        made.start(PROMPTS[:3], seed=[1, 2])
 
 
 @pytest.mark.parametrize(("scope", "num"), [("request", 4), ("session", 1)])

@@ -215,10 +215,22 @@ def test_a_damaged_folder(damage: Callable[[Path], None], tmp_path: Path) -> Non
         load_model(folder)
 
 
-def test_an_unknown_dtype(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float31", "nn"])
+def test_an_unknown_dtype(dtype: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "llama", tiny_model())
     with pytest.raises(DraftwiseError, match="write auto, float32, bfloat16 or float16"):
-        load_model(folder, dtype="float31")
+        load_model(folder, dtype=dtype)
+
+
+def test_a_drafter_that_is_a_bare_folder(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "llama", tiny_model())
+    with pytest.raises(DraftwiseError, match=f"write lm:{folder}"):
+        Speculator.from_pretrained(tiny_model(), [str(folder)])
+
+
+def test_plain_decoding_loads_no_drafter_by_default() -> None:
+    assert not Speculator.from_pretrained(tiny_model(), preset="plain").drafters
+    assert Speculator.from_pretrained(tiny_model(), preset="plain", lengths=[2]).drafters
 
 
 def test_a_drafter_with_another_vocabulary() -> None:

@@ -75,25 +75,20 @@ def load(wanted: Wanted) -> Speculator:
     with loading(wanted.target, wanted.threads):
         from draftwise.speculator import Speculator
 
-        # the preset plain would load drafters that no plan of it ever plays
-        needs_none = wanted.preset == "plain" and not (wanted.drafters or wanted.lengths)
-        try:
-            return Speculator.from_pretrained(
-                wanted.target,
-                [] if needs_none else wanted.drafters,
-                preset=wanted.preset,
-                policy=wanted.policy,
-                reward=wanted.reward,
-                feedback=wanted.feedback,
-                lengths=wanted.lengths,
-                rules=wanted.rules,
-                dtype=wanted.dtype,
-                device=wanted.device,
-                scope=wanted.scope,
-                seed=wanted.seed,
-            )
-        except FileNotFoundError as error:  # an installation without the bundled models
-            raise DraftwiseError(str(error)) from error
+        return Speculator.from_pretrained(
+            wanted.target,
+            wanted.drafters,
+            preset=wanted.preset,
+            policy=wanted.policy,
+            reward=wanted.reward,
+            feedback=wanted.feedback,
+            lengths=wanted.lengths,
+            rules=wanted.rules,
+            dtype=wanted.dtype,
+            device=wanted.device,
+            scope=wanted.scope,
+            seed=wanted.seed,
+        )
 
 
 @contextmanager

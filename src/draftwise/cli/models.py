@@ -19,6 +19,7 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import quiet, refusals, refused_values
 from draftwise.cli.load import loading
 from draftwise.presets import PRESETS
+from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.nn.model import CausalModel
@@ -116,7 +117,7 @@ def _zoo() -> Iterator[RenderableType]:
         folders = {"zoo": zoo.target_path()} | {
             f"zoo:{name}": path for name, path in zoo.drafter_paths().items()
         }
-    except FileNotFoundError as error:
+    except DraftwiseError as error:
         yield Text(str(error), "yellow")
         return
     for spec, folder in folders.items():

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwise import zoo
+from draftwise.cli.failures import refusals
 from draftwise.zoo.recipe import NOMINAL_MINUTES
 
 app = typer.Typer(no_args_is_help=True, help="The bundled tiny models: info, build.")
@@ -19,14 +20,12 @@ _PACKAGE = Path(zoo.__file__).parent
 
 
 @app.command()
+@refusals()
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Show the models, where they lie, and how often each drafter is accepted in each domain."""
-    try:
-        found = zoo.manifest()
-    except FileNotFoundError as missing:
-        raise typer.BadParameter(str(missing)) from missing
+    found = zoo.manifest()
     if as_json:
         typer.echo(json.dumps(_report(found["domains"], found["acceptance"])))
         return
@@ -69,6 +68,7 @@ def _folders(files: dict[str, dict[str, object]]) -> Table:
 
 
 @app.command()
+@refusals()
 def build(
     work: Annotated[Path, typer.Option(help="Folder for checkpoints; give it again to resume.")],
     out: Annotated[Path, typer.Option(help="Where to publish weights and prompts.")] = _PACKAGE,

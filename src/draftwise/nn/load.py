@@ -38,14 +38,13 @@ def load_model(
 def _from_pretrained(source: str, dtype: str, device: str) -> Any:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    wanted = "auto" if dtype == "auto" else getattr(torch, dtype, None)
-    if wanted is None:
+    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise DraftwiseError(f"dtype {dtype!r}: write auto, float32, bfloat16 or float16")
     _refuse_missing(source)
     try:
         refuse_recurrent(AutoConfig.from_pretrained(source), source)
         return AutoModelForCausalLM.from_pretrained(
-            source, dtype=wanted, attn_implementation="sdpa", device_map=None
+            source, dtype=dtype, attn_implementation="sdpa", device_map=None
         ).to(device)
     except DraftwiseError:
         raise

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from draftwise.types import DraftwiseError
+
 _HERE = Path(__file__).parent
 _WEIGHTS = _HERE / "weights"
 
@@ -16,7 +18,7 @@ _WEIGHTS = _HERE / "weights"
 def target_path() -> Path:
     """The target's Hugging Face folder, with its tokenizer.
 
-    Errors: FileNotFoundError if this installation has no weights.
+    Errors: DraftwiseError if this installation has no weights.
     """
     return _existing(_WEIGHTS / "target")
 
@@ -49,7 +51,7 @@ def manifest() -> dict[str, Any]:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise FileNotFoundError(
+        raise DraftwiseError(
             f"{path} is missing: this installation has no bundled models; "
             "make them with `draftwise zoo build`"
         )
