@@ -46,7 +46,7 @@ class Scripted:
         block = torch.zeros(len(rows), max(counts), VOCAB)
         for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
             for step in range(count):
-                token = self._script[int(cache.lengths[row]) + step + 1]
+                token = self._script[cache.lengths[row] + step + 1]
                 block[index, step, token] = float("nan") if token < 0 else 20.0
             cache.lengths[row] += count
         self.fed += sum(counts)

@@ -101,7 +101,7 @@ def test_storage_is_what_was_asked_and_a_long_answer_stays_in_it() -> None:
     for round_ in generation:
         sizes.add(generation.num_cache_bytes)
         text = len(PROMPTS[0]) + len(generation._requests[0].tokens)
-        assert generation._batch._cache.lengths.tolist() == [text - 1], round_.round
+        assert generation._batch._cache.lengths == [text - 1], round_.round
     (result,) = generation.results()
     assert len(result.tokens) == 2100
     per_token = 2 * 2 * 2 * 8 * 4

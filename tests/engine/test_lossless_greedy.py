@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -97,7 +96,7 @@ def test_teeth_rejected_tokens_left_in_the_cache(monkeypatch: pytest.MonkeyPatch
     def crop_too_late(self: Batch, *args: Any) -> Any:
         fed = self._cache.lengths.copy()
         emitted = commit(self, *args)
-        self._cache.lengths[:] = np.minimum(fed, self._cache.lengths + 1)
+        self._cache.lengths = [min(a, b + 1) for a, b in zip(fed, self._cache.lengths, strict=True)]
         return emitted
 
     monkeypatch.setattr(Batch, "_commit", crop_too_late)

@@ -79,7 +79,7 @@ def test_ragged_rows_with_rejected_drafts(kind: str, attention: str) -> None:
     for end in cuts:
         pieces = {row: texts[row][start[row] : end[row]] for row in range(3)}
         found = feed(model, cache, pieces, keep=5)
-        assert cache.lengths.tolist() == list(end)
+        assert cache.lengths == list(end)
         for row, logits in found.items():
             assert error(model, texts[row][: end[row]], logits) < TOLERANCE
         speculate_and_crop(model, cache, [0, 1, 2])
@@ -96,7 +96,7 @@ def test_some_rows_only_and_in_any_order(kind: str, attention: str) -> None:
     feed(model, cache, {1: texts[1][:30]})
     speculate_and_crop(model, cache, [2, 0])
     found = feed(model, cache, {2: texts[2][4:], 0: texts[0][60:], 1: texts[1][30:]}, keep=3)
-    assert cache.lengths.tolist() == list(LENGTHS)
+    assert cache.lengths == list(LENGTHS)
     for row, logits in found.items():
         assert error(model, texts[row], logits) < TOLERANCE
 
@@ -124,7 +124,7 @@ def test_large_feeds_in_two_parts(
     model, texts = make(kind, attention), texts_of((70, 33, 5))
     cache = model.new_cache(3, 90)
     found = feed(model, cache, dict(enumerate(texts)), keep=7)
-    assert cache.lengths.tolist() == [70, 33, 5]
+    assert cache.lengths == [70, 33, 5]
     for row, logits in found.items():
         assert error(model, texts[row], logits) < TOLERANCE
     more = texts_of((9, 2, 20), seed=4)
@@ -153,7 +153,7 @@ def test_more_than_the_cache_holds_is_refused() -> None:
     feed(model, cache, {0: [1] * 6})
     with pytest.raises(ValueError, match="holds 8 tokens a row, and 9 are needed"):
         feed(model, cache, {0: [1, 2, 3]})
-    assert cache.lengths.tolist() == [6]
+    assert cache.lengths == [6]
 
 
 def test_storage_is_what_was_asked_for_once() -> None:

@@ -100,7 +100,7 @@ class LMSession:
     def _feed(self, chains: Sequence[_Chain], ends: Sequence[int]) -> None:
         """Feed each text from the cache's end up to ``end``: q along the backlog and after it."""
         rows = [chain.context.row for chain in chains]
-        starts = [int(self._cache.lengths[row]) for row in rows]
+        starts = [self._cache.lengths[row] for row in rows]
         backlog = [
             chain.context.tokens[start:end]
             for chain, start, end in zip(chains, starts, ends, strict=True)

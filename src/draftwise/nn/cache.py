@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
@@ -39,7 +38,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
     def __init__(self, num_rows: int, capacity: int) -> None:
         super().__init__(layers=[])
         self.capacity = capacity
-        self.lengths = np.zeros(num_rows, dtype=np.int64)
+        self.lengths = [0] * num_rows
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._placement: Placement | None = None
@@ -69,7 +68,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order: one copy, when a request has ended."""
-        self.lengths = self.lengths[list(rows)]
+        self.lengths = [self.lengths[row] for row in rows]
         if self._keys:
             index = torch.as_tensor(list(rows), device=self._keys[0].device)
             self._keys = [k.index_select(0, index) for k in self._keys]

@@ -66,7 +66,7 @@ def _largest_error(model: CausalModel) -> float:
     cache = model.new_cache(num_rows=2, capacity=16)
     model.extend(cache, [0, 1], [texts[0][:4], texts[1][:2]], keep=1)
     model.extend(cache, [0, 1], [texts[1][:3], texts[0][:3]], keep=1)  # a draft to be rejected
-    cache.lengths[:] = (4, 2)
+    cache.lengths = [4, 2]
     last = model.extend(cache, [0, 1], [texts[0][4:], texts[1][2:]], keep=3)
     errors = [
         _relative_error(last.last(row, 3), _plain_logits(model.module, text)[-3:])

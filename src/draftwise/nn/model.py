@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.cache import Placement, RaggedCache
-from draftwise.types import Ints
 
 BULK_LOGITS = 1 << 24
 """Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
@@ -80,15 +79,16 @@ class CausalModel:
         without_logits: bool = False,
     ) -> Tensor:
         """One forward of ragged rows, padded at the end to the longest. [R, T, V]."""
-        counts = np.array([len(t) for t in tokens])
-        starts, width = cache.lengths[list(rows)], int(counts.max())
-        used = int((starts + counts).max())
-        is_even = bool((starts == starts[0]).all() and (counts == width).all())
+        counts = [len(t) for t in tokens]
+        starts = [cache.lengths[row] for row in rows]
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        width, used = max(counts), max(ends)
+        is_even = min(starts) == used - width and min(counts) == width
         if is_even:
             positions, slots = self._slots(used)[used - width :][None], None
         else:
             positions = slots = self._ragged(starts, counts)
-        every = list(rows) == list(range(len(cache.lengths)))
+        every = len(rows) == len(cache.lengths) and list(rows) == list(range(len(rows)))
         cache.place(
             Placement(None if every else self._tensor(rows), slots, used - width, width, used)
         )
@@ -102,17 +102,19 @@ class CausalModel:
             use_cache=True,
             **extra,
         ).logits
-        cache.lengths[list(rows)] = starts + counts
+        for row, end in zip(rows, ends, strict=True):
+            cache.lengths[row] = end
         return logits
 
-    def _ragged(self, starts: Ints, counts: Ints) -> Tensor:
+    def _ragged(self, starts: Sequence[int], counts: Sequence[int]) -> Tensor:
         """[R, T] positions, which are also the slots, of rows that differ.
 
         Padding repeats its row's last token in that token's own place: it needs no room, changes
         nothing, and leaves no query without a key (NaN would stay in the cache).
         """
-        steps = np.arange(counts.max())
-        positions = starts[:, None] + np.minimum(steps, np.maximum(counts - 1, 0)[:, None])
+        last = np.maximum(np.array(counts) - 1, 0)
+        steps = np.minimum(np.arange(max(counts)), last[:, None])
+        positions = np.array(starts)[:, None] + steps
         return self._tensor(positions)
 
     def _tensor(self, values: Any) -> Tensor:
