@@ -203,3 +203,26 @@ def test_state_carries_prices_and_context() -> None:
     twin.load_state(json.loads(json.dumps(of.state())))
     np.testing.assert_array_equal(twin.estimates(), of.estimates())
     assert twin.choose() == of.choose()
+
+
+def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
+    """Eight zeros: num 0, den D = (1 - .97^8) / .03; 3 tokens emitted without it: den .97^3 D."""
+    failed = learn(policy(), evidence(scores=lm([0.0] * 8)))
+    unscored = Feedback(
+        np.zeros(len(PLANS)),
+        np.zeros(len(PLANS), dtype=bool),
+        Evidence(Plan("lookup", 4), 4, 2, lookup([1.0, 1.0, 0.0], [4, 5, 6]), costs=FLAT),
+    )
+    weight = 0.97**3 * (1 - 0.97**8) / 0.03
+    alpha = 1.1 / (weight + 2)
+    assert prices(learn(failed, unscored))[1] == pytest.approx((1 + alpha) / 1.05)
+
+
+def test_no_drafter_is_given_up_for_good() -> None:
+    """Useless on the prompt, it is tried again when enough text has passed without it."""
+    nothing = {"lookup": 0}  # no match to play
+    failed = learn(policy(), evidence(scores=lm([0.0] * 64), matches=nothing))
+    assert failed.choose().plan == 0
+    for _ in range(200):
+        learn(failed, evidence(matches=nothing))
+    assert PLANS[failed.choose().plan].drafter == "lm"

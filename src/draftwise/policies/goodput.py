@@ -69,10 +69,11 @@ class Goodput:
     Source: this project's own (DESIGN section 7); no paper has it. The expected tokens of a draft
         under a constant acceptance probability are Leviathan et al. (2023).
     Update: per LM drafter num, den <- g num + alpha, g den + 1 for every alpha in the evidence, a =
-        (num + prior * 2) / (den + 2); per retrieval drafter such a rate in each of six buckets of
-        match length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval
-        the product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploration:
-        the mildly optimistic prior does it.
+        (num + prior * 2) / (den + 2); a drafter that was not scored fades towards the prior by g
+        for each emitted token, so that none is given up for good. Per retrieval drafter such a rate
+        in each of six buckets of match length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) =
+        a^j, or for retrieval the product of the rates of match lengths m, m + 1, ..; plan =
+        argmax V. No exploration: the mildly optimistic prior does it.
     Differs: no in-draft chain (that is a guide's part); a plan's stop rule is priced as ``fixed``.
     Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
         latest costs and matches are the context. Where no costs are known a target forward counts
@@ -148,7 +149,10 @@ class Goodput:
         self._seconds = self._price_rounds()
 
     def _read(self, evidence: Evidence) -> None:
-        """Update the rates and take over the context."""
+        """Update the rates, let those that were not scored fade, take over the context."""
+        kept = self._discount**evidence.num_emitted
+        for name in self._rates.keys() - evidence.scores.keys():
+            self._rates[name] = [kept * part for part in self._rates[name]]
         for name, scores in evidence.scores.items():
             self._score(name, scores)
         self._matches = dict(evidence.matches)
