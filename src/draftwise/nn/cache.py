@@ -66,6 +66,19 @@ class RaggedCache(Cache):  # type: ignore[misc]
             _write_and_read(self._values[layer_idx], value_states, place),
         )
 
+    def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
+        """Of a tree fed at slots ``base``, ``base + 1``, ... keep one path, and cut the rest off.
+
+        path: increasing offsets from ``base``. Keys know their position, which on a path is the
+        slot they move to, so moving them is all.
+        """
+        self.lengths[row] = base + len(path)
+        if list(path) == list(range(len(path))):
+            return
+        for storage in (*self._keys, *self._values):
+            index = torch.as_tensor(path, device=storage.device) + base
+            storage[row, :, base : base + len(path)] = storage[row, :, index]
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order: one copy, when a request has ended."""
         self.lengths = [self.lengths[row] for row in rows]

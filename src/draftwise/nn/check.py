@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.model import CausalModel
+from draftwise.nn.trees import branches
 from draftwise.types import DraftwiseError
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.1}
@@ -28,18 +29,21 @@ _RECURRENT = (
 def check_model(model: CausalModel) -> None:
     """Compare ragged, cropped and batched forwards with plain ones on random tokens.
 
-    Source: docs/kv_cache.md. Cost: three forwards of at most 8 tokens. Raises DraftwiseError for a
-    model whose memory cannot be cut back by position (state-space, recurrent, chunked layers).
+    Source: docs/kv_cache.md. Cost: a few forwards of at most 8 tokens. Raises DraftwiseError for a
+    model whose memory cannot be cut back by position (state-space, recurrent, chunked layers); one
+    that serves chains but no trees (attention by slot, such as ALiBi) loads, and is marked so.
     """
     refuse_recurrent(model.module.config, model.name)
     try:
         error = _largest_error(model)
     except Exception as cause:
         raise _refusal(model.name, f"it does not run on a ragged KV cache ({cause})") from cause
-    if not error <= _TOLERANCE.get(model.dtype, 0.1):
+    tolerance = _TOLERANCE.get(model.dtype, 0.1)
+    if not error <= tolerance:
         raise _refusal(
             model.name, f"its logits on a ragged KV cache are off by {error:.2g} (relative)"
         )
+    model.serves_trees = _tree_error(model) <= tolerance
 
 
 def refuse_recurrent(config: Any, name: str) -> None:
@@ -71,6 +75,25 @@ def _largest_error(model: CausalModel) -> float:
     errors = [
         _relative_error(last.last(row, 3), _plain_logits(model.module, text)[-3:])
         for row, text in enumerate(texts)
+    ]
+    return max(errors)
+
+
+@torch.inference_mode()
+def _tree_error(model: CausalModel) -> float:
+    """As above, for a tree of five tokens, two branches of three, behind a text of one."""
+    generator = torch.Generator().manual_seed(1)
+    text, *fed = torch.randint(0, model.vocab_size, (6,), generator=generator).tolist()
+    cache = model.new_cache(num_rows=1, capacity=8)
+    model.extend(cache, [0], [[text]], keep=1)
+    tree = branches([-1, 0, 0, 1, 2], base=1)
+    logits = model.extend(cache, [0], [fed], keep=len(fed), trees=[tree]).block[0]
+    paths = {3: (0, 1, 3), 4: (0, 2, 4)}
+    errors = [
+        _relative_error(
+            logits[tip][None], _plain_logits(model.module, [text, *(fed[n] for n in path)])[-1:]
+        )
+        for tip, path in paths.items()
     ]
     return max(errors)
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.cache import Placement, RaggedCache
+from draftwise.nn.trees import Branches, tree_masks
+from draftwise.types import Ints
 
 BULK_LOGITS = 1 << 24
 """Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
@@ -39,6 +41,7 @@ class CausalModel:
         self.module, self.name = module, name
         config = module.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
+        self.serves_trees = True  # until the self-check says otherwise
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
         self.device: torch.device = module.device
@@ -54,10 +57,16 @@ class CausalModel:
         return RaggedCache(num_rows, capacity)
 
     def extend(
-        self, cache: RaggedCache, rows: Sequence[int], tokens: Sequence[Sequence[int]], keep: int
+        self,
+        cache: RaggedCache,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        keep: int,
+        trees: Sequence[Branches | None] = (),
     ) -> Logits:
         """Feed each of R rows its next tokens (at least one) and advance the cache's lengths.
 
+        trees: [R], how a row's tokens branch, None = each follows the one before; nothing = all do.
         Returns the logits after the fed tokens, at least after the last ``keep`` of each row: a
         feed whose [R, T, V] block would exceed ``BULK_LOGITS`` goes in two forwards, the first
         without logits.
@@ -68,7 +77,7 @@ class CausalModel:
             head = [t[: max(0, len(t) - keep)] for t in tokens]
             self._forward(cache, rows, head, without_logits=True)
             tokens = [t[max(0, len(t) - keep) :] for t in tokens]
-        logits = self._forward(cache, rows, tokens)
+        logits = self._forward(cache, rows, tokens, trees if any(trees) else ())
         return Logits(logits, [len(t) for t in tokens])
 
     def _forward(
@@ -76,6 +85,7 @@ class CausalModel:
         cache: RaggedCache,
         rows: Sequence[int],
         tokens: Sequence[Sequence[int]],
+        trees: Sequence[Branches | None] = (),
         without_logits: bool = False,
     ) -> Tensor:
         """One forward of ragged rows, padded at the end to the longest. [R, T, V]."""
@@ -84,10 +94,18 @@ class CausalModel:
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         width, used = max(counts), max(ends)
         is_even = min(starts) == used - width and min(counts) == width
-        if is_even:
-            positions, slots = self._slots(used)[used - width :][None], None
+        if is_even and not trees:
+            slots, positions = None, self._slots(used)[used - width :][None]
+            mask = self._mask(positions, self._slots(used))
         else:
-            positions = slots = self._ragged(starts, counts)
+            places = _ragged(starts, counts)
+            slots = positions = self._tensor(places)
+            if trees:
+                queries, keys, seen = tree_masks(trees, places, used)
+                positions = self._tensor(queries)
+                mask = self._mask(positions, self._tensor(keys)[:, None, None], self._tensor(seen))
+            else:
+                mask = self._mask(positions, self._slots(used))
         every = len(rows) == len(cache.lengths) and list(rows) == list(range(len(rows)))
         cache.place(
             Placement(None if every else self._tensor(rows), slots, used - width, width, used)
@@ -96,7 +114,7 @@ class CausalModel:
         extra = {"logits_to_keep": 1} if without_logits and self._can_keep else {}
         logits: Tensor = self.module(
             input_ids=self._tensor(ids),
-            attention_mask=self._mask(positions, used),
+            attention_mask=mask,
             position_ids=positions.expand(len(counts), width),
             past_key_values=cache,
             use_cache=True,
@@ -105,17 +123,6 @@ class CausalModel:
         for row, end in zip(rows, ends, strict=True):
             cache.lengths[row] = end
         return logits
-
-    def _ragged(self, starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-        """[R, T] positions, which are also the slots, of rows that differ.
-
-        Padding repeats its row's last token in that token's own place: it needs no room, changes
-        nothing, and leaves no query without a key (NaN would stay in the cache).
-        """
-        last = np.maximum(np.array(counts) - 1, 0)
-        steps = np.minimum(np.arange(max(counts)), last[:, None])
-        positions = np.array(starts)[:, None] + steps
-        return self._tensor(positions)
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self.device)
@@ -126,13 +133,19 @@ class CausalModel:
             self._numbers = torch.arange(2 * num, device=self.device)
         return self._numbers[:num]
 
-    def _mask(self, positions: Tensor, used: int) -> Tensor | dict[str, Tensor]:
-        """[R or 1, 1, T, used]: which slot (= position) each query at ``positions`` may look at."""
-        slots, queries = self._slots(used), positions[:, None, :, None]
-        full = slots <= queries
+    def _mask(
+        self, queries: Tensor, keys: Tensor, seen: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """[R or 1, 1, T, used]: which slot each query may look at.
+
+        queries: [R or 1, T] and keys: broadcastable to [R, 1, T, used], positions. seen: [R, T,
+        used] where they do not tell by themselves, as in trees.
+        """
+        queries = queries[:, None, :, None]
+        full = keys <= queries if seen is None else seen[:, None]
         if self._patterns == {"full_attention"}:
             return self._as_bias(full)
-        sliding = self._as_bias(full & (slots > queries - self._window))
+        sliding = self._as_bias(full & (keys > queries - self._window))
         if self._patterns == {"sliding_attention"}:
             return sliding
         return {"full_attention": self._as_bias(full), "sliding_attention": sliding}
@@ -143,6 +156,18 @@ class CausalModel:
             return allowed
         lowest = torch.finfo(self.dtype).min
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, lowest)
+
+
+def _ragged(starts: Sequence[int], counts: Sequence[int]) -> Ints:
+    """[R, T] the slots of rows that differ; without trees these are the positions, too.
+
+    Padding repeats its row's last token in that token's own place: it needs no room, changes
+    nothing, and leaves no query without a key (NaN would stay in the cache).
+    """
+    last = np.maximum(np.array(counts) - 1, 0)
+    steps = np.minimum(np.arange(max(counts)), last[:, None])
+    slots: Ints = np.array(starts)[:, None] + steps
+    return slots
 
 
 def _padded(tokens: Sequence[int], width: int) -> list[int]:
