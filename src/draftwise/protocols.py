@@ -37,10 +37,18 @@ class Reward(Protocol):
 
 
 class Guide(Protocol):
-    """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped."""
+    """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped.
+
+    One object serves one drafter in one request: it is asked with depth 0, 1, 2, ... while a draft
+    grows, and told once how that draft ended.
+    """
 
     needs_probs: bool
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether one more token is drafted; never called past the plan's length."""
+        ...
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """How many tokens the draft had, at least one, and how many of them were accepted."""
         ...

@@ -129,9 +129,9 @@ def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) ->
     return revealer
 
 
-def make_guide(spec: str) -> Guide:
+def make_guide(spec: str, seed: int | np.random.SeedSequence | np.random.Generator = 0) -> Guide:
     """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as above."""
-    guide: Guide = build("guide", GUIDES, spec, {})
+    guide: Guide = build("guide", GUIDES, spec, {"rng": np.random.default_rng(seed)})
     return guide
 
 

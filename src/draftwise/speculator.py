@@ -22,8 +22,8 @@ from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, resolve_target
 from draftwise.presets import Preset
-from draftwise.protocols import Policy
-from draftwise.types import DraftwiseError, Plan, SamplingParams
+from draftwise.protocols import Guide, Policy
+from draftwise.types import NONE, DraftwiseError, Plan, SamplingParams
 
 
 class Speculator:
@@ -50,7 +50,6 @@ class Speculator:
             target,
             drafters,
             self.plans,
-            {rule: registry.make_guide(rule) for rule in {plan.rule for plan in self.plans}},
             CostMeter({drafter.name: drafter.relative_cost for drafter in drafters}),
             scores_prompt=setting.feedback.split(":")[0] in {"free", "panoramic"},
         )
@@ -58,7 +57,9 @@ class Speculator:
         self._shared = (
             self._make_policy(np.random.SeedSequence(seed)) if scope != "request" else None
         )
-        self._new_revealer()  # an unknown feedback is said at load, not at the first request
+        # an unknown feedback or rule is said at load, not at the first request
+        self._new_revealer()
+        self._new_guides(np.random.SeedSequence(seed))
 
     @classmethod
     def from_pretrained(
@@ -191,7 +192,7 @@ class Speculator:
         ending: Ending,
         stream: np.random.SeedSequence,
     ) -> Request:
-        policy_seed, draft_seed, accept_seed = stream.spawn(3)
+        policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
         return Request(
             id=id_,
             prompt=tuple(text),
@@ -200,6 +201,7 @@ class Speculator:
             policy=self._shared or self._make_policy(policy_seed),
             revealer=self._new_revealer(),
             accept_rng=np.random.default_rng(accept_seed),
+            guides=self._new_guides(guide_seed),
         )
 
     def _make_policy(self, seed: np.random.SeedSequence) -> Policy:
@@ -207,6 +209,14 @@ class Speculator:
 
     def _new_revealer(self) -> Any:
         return registry.make_feedback(self.setting.feedback, plans=self.plans, reward=self._reward)
+
+    def _new_guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], Guide]:
+        """One guide, with its own randomness, for each drafter and rule that plans name."""
+        names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
+        seeds = seed.spawn(len(names))
+        return {
+            name: registry.make_guide(name[1], own) for name, own in zip(names, seeds, strict=True)
+        }
 
     def _eos(self) -> frozenset[int]:
         """The tokens that end an answer, as the model's own generation config says."""

@@ -95,6 +95,9 @@ def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
         def goes_on(self, step: DraftStep) -> bool:
             return False
 
+        def learn(self, num_drafted: int, num_accepted: int) -> None:
+            raise AssertionError("nothing was drafted")
+
     (draft,) = make(name).start(1, CAPACITY).propose(contexts_of(GREEDY)[:1], [4], [No()])
     assert len(draft) == 0
 

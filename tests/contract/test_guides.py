@@ -105,6 +105,9 @@ def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature:
             steps.append((step, guide.goes_on(step)))
             return steps[-1][1]
 
+        def learn(self, num_drafted: int, num_accepted: int) -> None:
+            raise AssertionError("drafters tell no guide anything: the engine does")
+
     sampling = SamplingParams(temperature)
     for seed in range(5):
         steps.clear()

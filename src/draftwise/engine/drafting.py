@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draftwise.drafters.protocol import Context, Drafter, DraftSession
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.request import Request
 from draftwise.nn.model import CausalModel
-from draftwise.protocols import Guide
 from draftwise.types import NONE, Draft, Plan, Scores
 
 _EMPTY = Draft.chain([], None, NONE)
@@ -26,7 +25,6 @@ class Pool:
     target: CausalModel
     drafters: Sequence[Drafter]
     plans: Sequence[Plan]
-    guides: Mapping[str, Guide]
     meter: CostMeter
     scores_prompt: bool
     clock: Callable[[], float] = time.perf_counter
@@ -36,7 +34,7 @@ class Drafting:
     """One session a drafter; rows that chose the same drafter draft together."""
 
     def __init__(self, pool: Pool, num_rows: int, capacity: int) -> None:
-        self._guides, self._meter, self._clock = pool.guides, pool.meter, pool.clock
+        self._meter, self._clock = pool.meter, pool.clock
         self._sessions: dict[str, DraftSession] = {
             drafter.name: drafter.start(num_rows, capacity) for drafter in pool.drafters
         }
@@ -53,7 +51,7 @@ class Drafting:
             proposed = self._sessions[drafter].propose(
                 [requests[i].context for i in indices],
                 [min(plans[i].length, requests[i].num_draftable) for i in indices],
-                [self._guides[plans[i].rule] for i in indices],
+                [requests[i].guide(plans[i]) for i in indices],
             )
             steps = max(len(draft) for draft in proposed)
             self._meter.saw_draft(drafter, len(indices), steps, self._clock() - start)

@@ -13,8 +13,8 @@ from draftwise.drafters.protocol import Context
 from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.feedback import Revealer
-from draftwise.protocols import Policy
-from draftwise.types import Decision, Dist, Draft, Evidence, Floats, Verdict
+from draftwise.protocols import Guide, Policy
+from draftwise.types import Decision, Dist, Draft, Evidence, Floats, Plan, Verdict
 
 TARGET = "target"
 """The source of a bonus token: the target itself wrote it."""
@@ -63,7 +63,10 @@ class Stats:
 
 @dataclass(slots=True)
 class Request:
-    """Everything that belongs to one row while it runs."""
+    """Everything that belongs to one row while it runs.
+
+    guides: by drafter and rule; they learn from this request's drafts alone.
+    """
 
     id: int
     prompt: tuple[int, ...]
@@ -72,6 +75,7 @@ class Request:
     policy: Policy
     revealer: Revealer
     accept_rng: np.random.Generator
+    guides: Mapping[tuple[str, str], Guide] = field(default_factory=dict)
     stats: Stats = field(default_factory=Stats)
     sources: list[str] = field(default_factory=list)
 
@@ -84,6 +88,10 @@ class Request:
     def num_draftable(self) -> int:
         """Tokens that a draft may have now: the bonus token is always the target's."""
         return max(0, self.answer.num_left - 1)
+
+    def guide(self, plan: Plan) -> Guide:
+        """What ends a draft of this plan early."""
+        return self.guides[plan.drafter, plan.rule]
 
     def uniforms(self, num: int) -> Floats:
         """[num] draws of the acceptance stream; greedy requests need no randomness."""
@@ -108,7 +116,9 @@ class Request:
         return num
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
-        """Hand on whatever feedback this evidence completes."""
+        """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
+        if evidence.num_drafted:
+            self.guide(evidence.plan).learn(evidence.num_drafted, evidence.num_accepted)
         for made, feedback in self.revealer.reveal(decision, evidence):
             self.policy.learn(made, feedback)
 

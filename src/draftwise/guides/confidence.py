@@ -26,3 +26,6 @@ class MaxConfidence:
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the token kept last was sure enough; always at depth 0."""
         return step.depth == 0 or step.max_prob >= self._threshold
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """Nothing to learn."""

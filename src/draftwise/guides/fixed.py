@@ -19,3 +19,6 @@ class Fixed:
     def goes_on(self, step: DraftStep) -> bool:
         """Always."""
         return True
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """Nothing to learn."""
