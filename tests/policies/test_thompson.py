@@ -100,3 +100,29 @@ def test_argmax_law_of_equals_is_uniform() -> None:
     masses = np.full((5, 10), 0.1)
     middles = masses.cumsum(axis=1) - 0.05
     assert argmax_law(masses, middles).tolist() == pytest.approx([0.2] * 5)
+
+
+def test_argmax_law_is_the_sum_over_cells_of_its_docstring() -> None:
+    """P_i = sum_g mass_i(g) prod_{j != i} F_j(g), each product written out, the i-th left out."""
+    masses = np.random.default_rng(0).random((4, 6))
+    masses /= masses.sum(axis=1, keepdims=True)
+    middles = masses.cumsum(axis=1) - 0.5 * masses
+    sums = [
+        sum(masses[i, g] * math.prod(np.delete(middles[:, g], i)) for g in range(6))
+        for i in range(4)
+    ]
+    assert argmax_law(masses, middles).tolist() == pytest.approx([s / sum(sums) for s in sums])
+
+
+@pytest.mark.parametrize("make", [ThompsonBernoulli, ThompsonGaussian])
+def test_the_law_of_hundreds_of_plans_that_are_sure(make: type) -> None:
+    """500 plans, each seen 10,000 times, one ahead: products of 500 tiny numbers underflow."""
+    policy, values = make(500, np.random.default_rng(0)), np.full(500, 0.25)
+    values[7] = 0.75
+    for _ in range(20):
+        policy.learn(Decision(0, 1.0, 1), Feedback(values, np.ones(500, dtype=bool)))
+    policy._tally.sums *= 500
+    policy._tally.counts *= 500
+    law = policy.probabilities()
+    assert law[7] == pytest.approx(1.0)
+    assert law.sum() == pytest.approx(1.0)

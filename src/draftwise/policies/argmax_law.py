@@ -8,27 +8,22 @@ import numpy as np
 
 from draftwise.types import Floats
 
-_LEAST = 1e-300
-
 
 def argmax_law(masses: Floats, middles: Floats) -> Floats:
     """[K] probability that each number is the largest, from cells that all numbers share.
 
     masses: [K, G] probability of each number in each cell, in rising order. middles: [K, G] its
-    distribution function in the middle of the cell. P_i = sum_g mass_i(g) prod_{j != i} F_j(g).
+    distribution function in the middle of the cell, above 0. P_i = sum_g mass_i(g) prod_{j != i}
+    F_j(g); a product that underflows counts as 0.
 
-    >>> masses, middles = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 1.0], [0.0, 0.5]])
-    >>> argmax_law(masses, middles).round(9).tolist()
+    >>> masses, middles = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 1.0], [1e-9, 0.5]])
+    >>> argmax_law(masses, middles).round(6).tolist()
     [0.0, 1.0]
     """
-    logs = np.log(np.maximum(middles, _LEAST))
-    return argmax_law_of_logs(masses, logs)
-
-
-def argmax_law_of_logs(masses: Floats, logs: Floats) -> Floats:
-    """As ``argmax_law``, with the logarithms of ``middles``."""
-    weights = (masses * np.exp(logs.sum(axis=0) - logs)).sum(axis=1)
-    normalised: Floats = weights / weights.sum()
+    weights = middles.prod(axis=0) / middles
+    weights *= masses
+    totals = weights.sum(axis=1)
+    normalised: Floats = totals / totals.sum()
     return normalised
 
 
@@ -43,7 +38,7 @@ _PHI = np.array(
 
 
 def normal_cdf(x: Floats) -> Floats:
-    """The standard normal distribution function, from a table, to 4e-4.
+    """The standard normal distribution function, from a table, to 4e-4; 6e-16 at least.
 
     >>> normal_cdf(np.array([-40.0, 0.0, 40.0])).round(9).tolist()
     [0.0, 0.5, 1.0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.argmax_law import argmax_law_of_logs
+from draftwise.policies.argmax_law import argmax_law
 from draftwise.policies.door import check_feedback
 from draftwise.policies.probability import draw
 from draftwise.policies.state import dump, load
@@ -18,23 +18,24 @@ _FIELDS = ("_tally", "_rng")
 _NUM_CELLS = 128
 _MIDDLES = (np.arange(_NUM_CELLS) + 0.5) / _NUM_CELLS
 _LOG_X, _LOG_1_X = np.log(_MIDDLES), np.log1p(-_MIDDLES)
-_LEAST = 1e-300
+_FAR = -300.0  # e to that is no probability, and yet no slow denormal number
 
 
 def beta_cells(successes: Floats, failures: Floats) -> tuple[Floats, Floats]:
-    """[n, G] masses, and logs of the distribution function in the middles, of Beta(1 + s, 1 + f).
+    """[n, G] masses, and the distribution function in the middles, of Beta(1 + s, 1 + f).
 
-    On 128 equal cells of [0, 1].
+    On 128 equal cells of [0, 1]; both are above 0 everywhere.
 
-    >>> masses, _ = beta_cells(np.array([0.0]), np.array([0.0]))
-    >>> float(masses.min() * 128), float(masses.max() * 128)
-    (1.0, 1.0)
+    >>> masses, middles = beta_cells(np.array([0.0]), np.array([0.0]))
+    >>> float(masses.min() * 128), float(masses.max() * 128), float(middles[0, 0] * 256)
+    (1.0, 1.0, 1.0)
     """
+    # Not a matrix product: its rounding would depend on how many rows are computed at once.
     logs = successes[:, np.newaxis] * _LOG_X + failures[:, np.newaxis] * _LOG_1_X
-    masses = np.exp(logs - logs.max(axis=1, keepdims=True))
+    logs -= logs.max(axis=1, keepdims=True)
+    masses = np.exp(np.maximum(logs, _FAR, out=logs), out=logs)
     masses /= masses.sum(axis=1, keepdims=True)
-    middles = masses.cumsum(axis=1) - 0.5 * masses
-    return masses, np.log(np.maximum(middles, _LEAST))
+    return masses, masses.cumsum(axis=1) - 0.5 * masses
 
 
 class ThompsonBernoulli:
@@ -58,7 +59,7 @@ class ThompsonBernoulli:
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
-        self._masses, self._logs = beta_cells(np.zeros(num_plans), np.zeros(num_plans))
+        self._masses, self._middles = beta_cells(np.zeros(num_plans), np.zeros(num_plans))
         self._stale: Bools = np.zeros(num_plans, dtype=np.bool_)
 
     def choose(self) -> Decision:
@@ -76,7 +77,7 @@ class ThompsonBernoulli:
     def probabilities(self) -> Floats:
         """[K] probability that each plan is the best."""
         self._refresh()
-        return argmax_law_of_logs(self._masses, self._logs)
+        return argmax_law(self._masses, self._middles)
 
     def estimates(self) -> Floats:
         """[K] posterior mean."""
@@ -98,5 +99,5 @@ class ThompsonBernoulli:
         if rows.any():
             successes = self._tally.sums[rows]
             failures = np.maximum(self._tally.counts[rows] - successes, 0.0)
-            self._masses[rows], self._logs[rows] = beta_cells(successes, failures)
+            self._masses[rows], self._middles[rows] = beta_cells(successes, failures)
             self._stale[:] = False

@@ -1,0 +1,122 @@
+"""What a choice costs: ``choose`` and ``learn`` of every policy in the table, at 64 plans.
+
+    python -m pytest benchmarks/policy_costs.py
+    python -m pytest benchmarks/policy_costs.py -k thompson --benchmark-json FILE
+
+``none`` and 7 drafters (2 of them retrieval) at 9 lengths. Feedback is of two kinds: bandit (the
+played plan is seen, its drafter scored) and all seen (every plan seen, every drafter scored). One
+operation is a round: choose, then learn what that round showed. After 300 rounds of warm-up, the
+median over 60 stretches of 60 rounds each, so that work done only every so many rounds counts.
+The aims: 50 microseconds for the policies that play the best index, 150 for the others. What is
+missed is marked and nothing fails: this is a measurement, not a test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+from rich.console import Console
+from rich.table import Table
+
+from draftwise.protocols import Policy
+from draftwise.registry import POLICIES, make_policy
+from draftwise.types import PLAIN, Costs, Evidence, Feedback, Plan, Scores
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+LM_DRAFTERS = ("lm0", "lm1", "lm2", "lm3", "lm4")
+RETRIEVAL = ("lookup", "suffix")
+PLANS = [PLAIN, *(Plan(d, k) for d in LM_DRAFTERS + RETRIEVAL for k in LENGTHS)]
+NUM_STRETCHES = STRETCH = 60
+WARMUP = 300
+SEEN = ("bandit", "all seen")
+AIM_US = {True: 50.0, False: 150.0}  # index policies, others
+INDEX = {
+    "fixed", "ucb1", "ucbspec", "ucb-tuned", "discounted-ucb", "sliding-ucb", "sequential-halving",
+    "petc", "draft-all", "router",
+}  # fmt: skip
+"""Those that play the largest index, or one plan for ever: no probabilities to compute."""
+
+
+def evidence_of(plan: Plan, rng: np.random.Generator, everyone: bool) -> Evidence:
+    """A round of ``plan``, of which 3 tokens at most were accepted."""
+    num_accepted = min(plan.length, int(rng.integers(4)))
+    num_scored = num_accepted + 1 if everyone else min(num_accepted + 1, plan.length)
+    names = LM_DRAFTERS if everyone else {plan.drafter} & set(LM_DRAFTERS)
+    scores = {name: Scores(64, rng.random(num_scored), rng.random(num_scored)) for name in names}
+    for name in RETRIEVAL:
+        alphas, matches = rng.random(num_accepted + 1), rng.integers(0, 9, num_accepted + 1)
+        scores[name] = Scores(64, alphas, alphas, matches)
+    return Evidence(
+        plan, plan.length, num_accepted, scores, rng.random(plan.length), 64, 0.01,
+        Costs(np.linspace(0.01, 0.016, 17), dict.fromkeys(LM_DRAFTERS + RETRIEVAL, 0.0005)),
+        {name: int(rng.integers(9)) for name in RETRIEVAL},
+    )  # fmt: skip
+
+
+def feedback_of(seen: str) -> list[list[Feedback]]:
+    """Four feedbacks for each plan, made beforehand so that only the policy is timed."""
+    rng, everyone = np.random.default_rng(0), seen == "all seen"
+    return [
+        [
+            Feedback(
+                rng.random(len(PLANS)),
+                np.full(len(PLANS), everyone) | (np.arange(len(PLANS)) == index),
+                evidence_of(plan, rng, everyone),
+            )
+            for _ in range(4)
+        ]
+        for index, plan in enumerate(PLANS)
+    ]
+
+
+def spec(name: str) -> str:
+    """The name with the options of the table."""
+    options = ",".join(f"{key}={value}" for key, value in POLICIES[name][1].items())
+    return f"{name}:{options}" if options else name
+
+
+@pytest.fixture(scope="module")
+def medians(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], float]]:
+    """Microseconds by policy and feedback, printed as a table at the end."""
+    found: dict[tuple[str, str], float] = {}
+    yield found
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        Console(width=100).print("\n", table_of(found))
+
+
+def table_of(found: dict[tuple[str, str], float]) -> Table:
+    """A row a policy, the slowest last."""
+    table = Table("policy", *(f"{seen}, us" for seen in SEEN), "aim, us", "")
+    names = {name for name, _ in found}
+    for name in sorted(names, key=lambda name: max(found.get((name, s), 0.0) for s in SEEN)):
+        aim, mine = AIM_US[name in INDEX], [found.get((name, seen), np.nan) for seen in SEEN]
+        verdict = "" if max(mine) <= aim else "missed"
+        table.add_row(spec(name), *(f"{us:.0f}" for us in mine), f"{aim:.0f}", verdict)
+    return table
+
+
+@pytest.mark.benchmark(timer=time.process_time)
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_round(
+    benchmark: BenchmarkFixture, medians: dict[tuple[str, str], float], name: str, seen: str
+) -> None:
+    """Choose and learn; a name that pytest collects, and nothing to fail."""
+    policy: Policy = make_policy(spec(name), len(PLANS), seed=0, plans=PLANS)
+    told, turn = feedback_of(seen), itertools.cycle(range(4))
+
+    def play() -> None:
+        decision = policy.choose()
+        policy.learn(decision, told[decision.plan][next(turn)])
+
+    for _ in range(WARMUP):
+        play()
+    benchmark.pedantic(play, rounds=NUM_STRETCHES, iterations=STRETCH)
+    if benchmark.stats is not None:  # None under --benchmark-disable
+        medians[name, seen] = benchmark.stats.stats.median * 1e6
