@@ -56,15 +56,32 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How one request drafts in one round: who, how far at most, and what ends the draft early.
+class TreeShape:
+    """How wide a draft is: children tried behind a token, and tokens in all (EAGLE-2's names)."""
 
-    ``length`` is in tokens; 0 exactly for the plan ``none``. ``rule`` is a guide's spec.
+    top_k: int
+    total_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1 or self.total_tokens < 1:
+            raise ValueError(f"tree {self}: write TOP_KxTOTAL_TOKENS, such as 4x16")
+
+    def __str__(self) -> str:
+        return f"{self.top_k}x{self.total_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one request drafts in one round: who, how far, what ends the draft early, and how wide.
+
+    ``length`` is in tokens, a tree's depth; 0 exactly for the plan ``none``. ``rule`` is a guide's
+    spec. ``tree``: None = a chain.
     """
 
     drafter: str
     length: int
     rule: str = "fixed"
+    tree: TreeShape | None = None
 
     def __post_init__(self) -> None:
         if self.length < 0 or (self.length == 0) != (self.drafter == NONE):
@@ -77,7 +94,19 @@ class Plan:
         if self.drafter == NONE:
             return NONE
         rule = "" if self.rule == "fixed" else f"/{self.rule}"
-        return f"{self.drafter}x{self.length}{rule}"
+        tree = "" if self.tree is None else f"/tree{self.tree}"
+        return f"{self.drafter}x{self.length}{rule}{tree}"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a draft has at most, and that the target then verifies."""
+        return self.length if self.tree is None else self.tree.total_tokens
+
+    @property
+    def num_slots(self) -> int:
+        """Room in a KV cache that drafting or verifying it takes: a tree is pruned when grown."""
+        grown = 0 if self.tree is None else self.tree.top_k * (self.length - 1)
+        return max(self.num_tokens, grown)
 
 
 PLAIN = Plan(NONE, 0)
@@ -235,6 +264,16 @@ class Draft:
     def parent(self, node: int) -> int:
         """The node before this one; -1 = the end of the text."""
         return node - 1 if self.parents is None else int(self.parents[node])
+
+    @property
+    def depth(self) -> int:
+        """Tokens on its longest path."""
+        if self.parents is None:
+            return len(self)
+        depths = [0]
+        for node in range(len(self)):
+            depths.append(depths[self.parent(node) + 1] + 1)
+        return max(depths)
 
     def children(self, node: int) -> list[int]:
         """The nodes that continue this one (-1 = the text), in the order they are tried."""

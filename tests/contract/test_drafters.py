@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftwise import registry
-from draftwise.drafters.protocol import Context, Drafter
+from draftwise.drafters.protocol import Context, Drafter, DraftTask
 from draftwise.guides.fixed import Fixed
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
@@ -44,8 +44,7 @@ def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS
 
 
 def propose(session: Any, contexts: Sequence[Context], length: int = 5) -> list[Draft]:
-    num = len(contexts)
-    return list(session.propose(contexts, [length] * num, [Fixed()] * num))
+    return list(session.propose([DraftTask(context, length, Fixed()) for context in contexts]))
 
 
 def verified(
@@ -98,7 +97,7 @@ def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
         def learn(self, num_drafted: int, num_accepted: int) -> None:
             raise AssertionError("nothing was drafted")
 
-    (draft,) = make(name).start(1, CAPACITY).propose(contexts_of(GREEDY)[:1], [4], [No()])
+    (draft,) = make(name).start(1, CAPACITY).propose([DraftTask(contexts_of(GREEDY)[0], 4, No())])
     assert len(draft) == 0
 
 

@@ -14,7 +14,7 @@ import torch
 
 from draftwise import Draft, make_guide, verify
 from draftwise.dist import draw
-from draftwise.drafters.protocol import Context
+from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.protocols import Guide
 from draftwise.registry import GUIDES
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
@@ -112,7 +112,7 @@ def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature:
     for seed in range(5):
         steps.clear()
         context = Context(0, [seed, 5, 9], sampling, np.random.default_rng(seed))
-        (draft,) = lm("good").start(1, 40).propose([context], [6], [Listener()])
+        (draft,) = lm("good").start(1, 40).propose([DraftTask(context, 6, Listener())])
         assert [step.depth for step, _ in steps] == list(range(len(steps)))
         assert len(draft) == sum(answer for _, answer in steps)
         for node, (step, _) in enumerate(steps[1:]):

@@ -31,6 +31,7 @@ class Scripted:
     def __init__(self, script: Sequence[int], name: str = "target", wrong: int = 0) -> None:
         self.name, self.vocab_size, self.max_positions, self.num_parameters = name, VOCAB, 10**6, 1
         self.module: Any = None
+        self.serves_trees = False
         self._script = [0, *script, *[0] * 100]
         for position in range(wrong, len(self._script), wrong) if wrong else ():
             self._script[position] = (self._script[position] + 1) % VOCAB
@@ -40,8 +41,14 @@ class Scripted:
         return RaggedCache(num_rows, capacity)
 
     def extend(
-        self, cache: RaggedCache, rows: Sequence[int], tokens: Sequence[Sequence[int]], keep: int
+        self,
+        cache: RaggedCache,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        keep: int,
+        trees: Sequence[Any] = (),
     ) -> Logits:
+        assert not any(trees)
         counts = [len(t) for t in tokens]
         block = torch.zeros(len(rows), max(counts), VOCAB)
         for index, (row, count) in enumerate(zip(rows, counts, strict=True)):

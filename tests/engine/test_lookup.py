@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftwise.drafters.lookup import LONGEST_MATCH, LookupDrafter
-from draftwise.drafters.protocol import Context
+from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.guides.fixed import Fixed
 from draftwise.types import SamplingParams
 
@@ -51,7 +51,7 @@ def test_proposals_and_matches_are_those_of_the_reference(least: int, most: int)
             context.tokens[:] = text[:end]
             match, source = reference(text[:end], least, most)
             assert session.match_length(context) == match, text[:end]
-            (draft,) = session.propose([context], [6], [Fixed()])
+            (draft,) = session.propose([DraftTask(context, 6, Fixed())])
             expected = text[:end]
             for offset in range(6 if match else 0):
                 expected.append(expected[source + offset])

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from draftwise.dist import draw, is_broken
-from draftwise.drafters.protocol import MAX_TARGETS, Context, score_known
+from draftwise.drafters.lm_tree import Growth
+from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
 from draftwise.guides.fixed import Fixed
 from draftwise.nn.model import CausalModel
 from draftwise.nn.sampling import distributions
-from draftwise.protocols import Guide
 from draftwise.types import Dist, Draft, DraftStep, Scores
 
 
@@ -22,11 +22,12 @@ class LMDrafter:
 
     Source: Leviathan et al. (2023); several of them are the pool of MetaSD and HedgeSpec. Index:
     none. Memory: one ragged KV cache a batch. Time: one forward a token, the first over whatever it
-    missed. probs: q after temperature, top-k and top-p (None when greedy).
+    missed. probs: q after temperature, top-k and top-p (None when greedy); trees are made of the
+    likeliest tokens, which nobody draws (None). Both are lossless: ``docs/verification.md``.
     """
 
     def __init__(self, name: str, model: CausalModel, target: CausalModel) -> None:
-        self.name, self.model = name, model
+        self.name, self.model, self.can_branch = name, model, model.serves_trees
         self.relative_cost = model.num_parameters / max(1, target.num_parameters)
 
     def start(self, num_rows: int, capacity: int) -> LMSession:
@@ -36,10 +37,28 @@ class LMDrafter:
 
 @dataclass(slots=True)
 class _Known:
-    """q at text positions ``start``, ``start + 1``, ... that were not yet reported."""
+    """q at text positions ``start``, ``start + 1``, ... that were not yet reported.
+
+    drafted: the chain drafted last, behind ``base`` tokens of text, whose keys are in the cache.
+    """
 
     start: int = 0
     dists: list[Dist] = field(default_factory=list)
+    base: int = 0
+    drafted: list[int] = field(default_factory=list)
+
+    def agree(self, text: Sequence[int]) -> int:
+        """Tokens of the text up to where the last draft left it; q's beyond are forgotten."""
+        if not self.drafted:
+            return len(text)
+        end = self.base
+        for ours, theirs in zip(self.drafted, text[self.base :], strict=False):
+            if ours != theirs:
+                break
+            end += 1
+        self.drafted = []
+        del self.dists[max(0, end + 1 - self.start) :]
+        return end
 
 
 class LMSession:
@@ -50,14 +69,13 @@ class LMSession:
         self._cache = model.new_cache(num_rows, min(capacity, model.max_positions))
         self._known = [_Known() for _ in range(num_rows)]
 
-    def propose(
-        self, contexts: Sequence[Context], lengths: Sequence[int], guides: Sequence[Guide]
-    ) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Catch up, then draw token after token, all rows that go on in one forward a step."""
-        chains = [_Chain(c, n, g) for c, n, g in zip(contexts, lengths, guides, strict=True)]
-        active = [c for c in chains if len(c.context.tokens) + c.length <= self._cache.capacity]
-        if active:
-            self._feed(active, [len(chain.context.tokens) for chain in active])
+        chains = [_Chain(task) for task in tasks]
+        fitting = [c for c in chains if len(c.context.tokens) + c.num_slots <= self._cache.capacity]
+        if fitting:
+            self._feed(fitting, [len(chain.context.tokens) for chain in fitting])
+        active = [chain for chain in fitting if chain.tree is None]
         while active := [chain for chain in active if chain.goes_on()]:
             for chain in active:
                 chain.draw()
@@ -65,14 +83,19 @@ class LMSession:
             active = [chain for chain in active if len(chain.tokens) < chain.length]
             if active:
                 self._step(active)
-        return [chain.draft(self._name) for chain in chains]
+        for chain in chains:
+            known = self._known[chain.context.row]
+            known.base, known.drafted = len(chain.context.tokens), chain.tokens
+        trees = self._grow([chain for chain in fitting if chain.tree is not None])
+        return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
     def commit(self, contexts: Sequence[Context]) -> None:
         """Cut the cache and the known q's back to where draft and text agree."""
         for context in contexts:
-            row, text = context.row, len(context.tokens)
+            row, known = context.row, self._known[context.row]
             # the last token of the text was the target's: it is always fed again
-            self._cache.lengths[row] = min(self._cache.lengths[row], text - 1)
+            agreed = min(known.agree(context.tokens), len(context.tokens) - 1)
+            self._cache.lengths[row] = min(self._cache.lengths[row], agreed)
 
     def score(self, contexts: Sequence[Context], everything: bool) -> list[Scores | None]:
         """Backlog and drafted positions; with ``everything``, feed what is missing first."""
@@ -80,7 +103,7 @@ class LMSession:
             behind = [c for c in contexts if self._cache.lengths[c.row] < len(c.tokens) - 1]
             behind = [c for c in behind if len(c.tokens) <= self._cache.capacity]
             if behind:
-                chains = [_Chain(context, 0, Fixed()) for context in behind]
+                chains = [_Chain(DraftTask(context, 0, Fixed())) for context in behind]
                 self._feed(chains, [len(c.tokens) - 1 for c in behind])
         return [self._report(context) for context in contexts]
 
@@ -92,6 +115,25 @@ class LMSession:
         """Drop the other rows' cache and memory."""
         self._cache.keep_rows(rows)
         self._known = [self._known[row] for row in rows]
+
+    def _grow(self, chains: Sequence[_Chain]) -> dict[int, Draft]:
+        """A tree for each row, by row; the cache is cut back to the text at once."""
+        shapes = {c.context.row: Growth(c.tree, c.length) for c in chains if c.tree is not None}
+        if not shapes:
+            return {}
+        bases = {row: self._cache.lengths[row] for row in shapes}
+        for chain in chains:
+            shapes[chain.context.row].see(chain.logits[None])
+        while rows := [row for row, growth in shapes.items() if growth.goes_on]:
+            feeds = [shapes[row].next_feed(bases[row]) for row in rows]
+            logits = self._model.extend(
+                self._cache, rows, [f.tokens for f in feeds], MAX_TARGETS, [f.tree for f in feeds]
+            )
+            for index, row in enumerate(rows):
+                shapes[row].see(logits.last(index, len(feeds[index].tokens)))
+        for row, base in bases.items():
+            self._cache.lengths[row] = base
+        return {row: growth.draft(self._name) for row, growth in shapes.items()}
 
     def _report(self, context: Context) -> Scores | None:
         known, self._known[context.row] = self._known[context.row], _Known()
@@ -130,18 +172,24 @@ class LMSession:
 class _Chain:
     """The draft of one row while it grows."""
 
-    def __init__(self, context: Context, length: int, guide: Guide) -> None:
-        self.context, self.length, self._guide = context, length, guide
-        self.is_penalised = context.sampling.repetition_penalty != 1.0
+    def __init__(self, task: DraftTask) -> None:
+        self.context, self.length, self.tree = task.context, task.length, task.tree
+        self._guide = task.guide
+        self.is_penalised = task.context.sampling.repetition_penalty != 1.0
         self.tokens: list[int] = []
         self.dists: list[Dist] = []
         self._next: Dist = -1
-        self._next_logits: Tensor | None = None
-        self._step = DraftStep(0, length)
+        self.logits = torch.empty(0)
+        self._step = DraftStep(0, task.length)
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the draft may put into the cache."""
+        return self.length if self.tree is None else self.tree.top_k * (self.length - 1)
 
     def see(self, dist: Dist, logits: Tensor) -> None:
         """q of the coming token, and the [V] logits it came from."""
-        self._next, self._next_logits = dist, logits
+        self._next, self.logits = dist, logits
 
     def goes_on(self) -> bool:
         """Whether to draw one more: below the length, the guide agrees, and q is finite."""
@@ -155,8 +203,8 @@ class _Chain:
         token = draw(q, self.context.rng.random()) if not isinstance(q, int) else q
         self.tokens.append(token)
         self.dists.append(q)
-        if self._guide.needs_probs and self._next_logits is not None:
-            self._step = _describe(self._next_logits, q, token, len(self.tokens), self.length)
+        if self._guide.needs_probs:
+            self._step = _describe(self.logits, q, token, len(self.tokens), self.length)
         else:
             self._step = DraftStep(len(self.tokens), self.length)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftwise.drafters.protocol import Context, score_known
-from draftwise.protocols import Guide
+from draftwise.drafters.protocol import Context, DraftTask, score_known
 from draftwise.types import Draft, DraftStep, Scores
 
 LONGEST_MATCH = 32
@@ -24,6 +23,7 @@ class LookupDrafter:
     With the text ``5 6 7 8 5 6`` and n = 2 the match is ``5 6``, and ``7 8 5 ...`` is proposed.
     """
 
+    can_branch = False
     relative_cost = 0.002
 
     def __init__(self, name: str, prompt_lookup_min: int = 1, prompt_lookup_max: int = 8) -> None:
@@ -102,16 +102,15 @@ class LookupSession:
         self._name = name
         self._indices = [_Index(smallest, largest) for _ in range(num_rows)]
 
-    def propose(
-        self, contexts: Sequence[Context], lengths: Sequence[int], guides: Sequence[Guide]
-    ) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """The continuation of each row's match, as far as its guide goes on."""
         drafts = []
-        for context, length, guide in zip(contexts, lengths, guides, strict=True):
-            tokens = self._index(context).propose(context.tokens, length)
+        for task in tasks:
+            tokens = self._index(task.context).propose(task.context.tokens, task.length)
             # a proposal of mass one: certain in its own eyes, so rules on confidence never stop it
+            certain = (1.0, 1.0, 0.0, 1.0)
             kept = 0
-            while kept < len(tokens) and guide.goes_on(DraftStep(kept, length, 1.0, 1.0, 0.0, 1.0)):
+            while kept < len(tokens) and task.guide.goes_on(DraftStep(kept, task.length, *certain)):
                 kept += 1
             drafts.append(Draft.chain(tokens[:kept], None, self._name))
         return drafts

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftwise.dist import overlap, ratio
 from draftwise.protocols import Guide
-from draftwise.types import Dist, Draft, SamplingParams, Scores
+from draftwise.types import Dist, Draft, SamplingParams, Scores, TreeShape
 
 MAX_TARGETS = 64
 """Verified target distributions kept a request: what a backlog is scored against, at most."""
@@ -53,16 +53,25 @@ class Context:
         return self.targets[index] if 0 <= index < len(self.targets) else None
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTask:
+    """What one request wants of a drafter in one round.
+
+    length: the depth of the draft, at most; 1 or more. guide: is asked before each token of a
+    chain. tree: how wide; None = a chain.
+    """
+
+    context: Context
+    length: int
+    guide: Guide
+    tree: TreeShape | None = None
+
+
 class DraftSession(Protocol):
     """One drafter's memory of one batch: caches, indices, what it has not been scored on yet."""
 
-    def propose(
-        self, contexts: Sequence[Context], lengths: Sequence[int], guides: Sequence[Guide]
-    ) -> list[Draft]:
-        """At most ``lengths[i]`` >= 1 tokens for each context; an empty draft is legal.
-
-        A guide is asked before each token; a token that was drawn is always in the draft.
-        """
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        """A draft for each task; an empty one is legal. A token drawn is always in the draft."""
         ...
 
     def commit(self, contexts: Sequence[Context]) -> None:
@@ -90,6 +99,8 @@ class Drafter(Protocol):
     """Something that can draft: loaded once, with a session for each batch."""
 
     name: str
+    can_branch: bool
+    """Whether it drafts trees, or chains only."""
     relative_cost: float
     """A first guess of one draft step's seconds over the target's, until it is measured."""
 

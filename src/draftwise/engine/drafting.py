@@ -48,12 +48,9 @@ class Drafting:
                 groups.setdefault(plan.drafter, []).append(index)
         for drafter, indices in groups.items():
             start = self._clock()
-            proposed = self._sessions[drafter].propose(
-                [requests[i].context for i in indices],
-                [min(plans[i].length, requests[i].num_draftable) for i in indices],
-                [requests[i].guide(plans[i]) for i in indices],
-            )
-            steps = max(len(draft) for draft in proposed)
+            tasks = [requests[i].task(plans[i]) for i in indices]
+            proposed = self._sessions[drafter].propose(tasks)
+            steps = max(draft.depth for draft in proposed)
             self._meter.saw_draft(drafter, len(indices), steps, self._clock() - start)
             for index, draft in zip(indices, proposed, strict=True):
                 drafts[index] = draft

@@ -18,6 +18,7 @@ from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.engine.verify import verify
 from draftwise.nn.sampling import distributions
+from draftwise.nn.trees import Branches, branches, is_chain
 from draftwise.types import (
     PLAIN,
     Decision,
@@ -37,8 +38,9 @@ class Batch:
     """Requests that run together, one row each; KV storage is allocated once, as asked for."""
 
     def __init__(self, pool: Pool, requests: Sequence[Request]) -> None:
-        self._longest = max(plan.length for plan in pool.plans)
-        capacity = max(len(r.prompt) + r.answer.num_left for r in requests) + self._longest + 1
+        self._longest = max(plan.num_tokens for plan in pool.plans)
+        room = max(plan.num_slots for plan in pool.plans) + 1
+        capacity = max(len(r.prompt) + r.answer.num_left for r in requests) + room
         self._pool, self._active = pool, list(requests)
         self._cache = pool.target.new_cache(len(requests), capacity)
         self._drafting = Drafting(pool, len(requests), capacity)
@@ -125,11 +127,17 @@ class Batch:
             for request, draft in zip(self._active, drafts, strict=True)
         ]
         start = self._pool.clock()
-        logits = self._pool.target.extend(self._cache, rows, tokens, keep=self._longest + 1)
+        trees = [
+            _branches(draft, self._cache.lengths[r]) for draft, r in zip(drafts, rows, strict=True)
+        ]
+        logits = self._pool.target.extend(self._cache, rows, tokens, self._longest + 1, trees)
         targets = []
-        for index, (request, fed) in enumerate(zip(self._active, tokens, strict=True)):
-            context, block = request.context, logits.last(index, len(fed))
-            targets.append(distributions(block, context.sampling, context.tokens, fed[1:]))
+        for index, (request, draft) in enumerate(zip(self._active, drafts, strict=True)):
+            context, block = request.context, logits.last(index, len(draft) + 1)
+            drafted = draft.tokens.tolist()
+            targets.append(
+                distributions(block, context.sampling, context.tokens, drafted, draft.parents)
+            )
         width = max(len(fed) for fed in tokens)
         self._pool.meter.saw_target(len(rows), width, self._pool.clock() - start)
         return targets
@@ -152,8 +160,10 @@ class Batch:
         for request, draft, verdict, dists in zip(
             self._active, drafts, verdicts, targets, strict=True
         ):
+            base = len(request.context.tokens) - 1
             num = request.commit(draft, verdict, dists)
-            self._cache.lengths[request.context.row] = len(request.context.tokens) - 1
+            kept = [0, *(verdict.path + 1).tolist()][:num]
+            self._cache.keep_path(request.context.row, base, kept)
             emitted.append(num)
         contexts = [request.context for request in self._active]
         self._drafting.commit(contexts)
@@ -220,6 +230,14 @@ class Batch:
             for row, request in enumerate(rest):
                 request.context.row = row
         self._active = rest
+
+
+def _branches(draft: Draft, base: int) -> Branches | None:
+    """How a draft stands behind the text's last token, which is fed with it; None for a chain."""
+    if draft.parents is None:
+        return None
+    parents = [-1, *(draft.parents + 1).tolist()]
+    return None if is_chain(parents) else branches(parents, base)
 
 
 def _drafted_alphas(draft: Draft, targets: Sequence[Dist]) -> Floats:

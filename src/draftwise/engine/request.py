@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftwise.dist import is_broken
-from draftwise.drafters.protocol import Context
+from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.feedback import Revealer
@@ -92,6 +92,11 @@ class Request:
     def guide(self, plan: Plan) -> Guide:
         """What ends a draft of this plan early."""
         return self.guides[plan.drafter, plan.rule]
+
+    def task(self, plan: Plan) -> DraftTask:
+        """What this plan asks of its drafter now."""
+        length = min(plan.length, self.num_draftable)
+        return DraftTask(self.context, length, self.guide(plan), plan.tree)
 
     def uniforms(self, num: int) -> Floats:
         """[num] draws of the acceptance stream; greedy requests need no randomness."""

@@ -8,21 +8,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwise.types import Dist, SamplingParams
+from draftwise.types import Dist, Ints, SamplingParams
 
 
 def distributions(
-    logits: Tensor, sampling: SamplingParams, text: Sequence[int], drafted: Sequence[int]
+    logits: Tensor,
+    sampling: SamplingParams,
+    text: Sequence[int],
+    drafted: Sequence[int],
+    parents: Ints | None = None,
 ) -> list[Dist]:
     """[T, V] logits to T distributions: after repetition penalty, temperature, top-k, top-p.
 
-    Row t is conditioned on ``text`` and the first t tokens of ``drafted`` (the penalty looks at
-    them). At temperature 0 each is the token itself, a point mass. Order and meaning are those of
-    ``transformers``. A row that is not finite comes back as the token -1.
+    Row t is conditioned on ``text`` and the first t tokens of ``drafted``, or in a tree, whose
+    ``parents`` are given, on the path to node t - 1 (the penalty looks at them). At temperature 0
+    each is the token itself, a point mass. Order and meaning are those of ``transformers``. A row
+    that is not finite comes back as the token -1.
     """
     scores = logits
     if sampling.repetition_penalty != 1.0:
-        scores = _penalised(scores, sampling.repetition_penalty, text, drafted)
+        scores = _penalised(scores, sampling.repetition_penalty, text, drafted, parents)
     if sampling.temperature == 0:
         best, tokens = scores.max(-1)
         found = zip(tokens.tolist(), best.tolist(), strict=True)
@@ -56,11 +61,16 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 
 def _penalised(
-    logits: Tensor, penalty: float, text: Sequence[int], drafted: Sequence[int]
+    logits: Tensor,
+    penalty: float,
+    text: Sequence[int],
+    drafted: Sequence[int],
+    parents: Ints | None,
 ) -> Tensor:
     """Scores of tokens that occurred so far, divided (if positive) or multiplied by the penalty."""
     seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
     seen[:, torch.tensor(sorted(set(text)), device=logits.device)] = True
-    for position, token in enumerate(drafted[: len(logits) - 1]):
-        seen[position + 1 :, token] = True
+    for node, token in enumerate(drafted[: len(logits) - 1]):
+        seen[node + 1] = seen[node if parents is None else parents[node] + 1]
+        seen[node + 1, token] = True
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
