@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from draftwise.types import NONE, PLAIN, DraftwiseError, Plan
+from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 MAX_LENGTH = 16
 
@@ -14,7 +14,8 @@ MAX_LENGTH = 16
 class Preset:
     """One system: the lengths of its plans (with ``none`` or not), and three specs.
 
-    rules: guide specs; plans are drafters x lengths x rules. source: where it comes from.
+    rules: guide specs; plans are drafters x lengths x rules, and x trees (None = a chain) for
+    drafters that can branch. source: where it comes from.
     """
 
     policy: str
@@ -24,9 +25,12 @@ class Preset:
     with_none: bool = False
     rules: tuple[str, ...] = ("fixed",)
     source: str = ""
+    trees: tuple[TreeShape | None, ...] = (None,)
 
-    def plans(self, drafters: Sequence[str]) -> list[Plan]:
+    def plans(self, drafters: Sequence[str], branching: Collection[str] = ()) -> list[Plan]:
         """All plans over these drafters, ``none`` first where it belongs.
+
+        branching: those that can draft trees; the others draft chains. Rules end chains only.
 
         Raises DraftwiseError for a length below 1 or where no plan is left.
         """
@@ -37,10 +41,11 @@ class Preset:
                 f"{NONE!r}, which the presets plain and draftwise contain)"
             )
         plans = [
-            Plan(drafter, length, rule)
+            Plan(drafter, length, rule, tree)
             for drafter in drafters
             for length in self.lengths
-            for rule in self.rules
+            for tree in (self.trees if drafter in branching else (None,))
+            for rule in (self.rules if tree is None else ("fixed",))
         ]
         if self.with_none or not plans:
             plans.insert(0, PLAIN)
@@ -69,6 +74,23 @@ PRESETS: dict[str, Preset] = {
         source="every drafter x every length and none, priced by measured seconds",
     ),
 }
+
+
+def parse_tree(text: str) -> TreeShape | None:
+    """``4x16`` (children behind a token x tokens in all) to a shape, ``chain`` to None.
+
+    >>> parse_tree("4x16")
+    TreeShape(top_k=4, total_tokens=16)
+    """
+    if text == "chain":
+        return None
+    try:
+        top_k, total_tokens = (int(part) for part in text.split("x"))
+        return TreeShape(top_k, total_tokens)
+    except ValueError as error:
+        raise DraftwiseError(
+            f"tree {text!r}: write TOP_KxTOTAL_TOKENS, both 1 or more, such as 4x16; or chain"
+        ) from error
 
 
 def preset(name: str) -> Preset:

@@ -45,7 +45,7 @@ class Speculator:
         if scope not in {"request", "session"}:
             raise DraftwiseError(f"unknown scope {scope!r}; the scopes are: request, session")
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
-        self.plans: list[Plan] = setting.plans([drafter.name for drafter in drafters])
+        self.plans: list[Plan] = _plans(setting, target, drafters)
         self._pool = Pool(
             target,
             drafters,
@@ -73,6 +73,7 @@ class Speculator:
         feedback: str | None = None,
         lengths: Sequence[int] | None = None,
         rules: Sequence[str] | None = None,
+        trees: Sequence[str] | None = None,
         tokenizer: Any = None,
         dtype: str = "auto",
         device: str = "auto",
@@ -84,6 +85,8 @@ class Speculator:
         target: a folder, a hub id, a ``transformers`` model, or ``"zoo"`` for the bundled one.
         drafters: specs such as ``"lm:PATH"``, ``"lookup"``, ``"zoo"`` (all bundled ones),
             ``"NAME=SPEC"``; models. Default ``["lookup"]``; for the zoo ``["zoo", "lookup"]``.
+        trees: shapes such as ``"4x16"`` (children x tokens), ``"chain"``; plans are multiplied by
+            lengths, rules and trees.
         preset: where policy, reward, feedback and lengths come from, unless given.
         scope: ``request`` = each request learns anew; ``session`` = they share one policy.
         Raises DraftwiseError for anything that cannot be loaded, paired or understood.
@@ -94,6 +97,8 @@ class Speculator:
             changes["lengths"] = tuple(lengths)
         if rules is not None:
             changes["rules"] = tuple(rules)
+        if trees is not None:
+            changes["trees"] = tuple(presets.parse_tree(tree) for tree in trees)
         setting = replace(presets.preset(preset), **changes)
         path, defaults = resolve_target(target)
         model = load_model(path, dtype=dtype, device=device)
@@ -225,3 +230,16 @@ class Speculator:
         if eos is None:
             eos = getattr(self.tokenizer, "eos_token_id", None)
         return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+
+
+def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) -> list[Plan]:
+    """The setting's plans over these drafters; DraftwiseError for trees that nobody can serve."""
+    branching = [drafter.name for drafter in drafters if drafter.can_branch]
+    if any(setting.trees) and not (branching and target.serves_trees):
+        why = (
+            f"{target.name} serves chains only"
+            if branching
+            else "no drafter of the pool drafts any"
+        )
+        raise DraftwiseError(f"trees were asked for, but {why}; leave them out")
+    return setting.plans([drafter.name for drafter in drafters], branching)

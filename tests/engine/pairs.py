@@ -15,6 +15,7 @@ from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.registry import Table
 from draftwise.speculator import Speculator
+from draftwise.types import TreeShape
 from models import near_copy, tiny_model
 
 POOLS = {
@@ -91,10 +92,11 @@ def speculator(
     lengths: tuple[int, ...] = (1, 4),
     with_none: bool = True,
     rules: tuple[str, ...] = ("fixed",),
+    trees: tuple[TreeShape | None, ...] = (None,),
     **options: Any,
 ) -> Speculator:
     """A speculator over these drafters, without loading anything twice."""
-    setting = Preset(policy, reward, feedback, lengths, with_none, rules)
+    setting = Preset(policy, reward, feedback, lengths, with_none, rules, trees=trees)
     tokenizer = options.pop("tokenizer", None)
     pool = drafters(names, kind, vocab_size)
     return Speculator(target(kind, vocab_size), tokenizer, pool, setting, **options)

@@ -8,14 +8,17 @@ different widths round differently and near-ties may flip, so identity is promis
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from draftwise.engine.loop import Batch
+from draftwise.nn.cache import RaggedCache
 from draftwise.registry import FEEDBACKS, GUIDES, POLICIES, REWARDS
 from draftwise.speculator import Speculator
+from draftwise.types import TreeShape
 from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, spec, speculator, target
 from models import CONFIGS
 
@@ -75,8 +78,28 @@ def test_every_length_of_draft(length: int) -> None:
     assert_greedy(speculator(["good"], "fixed:1", lengths=(length,)), 4)
 
 
-def test_repetition_penalty() -> None:
-    made = speculator(POOLS["all"], feedback="panoramic")
+TREES = [TreeShape(1, 4), TreeShape(2, 3), TreeShape(4, 16), TreeShape(8, 40)]
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("pool", ["good", "bad", "all"])
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
+    made = speculator(POOLS[pool], lengths=(1, 5), trees=(tree,), with_none=False)
+    assert_greedy(made, num_rows)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_trees_and_chains_in_one_batch_on_every_kind_of_model(kind: str) -> None:
+    made = speculator(
+        POOLS["all"], kind=kind, feedback="panoramic", lengths=(4,), trees=(None, *TREES[1:])
+    )
+    assert_greedy(made, 4, kind)
+
+
+@pytest.mark.parametrize("trees", [(None,), (TreeShape(3, 9),)], ids=["chain", "tree"])
+def test_repetition_penalty(trees: tuple[TreeShape | None, ...]) -> None:
+    made = speculator(POOLS["all"], feedback="panoramic", trees=trees)
     results = made.generate(PROMPTS, max_new_tokens=20, repetition_penalty=1.4)
     expected = [plain_greedy(prompt, 20, penalty=1.4) for prompt in PROMPTS]
     assert [result.tokens for result in results] == expected
@@ -113,3 +136,16 @@ def test_the_tiny_models_read_far_back(kind: str) -> None:
     with torch.inference_mode():
         before, after = (target(kind).module(input_ids=t).logits[:, -1] for t in (texts, changed))
     assert (before.argmax(-1) != after.argmax(-1)).float().mean() > 0.15
+
+
+def test_teeth_an_accepted_path_left_where_the_tree_was_fed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planted bug: the cache is cut to the path's length, and the path is not moved there."""
+
+    def cut_only(self: RaggedCache, row: int, base: int, path: Sequence[int]) -> None:
+        self.lengths[row] = base + len(path)
+
+    monkeypatch.setattr(RaggedCache, "keep_path", cut_only)
+    with pytest.raises(AssertionError):
+        assert_greedy(speculator(["bad"], "fixed:1", lengths=(3,), trees=(TreeShape(8, 40),)), 1)

@@ -35,7 +35,7 @@ from draftwise.drafters import lm as lm_module
 from draftwise.engine import loop as loop_module
 from draftwise.engine import verify as verify_module
 from draftwise.speculator import Speculator
-from draftwise.types import Draft, SamplingParams, Verdict
+from draftwise.types import Draft, SamplingParams, TreeShape, Verdict
 from engine.pairs import speculator, target
 
 VOCAB = 6
@@ -60,6 +60,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "policy": "fixed:1",
         "lengths": (3,),
         "rules": ("max-confidence:0.4",),
+    },
+    "tree": {
+        "names": ["good"],
+        "policy": "fixed:1",
+        "lengths": (3,),
+        "trees": (TreeShape(2, 5),),
+    },
+    "chains and trees": {
+        "names": ["good", "bad", "lookup"],
+        "policy": "exp3spec",
+        "lengths": (2,),
+        "trees": (None, TreeShape(3, 6)),
     },
     "bandit": {"names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (1, 3)},
     "full information": {
@@ -166,6 +178,8 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("fixed", "all"),
         ("poor drafter", "cool, top-k"),
         ("guide", "plain"),
+        ("tree", "plain"),
+        ("chains and trees", "all"),
         ("bandit", "plain"),
         ("bandit", "all"),
         ("full information", "top-p"),

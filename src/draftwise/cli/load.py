@@ -33,6 +33,7 @@ class Wanted:
     feedback: str | None = None
     lengths: Sequence[int] | None = None
     rules: Sequence[str] | None = None
+    trees: Sequence[str] | None = None
     dtype: str = "auto"
     device: str = "auto"
     scope: str = "request"
@@ -53,6 +54,8 @@ def check(wanted: Wanted) -> None:
     registry.lookup("policy", registry.POLICIES, policy.partition(":")[0])
     registry.make_reward(wanted.reward or setting.reward)
     registry.make_feedback(wanted.feedback or setting.feedback, plans=plans, reward=None)
+    for tree in wanted.trees or ():
+        presets.parse_tree(tree)
     for rule in wanted.rules or ():
         registry.make_guide(rule)
     for kind, name, valid in (("scope", wanted.scope, SCOPES), ("dtype", wanted.dtype, DTYPES)):
@@ -84,6 +87,7 @@ def load(wanted: Wanted) -> Speculator:
             feedback=wanted.feedback,
             lengths=wanted.lengths,
             rules=wanted.rules,
+            trees=wanted.trees,
             dtype=wanted.dtype,
             device=wanted.device,
             scope=wanted.scope,

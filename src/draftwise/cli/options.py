@@ -55,6 +55,14 @@ Rules = Annotated[
     list[str] | None,
     _option(_LEARNING, f"Stop rule: {_names(registry.GUIDES)}; repeatable.", "--rule"),
 ]
+Trees = Annotated[
+    list[str] | None,
+    _option(
+        _LEARNING,
+        "Shape of drafts: TOP_KxTOTAL_TOKENS as `4x16`, or `chain`; repeatable.",
+        "--tree",
+    ),
+]
 Scope = Annotated[
     str, _option(_LEARNING, "request: each learns anew; session: all share one policy.", "--scope")
 ]

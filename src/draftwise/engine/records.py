@@ -55,6 +55,7 @@ class Round:
             "drafter": self.plan.drafter,
             "length": self.plan.length,
             "rule": self.plan.rule,
+            "tree": None if self.plan.tree is None else str(self.plan.tree),
             "plan_index": self.plan_index,
             "prob": self.prob,
             "position": self.position,
