@@ -65,6 +65,14 @@ PRESETS: dict[str, Preset] = {
         (8,),
         source="HedgeSpec, algorithm 1, section 3.3, theorem 3",
     ),
+    "tapout": Preset(
+        "ucb1:beta=1",
+        "blend",
+        "bandit",
+        (128,),
+        rules=("max-confidence", "svip", "adaedl", "svip-difference", "logit-margin"),
+        source="TapOut, table 1, sections 3.2, 3.3 and 4; meant for one drafter",
+    ),
     "draftwise": Preset(
         "goodput",
         "length",

@@ -69,6 +69,12 @@ FEEDBACKS: Table = {
 GUIDES: Table = {
     "fixed": ("guides.fixed:Fixed", {}),
     "max-confidence": ("guides.confidence:MaxConfidence", {"threshold": 0.8}),
+    "svip": ("guides.svip:Svip", {"threshold": 0.6}),
+    "svip-difference": ("guides.svip_difference:SvipDifference", {"threshold": 0.2}),
+    "logit-margin": ("guides.logit_margin:LogitMargin", {"threshold": 0.2}),
+    "adaedl": ("guides.adaedl:AdaEdl", {"epsilon": 0.5}),
+    "any-of": ("guides.any_of:AnyOf", {"rules": "max-confidence:0.5+svip-difference"}),
+    "tapout-token": ("guides.tapout_token:TapOutToken", {"bandit": "thompson-bernoulli"}),
 }
 DRAFTERS: Table = {
     "lm": ("drafters.lm:LMDrafter", {}),
@@ -131,7 +137,13 @@ def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) ->
 
 def make_guide(spec: str, seed: int | np.random.SeedSequence | np.random.Generator = 0) -> Guide:
     """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as above."""
-    guide: Guide = build("guide", GUIDES, spec, {"rng": np.random.default_rng(seed)})
+    rng = np.random.default_rng(seed)
+    given = {
+        "rng": rng,
+        "make_rule": functools.partial(make_guide, seed=rng),
+        "make_bandit": functools.partial(make_policy, seed=rng),
+    }
+    guide: Guide = build("guide", GUIDES, spec, given)
     return guide
 
 

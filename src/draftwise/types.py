@@ -224,7 +224,8 @@ class DraftStep:
     """What a guide sees before the next token of a draft is drawn.
 
     depth: tokens kept so far. The rest describes q of the token kept LAST (nan at depth 0): its
-    own probability, the largest probability, the entropy in nats, the gap between the two largest.
+    own probability, the largest probability, the entropy in nats, the gap between the two largest;
+    entropy_before: the entropy of the one kept before it (nan where there is none).
     """
 
     depth: int
@@ -233,6 +234,7 @@ class DraftStep:
     max_prob: float = float("nan")
     entropy: float = float("nan")
     margin: float = float("nan")
+    entropy_before: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)

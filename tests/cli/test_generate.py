@@ -39,7 +39,7 @@ def test_stdout_is_the_answer_and_nothing_else(generate: Run) -> None:
 def test_every_preset_says_the_same_greedily(generate: Run) -> None:
     texts = {
         generate("Hello", *SHORT, "--preset", preset).out
-        for preset in ("plain", "metasd", "banditspec", "hedgespec", "draftwise")
+        for preset in ("plain", "metasd", "banditspec", "hedgespec", "tapout", "draftwise")
     }
     assert len(texts) == 1
 

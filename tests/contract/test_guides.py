@@ -18,16 +18,18 @@ from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.protocols import Guide
 from draftwise.registry import GUIDES
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
-from engine.exact import World, completed, law, model, own_law, texts_of
+from engine.exact import Model, World, completed, law, model, own_law, texts_of
 from engine.pairs import lm, spec
 
 ALL = pytest.mark.parametrize("name", sorted(GUIDES))
 STEPS = [
-    DraftStep(depth, 8, prob * top, top, entropy, top / 2)
+    DraftStep(depth, 8, prob * top, top, entropy, top / 2, 0.3)
     for depth, prob, top, entropy in itertools.product(
         (1, 2, 7), (0.1, 1.0), (0.05, 0.3, 0.79, 0.81, 1.0), (0.0, 0.5, 3.0)
     )
 ]
+DRAWING = {"tapout-token"}
+"""Guides that draw, or remember inside a draft: asked again, they may answer otherwise."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,24 +38,72 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def make(name: str) -> Guide:
-    return make_guide(spec(GUIDES, name))
+def make(name: str, seed: int = 0) -> Guide:
+    return make_guide(spec(GUIDES, name), seed)
 
 
-def described(q: Any, token: int, depth: int, length: int) -> DraftStep:
+def described(q: Any, token: int, before: DraftStep) -> DraftStep:
     """What a guide sees after this token was kept."""
     low, top = sorted(float(x) for x in q)[-2:]
     entropy = -sum(float(x) * math.log(x) for x in q if x)
-    return DraftStep(depth, length, float(q[token]), top, entropy, top - low)
+    seen = (float(q[token]), top, entropy, top - low, before.entropy)
+    return DraftStep(before.depth + 1, before.length, *seen)
+
+
+def round_of(
+    world: World, p: Model, q: Model, guide: Guide, text: tuple[int, ...], length: int,
+    is_dropped: bool = False,
+) -> tuple[int, ...]:  # fmt: skip
+    """The text after one round: a chain as far as the guide goes on, verified and told to it."""
+    tokens: list[int] = []
+    probs: list[Any] = []
+    step = DraftStep(0, length)
+    while len(tokens) < length and guide.goes_on(step):
+        probs.append(q((*text, *tokens)))
+        tokens.append(draw(probs[-1], world.uniform()))
+        step = described(probs[-1], tokens[-1], step)
+    if is_dropped and 0 < len(tokens) < length:
+        tokens, probs = tokens[:-1], probs[:-1]
+    draft = Draft.chain(tokens, probs, "q")
+    targets = [p((*text, *more)) for more in texts_of(draft)]
+    verdict = verify(draft, targets, world.uniforms(len(draft) + 1))
+    if tokens:
+        guide.learn(len(tokens), verdict.num_accepted)
+    return (*text, *verdict.tokens.tolist())
+
+
+@pytest.mark.parametrize("name", sorted(set(GUIDES) - DRAWING))
+def test_answers_depend_on_nothing_but_the_step(name: str) -> None:
+    guide = make(name)
+    first = [guide.goes_on(step) for step in STEPS]
+    assert [guide.goes_on(step) for step in reversed(STEPS)] == first[::-1]
+    assert [make(name).goes_on(step) for step in STEPS] == first
 
 
 @ALL
-def test_answers_are_booleans_and_depend_on_nothing_but_the_step(name: str) -> None:
+def test_answers_are_booleans_and_the_same_seed_learns_the_same(name: str) -> None:
+    """A guide is a function of its seed, the steps it saw and what it was told."""
+
+    def life(guide: Guide) -> list[bool]:
+        answers = []
+        for num, step in enumerate([s for s in STEPS if s.depth == 1] * 3):
+            answers += [guide.goes_on(DraftStep(0, 8)), guide.goes_on(step)]
+            guide.learn(2, num % 3)
+        return answers
+
+    found = life(make(name))
+    assert {type(answer) for answer in found} == {bool}
+    assert life(make(name)) == found
+
+
+@ALL
+@pytest.mark.parametrize("num_accepted", [0, 1, 5])
+def test_any_ending_can_be_told_at_any_time(name: str, num_accepted: int) -> None:
+    """Before the first draft, or of one that was asked about less often than it has tokens."""
     guide = make(name)
-    first = [guide.goes_on(step) for step in STEPS]
-    assert {type(answer) for answer in first} == {bool}
-    assert [guide.goes_on(step) for step in reversed(STEPS)] == first[::-1]
-    assert [make(name).goes_on(step) for step in STEPS] == first
+    guide.learn(5, num_accepted)
+    assert isinstance(guide.goes_on(DraftStep(0, 5)), bool)
+    guide.learn(5, num_accepted)
 
 
 @ALL
@@ -73,23 +123,62 @@ def test_a_guide_that_needs_no_probabilities_looks_at_none(name: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_output_has_exactly_the_law_of_the_target(name: str, seed: int) -> None:
     """Level 2 of the losslessness tests, with this guide ending drafts of three."""
-    p, q, guide = model(f"p{seed}"), model(f"q{seed}", parts=3), make(name)
+    p, q = model(f"p{seed}"), model(f"q{seed}", parts=3)
 
     def play(world: World) -> tuple[int, ...]:
-        tokens: list[int] = []
-        probs: list[Any] = []
-        step = DraftStep(0, 3)
-        while len(tokens) < 3 and guide.goes_on(step):
-            probs.append(q(tuple(tokens)))
-            tokens.append(draw(probs[-1], world.uniform()))
-            step = described(probs[-1], tokens[-1], len(tokens), 3)
-        draft = Draft.chain(tokens, probs, "q")
-        targets = [p(text) for text in texts_of(draft)]
-        verdict = verify(draft, targets, world.uniforms(len(draft) + 1))
-        return tuple(verdict.tokens.tolist())
+        return round_of(world, p, q, make(name, seed), (), 3)
 
     assert completed(law(play), p, 4) == own_law(p, 4)
     assert sum(own_law(p, 4).values()) == Fraction(1)
+
+
+@ALL
+@pytest.mark.parametrize("seed", range(2))
+def test_what_a_guide_learned_does_not_change_the_law(name: str, seed: int) -> None:
+    """Three rounds: the later drafts end where earlier verdicts taught the guide to end them."""
+    p, q = model(f"p{seed}", parts=2), model(f"q{seed}", parts=2)
+
+    def play(world: World) -> tuple[int, ...]:
+        guide, text = make(name), ()
+        for _ in range(3):
+            text = round_of(world, p, q, guide, text, 2) if len(text) < 4 else text
+        return text[:4]
+
+    assert completed(law(play), p, 4) == own_law(p, 4)
+
+
+@pytest.mark.parametrize("name", sorted(set(GUIDES) - {"fixed"}))
+def test_teeth_a_token_dropped_for_its_own_probability(name: str) -> None:
+    """Planted: the guide judges the drawn token itself. Kept, that is sound; dropped, it is not."""
+
+    def is_exact(seed: int, is_dropped: bool) -> bool:
+        p, q = model(f"p{seed}"), model(f"q{seed}", parts=6)
+
+        def play(world: World) -> tuple[int, ...]:
+            return round_of(world, p, q, OfItsOwn(make(name, seed)), (), 3, is_dropped)
+
+        return completed(law(play), p, 3) == own_law(p, 3)
+
+    assert all(is_exact(seed, is_dropped=False) for seed in range(3))
+    assert not all(is_exact(seed, is_dropped=True) for seed in range(3))
+
+
+class OfItsOwn:
+    """A guide that is told the drawn token's own probability and surprise instead of q's."""
+
+    needs_probs = True
+
+    def __init__(self, guide: Guide) -> None:
+        self._guide, self._before = guide, float("nan")
+
+    def goes_on(self, step: DraftStep) -> bool:
+        own = -math.log(step.prob)  # nan at depth 0
+        before, self._before = self._before, own
+        seen = (step.prob, step.prob, own, step.prob, before)
+        return self._guide.goes_on(DraftStep(step.depth, step.length, *seen))
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        self._guide.learn(num_drafted, num_accepted)
 
 
 @ALL

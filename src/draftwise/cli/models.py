@@ -24,7 +24,9 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.nn.model import CausalModel
 
-_GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward", "make_base"}
+_GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward"} | {
+    f"make_{part}" for part in ("base", "rule", "bandit")
+}
 """Parameters that the engine fills in: nobody writes them in a spec."""
 
 _MODEL_DRAFTERS = {"lm": "PATH"}

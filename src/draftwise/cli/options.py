@@ -53,7 +53,7 @@ FeedbackSpec = Annotated[
 ]
 Rules = Annotated[
     list[str] | None,
-    _option(_LEARNING, f"Stop rule: {_names(registry.GUIDES)}; repeatable.", "--rule"),
+    _option(_LEARNING, f"Stop rule: {_names(registry.GUIDES)}; repeatable.", "--rule", "--guide"),
 ]
 Trees = Annotated[
     list[str] | None,

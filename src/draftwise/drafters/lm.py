@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -204,7 +204,9 @@ class _Chain:
         self.tokens.append(token)
         self.dists.append(q)
         if self._guide.needs_probs:
-            self._step = _describe(self.logits, q, token, len(self.tokens), self.length)
+            before = self._step.entropy
+            step = _describe(self.logits, q, token, len(self.tokens), self.length)
+            self._step = replace(step, entropy_before=before)
         else:
             self._step = DraftStep(len(self.tokens), self.length)
 

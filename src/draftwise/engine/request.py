@@ -122,7 +122,7 @@ class Request:
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
         """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
-        if evidence.num_drafted:
+        if evidence.num_drafted and evidence.plan.tree is None:
             self.guide(evidence.plan).learn(evidence.num_drafted, evidence.num_accepted)
         for made, feedback in self.revealer.reveal(decision, evidence):
             self.policy.learn(made, feedback)

@@ -93,8 +93,12 @@ class Track:
         if self.retrieval is not None:
             return DraftStep(num, length, 1.0, 1.0, 0.0, 1.0)
         last = start + num - 1
-        top = _at(self.max_probs, last)
-        return DraftStep(num, length, top, top, _at(self.entropies, last), _at(self.margins, last))
+        top, before = _at(self.max_probs, last), float("nan")
+        if num > 1:
+            before = _at(self.entropies, last - 1)
+        return DraftStep(
+            num, length, top, top, _at(self.entropies, last), _at(self.margins, last), before
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""A bandit for each position of a draft, over which stop rule to obey there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from draftwise.guides.any_of import TABLE_1, split_rules
+from draftwise.protocols import Guide, Policy
+from draftwise.types import Decision, DraftStep, Feedback
+
+
+class TapOutToken:
+    """Behind each token a bandit of that position picks the rule which decides whether to go on.
+
+    Source: TapOut, sections 3.1 to 3.3, token level: ``bandit=ucb1:beta=1`` (UCB1) or
+        ``bandit=thompson-bernoulli`` (Beta-Bernoulli Thompson sampling); the rules of table 1.
+    Update: the bandit of position i learns, for the rule that it picked there, 1 if the token at
+        position i was accepted and 0 if not, after the round.
+    Differs: (1) that reward is read as it is printed, of the token AT the position, which is drawn
+        before the rule is picked: it tells rules apart only through noise and through the drafts
+        that reach the position, so expect a nearly uniform mix of rules (the paper too finds the
+        token level weaker, section 4.2.1); tokens behind the first rejection count as not accepted;
+        (2) every rule sees every step and hears of every draft, so AdaEDL's lambda learns from
+        drafts that other rules ended; (3) the last position of the longest length has no bandit, as
+        there is nothing left to decide.
+    State: a policy for each position reached so far; the decisions of the draft that grows; the
+        rules'. Cost: all rules and one choice a token. Errors: as ``any-of`` for rules;
+        DraftwiseError for a bandit that is no policy.
+
+    >>> from draftwise.registry import make_guide
+    >>> guide = make_guide("tapout-token:rules=max-confidence:0.9+logit-margin:0.0")
+    >>> def play(num_accepted: int) -> bool:
+    ...     _, answer = [guide.goes_on(DraftStep(d, 3, max_prob=0.5, margin=0.1)) for d in (0, 1)]
+    ...     guide.learn(2, num_accepted)
+    ...     return answer
+    >>> play(0), play(2), play(2)  # the first rule stops, the second goes on and is liked
+    (False, True, True)
+    """
+
+    def __init__(
+        self, make_rule: Callable[[str], Guide], make_bandit: Callable[[str, int], Policy],
+        bandit: str = "ucb1:beta=1", rules: str = TABLE_1,
+    ) -> None:  # fmt: skip
+        self._rules = [make_rule(spec) for spec in split_rules(rules)]
+        self.needs_probs = any(rule.needs_probs for rule in self._rules)
+        self._bandit, self._make_bandit = bandit.replace(";", ","), make_bandit
+        self._bandits = [self._new_bandit()]
+        self._made: list[Decision] = []
+
+    def goes_on(self, step: DraftStep) -> bool:
+        """What the rule says that this position's bandit picks; always at depth 0."""
+        answers = [rule.goes_on(step) for rule in self._rules]
+        if step.depth == 0:
+            self._made = []
+            return True
+        if len(self._bandits) < step.depth:
+            self._bandits.append(self._new_bandit())
+        self._made.append(self._bandits[step.depth - 1].choose())
+        return answers[self._made[-1].plan]
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """Each position's bandit hears whether its token was accepted."""
+        for position, decision in enumerate(self._made):
+            values, seen = np.zeros(len(self._rules)), np.zeros(len(self._rules), dtype=np.bool_)
+            values[decision.plan], seen[decision.plan] = float(position < num_accepted), True
+            self._bandits[position].learn(decision, Feedback(values, seen))
+        self._made = []
+        for rule in self._rules:
+            rule.learn(num_drafted, num_accepted)
+
+    def _new_bandit(self) -> Policy:
+        return self._make_bandit(self._bandit, len(self._rules))

@@ -1,0 +1,138 @@
+"""Guides where they work: each request has its own, is told of its drafts, and of nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwise.engine.generation import Generation
+from draftwise.engine.text import Ending
+from draftwise.presets import preset
+from draftwise.registry import GUIDES
+from draftwise.speculator import Speculator
+from draftwise.types import DraftwiseError, Plan, SamplingParams
+from engine.pairs import POOLS, PROMPTS, plain_greedy, spec, speculator
+
+SAMPLED = SamplingParams(temperature=0.9, top_k=20)
+LEARNING = ("adaedl:epsilon=0.5", "tapout-token:bandit=thompson-bernoulli", "tapout-token")
+
+
+def start(made: Speculator, rows: list[int], params: SamplingParams) -> Generation:
+    """Requests with the streams of their own numbers, in one batch."""
+    streams = np.random.SeedSequence(5).spawn(len(PROMPTS))
+    requests = [
+        made._request(i, PROMPTS[row], params, Ending(30), streams[row])
+        for i, row in enumerate(rows)
+    ]
+    return Generation(made._pool, requests, None)
+
+
+def run(made: Speculator, rows: list[int], params: SamplingParams) -> list[Any]:
+    """What each row said, in drafts of which lengths."""
+    generation = start(made, rows, params)
+    rounds = list(generation)
+    return [
+        (result.tokens, result.sources, [r.num_drafted for r in rounds if r.request == i])
+        for i, result in enumerate(generation.results())
+    ]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rule", LEARNING)
+def test_a_row_is_the_same_alone_and_in_any_company(rule: str, params: SamplingParams) -> None:
+    made = speculator(POOLS["all"], "ucb1", rules=(rule,), lengths=(6,), with_none=False)
+    alone = [run(made, [row], params)[0] for row in range(4)]
+    assert run(made, [0, 1, 2, 3], params) == alone
+    assert run(made, [2, 0], params) == [alone[2], alone[0]]
+    assert len({num for _, _, lengths in alone for num in lengths}) > 2, "nothing was stopped"
+
+
+class Spy:
+    """A guide that goes on and writes down what it is told."""
+
+    needs_probs = False
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def goes_on(self, step: Any) -> bool:
+        return True
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        self.told.append((num_drafted, num_accepted))
+
+
+@pytest.mark.parametrize("pool", ["bad", "good", "all"])
+def test_the_guide_of_the_played_plan_hears_how_its_draft_ended(pool: str) -> None:
+    made = speculator(POOLS[pool], "random", rules=("fixed", "svip"), lengths=(1, 4))
+    generation = start(made, [0, 2], SAMPLED)
+    expected: dict[Any, list[tuple[int, int]]] = {}
+    for request in generation._requests:
+        request.guides = {key: Spy() for key in request.guides}
+    for round_ in generation:
+        if round_.num_drafted:
+            key = (round_.request, round_.plan.drafter, round_.plan.rule)
+            expected.setdefault(key, []).append((round_.num_drafted, round_.num_accepted))
+    found = {
+        (request.id, *key): guide.told  # type: ignore[attr-defined]
+        for request in generation._requests
+        for key, guide in request.guides.items()
+        if guide.told  # type: ignore[attr-defined]
+    }
+    assert found == expected
+    assert len(found) >= 4
+
+
+def test_a_guide_s_stream_leaves_the_others_alone() -> None:
+    """The fourth stream of a seed: policy, draft and acceptance keep the numbers they had."""
+    three, four = (np.random.SeedSequence(7).spawn(num) for num in (3, 4))
+    for ours, theirs in zip(three, four, strict=False):
+        assert ours.generate_state(4).tolist() == theirs.generate_state(4).tolist()
+    made = speculator(["good"], "fixed:0", lengths=(4,), with_none=False)
+    (request,) = start(made, [0], SAMPLED)._requests
+    _, draft, accept = np.random.SeedSequence(5).spawn(len(PROMPTS))[0].spawn(3)
+    assert request.context.rng.random() == np.random.default_rng(draft).random()
+    assert request.accept_rng.random() == np.random.default_rng(accept).random()
+
+
+def test_requests_share_no_guide_and_drafters_share_none() -> None:
+    made = speculator(POOLS["all"], rules=("adaedl",), lengths=(1, 4))
+    requests = start(made, [0, 1], SAMPLED)._requests
+    guides = [guide for request in requests for guide in request.guides.values()]
+    assert len(guides) == 6 == len({id(guide) for guide in guides})
+    assert requests[0].guide(Plan("good", 1, "adaedl")) is requests[0].guide(
+        Plan("good", 4, "adaedl")
+    ), "what a rule learned holds for every length"
+
+
+def test_an_unknown_rule_is_said_at_load() -> None:
+    with pytest.raises(DraftwiseError, match="unknown guide 'nope'"):
+        speculator(["good"], rules=("nope",))
+
+
+@pytest.mark.parametrize("names", [["good"], ["bad", "lookup"]])
+def test_preset_tapout(names: list[str]) -> None:
+    """Plans that differ in their rule alone; with several drafters, drafters times rules."""
+    setting = preset("tapout")
+    plans = setting.plans(names)
+    assert len(plans) == 5 * len(names)
+    assert {(plan.drafter, plan.length) for plan in plans} == {(name, 128) for name in names}
+    made = speculator(
+        names, setting.policy, reward=setting.reward, feedback=setting.feedback,
+        lengths=setting.lengths, rules=setting.rules, with_none=setting.with_none,
+    )  # fmt: skip
+    for prompt in (PROMPTS[0], PROMPTS[2]):
+        assert made.generate(prompt, max_new_tokens=40).tokens == plain_greedy(prompt, 40)
+
+
+@pytest.mark.parametrize("name", sorted(set(GUIDES) - {"fixed"}))
+def test_every_rule_ends_drafts_early(name: str) -> None:
+    """A rule that never stopped anything would pass every test of losslessness."""
+    made = speculator(["good"], "fixed:0", rules=(spec(GUIDES, name),), lengths=(8,),
+                      with_none=False)  # fmt: skip
+    rounds = [r for r in made.start(PROMPTS[2] * 2, max_new_tokens=60, temperature=1.0)]
+    lengths = [r.num_drafted for r in rounds[:-4]]
+    assert min(lengths) < 8
+    assert min(lengths) >= 1

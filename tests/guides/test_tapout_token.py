@@ -1,0 +1,110 @@
+"""Token-level TapOut: one bandit a position, each told of the token at its own position."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwise import make_guide
+from draftwise.guides.tapout_token import TapOutToken
+from draftwise.protocols import Policy
+from draftwise.registry import make_policy
+from draftwise.types import Decision, DraftStep, Feedback
+
+STOPS, GOES = "max-confidence:1", "max-confidence:0"
+"""Rules that always stop behind the first token, and never."""
+
+
+class Noted:
+    """A bandit that picks as it is told and writes down what it hears."""
+
+    def __init__(self, picks: list[int], heard: list[Any], num_plans: int) -> None:
+        self._picks, self.heard, self._num_plans = picks, heard, num_plans
+
+    def choose(self) -> Decision:
+        return Decision(self._picks.pop(0), 1.0, 1)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        assert np.flatnonzero(feedback.seen).tolist() == [decision.plan]
+        self.heard.append((decision.plan, float(feedback.values[decision.plan])))
+
+
+def draft(guide: TapOutToken, length: int) -> int:
+    """Tokens that are drafted when every q has a largest probability of a half."""
+    depth = 0
+    while depth < length and guide.goes_on(DraftStep(depth, length, max_prob=0.5)):
+        depth += 1
+    return depth
+
+
+def noted(picks: list[list[int]]) -> tuple[TapOutToken, list[list[Any]]]:
+    """A guide whose bandit at each position picks these rules: 0 stops, 1 goes on."""
+    heard: list[list[Any]] = [[] for _ in picks]
+    made = iter(zip(picks, heard, strict=True))
+
+    def make_bandit(spec: str, num_plans: int) -> Policy:
+        assert (spec, num_plans) == ("ucb1:beta=1,x=2", 2)
+        return Noted(*next(made), num_plans)  # type: ignore[return-value]
+
+    rules = f"{STOPS}+{GOES}"
+    return TapOutToken(make_guide, make_bandit, "ucb1:beta=1;x=2", rules), heard
+
+
+def test_each_position_hears_of_its_own_token() -> None:
+    guide, heard = noted([[1, 1, 0], [1, 0], [1]])
+    assert draft(guide, 4) == 4  # positions 1 to 3 decide; the fourth token ends the draft anyway
+    guide.learn(4, 2)
+    assert heard == [[(1, 1.0)], [(1, 1.0)], [(1, 0.0)]]
+    assert draft(guide, 4) == 2
+    guide.learn(2, 0)
+    assert heard == [[(1, 1.0), (1, 0.0)], [(1, 1.0), (0, 0.0)], [(1, 0.0)]]
+    assert draft(guide, 1) == 1
+    guide.learn(1, 1)
+    assert heard[0] == [(1, 1.0), (1, 0.0)], "a draft of one token asked no bandit"
+    assert draft(guide, 4) == 1
+    guide.learn(1, 1)
+    assert heard[0][-1] == (0, 1.0)
+
+
+def test_a_draft_that_nobody_reports_is_forgotten() -> None:
+    guide, heard = noted([[1, 1, 0], [1, 0], [1]])
+    draft(guide, 3)
+    assert draft(guide, 2) == 2
+    guide.learn(2, 2)
+    assert heard == [[(1, 1.0)], [], []]
+
+
+def test_rules_inside_learn_from_every_draft() -> None:
+    guide = make_guide("tapout-token:rules=adaedl:threshold=0.9;epsilon=1+fixed")
+    before = guide._rules[0].threshold  # type: ignore[attr-defined]
+    guide.learn(4, 0)
+    after = guide._rules[0].threshold  # type: ignore[attr-defined]
+    assert (before, after) == pytest.approx((0.9, 1.0))
+
+
+@pytest.mark.parametrize("bandit", ["ucb1:beta=1", "thompson-bernoulli"])
+def test_a_rule_that_is_liked_better_is_obeyed_more_often(bandit: str) -> None:
+    """Told that tokens are accepted exactly when the second rule was obeyed at position 1."""
+    make_bandit = functools.partial(make_policy, seed=np.random.default_rng(0))
+    guide = TapOutToken(make_guide, make_bandit, bandit, f"{STOPS}+{GOES}")
+    lengths = []
+    for _ in range(200):
+        lengths.append(draft(guide, 2))
+        guide.learn(lengths[-1], lengths[-1] - 1)
+    assert np.mean(np.array(lengths[100:]) == 2) > 0.8
+
+
+def test_randomness_is_handed_in() -> None:
+    def life(seed: int) -> list[int]:
+        guide = make_guide(f"tapout-token:bandit=thompson-bernoulli,rules={STOPS}+{GOES}", seed)
+        lengths = []
+        for _ in range(30):
+            lengths.append(draft(guide, 6))  # type: ignore[arg-type]
+            guide.learn(lengths[-1], 1)
+        return lengths
+
+    assert life(1) == life(1)
+    assert life(1) != life(2)
