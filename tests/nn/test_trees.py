@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, MptConfig
 from draftwise.nn import model as model_module
 from draftwise.nn.check import check_model
 from draftwise.nn.model import CausalModel
-from draftwise.nn.trees import branches, is_chain, tree_masks
+from draftwise.nn.trees import branches, draft_branches, tree_masks
+from draftwise.types import Draft
 from models import CONFIGS, VOCAB, tiny_model
 
 KINDS = pytest.mark.parametrize("kind", sorted(CONFIGS))
@@ -128,9 +129,15 @@ def test_teeth_a_path_that_is_not_moved() -> None:
 
 
 def test_chains_and_trees_are_told_apart() -> None:
-    assert is_chain([-1, 0, 1, 2])
-    assert is_chain([])
-    assert not is_chain([-1, -1])
+    def of(parents: list[int] | None) -> Any:
+        tokens = np.arange(3)
+        return draft_branches(
+            Draft(tokens, parents=None if parents is None else np.array(parents)), 9
+        )
+
+    assert of(None) is None
+    assert of([-1, 0, 1]) is None
+    assert of([-1, -1, 0]).positions.tolist() == [9, 10, 10, 11]
 
 
 @KINDS

@@ -9,23 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
-from draftwise.dist import overlap
+from draftwise.dist import drafted_alphas
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.engine.verify import verify
 from draftwise.nn.sampling import distributions
-from draftwise.nn.trees import Branches, branches, is_chain
+from draftwise.nn.trees import draft_branches
 from draftwise.types import (
     PLAIN,
     Decision,
     Dist,
     Draft,
     Evidence,
-    Floats,
     Plan,
     Verdict,
 )
@@ -128,7 +126,8 @@ class Batch:
         ]
         start = self._pool.clock()
         trees = [
-            _branches(draft, self._cache.lengths[r]) for draft, r in zip(drafts, rows, strict=True)
+            draft_branches(draft, self._cache.lengths[r])
+            for draft, r in zip(drafts, rows, strict=True)
         ]
         logits = self._pool.target.extend(self._cache, rows, tokens, self._longest + 1, trees)
         targets = []
@@ -191,7 +190,7 @@ class Batch:
                     len(drafts[index]),
                     verdict.num_accepted,
                     scores[index],
-                    _drafted_alphas(drafts[index], targets[index]),
+                    drafted_alphas(drafts[index], targets[index], verdict.path),
                     len(request.context.tokens) - emitted[index],
                     seconds,
                     costs,
@@ -230,17 +229,3 @@ class Batch:
             for row, request in enumerate(rest):
                 request.context.row = row
         self._active = rest
-
-
-def _branches(draft: Draft, base: int) -> Branches | None:
-    """How a draft stands behind the text's last token, which is fed with it; None for a chain."""
-    if draft.parents is None:
-        return None
-    parents = [-1, *(draft.parents + 1).tolist()]
-    return None if is_chain(parents) else branches(parents, base)
-
-
-def _drafted_alphas(draft: Draft, targets: Sequence[Dist]) -> Floats:
-    """alpha at each drafted position given the draft's own prefix, the rejected tail included."""
-    nodes = range(len(draft))
-    return np.array([overlap(targets[draft.parent(node) + 1], draft.q(node)) for node in nodes])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwise.types import Bools, Ints
+from draftwise.types import Bools, Draft, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> B
     return Branches(base, base + seen.sum(axis=1) - 1, seen[first:])
 
 
-def is_chain(parents: Sequence[int]) -> bool:
-    """Whether each token simply follows the one before it.
-
-    >>> is_chain([-1, 0, 1]), is_chain([-1, 0, 0])
-    (True, False)
-    """
-    return all(parent == node - 1 for node, parent in enumerate(parents))
+def draft_branches(draft: Draft, base: int) -> Branches | None:
+    """A draft fed together with the text's last token, behind ``base`` others; None for a chain."""
+    if draft.parents is None:
+        return None
+    parents = [-1, *(draft.parents + 1).tolist()]
+    is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+    return None if is_chain else branches(parents, base)
 
 
 def tree_masks(
