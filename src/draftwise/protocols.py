@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
 
@@ -27,6 +28,17 @@ class Policy(Protocol):
 
     def estimates(self) -> Floats:
         """[K] the present value of each plan as the policy sees it, for people to look at."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The whole memory, random generator included, as what ``json.dumps`` takes."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a memory saved by a policy made with the same options.
+
+        Raises ValueError if the memory belongs to another policy or another number of plans.
+        """
         ...
 
 

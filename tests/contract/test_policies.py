@@ -7,6 +7,7 @@ that does not promise a property is listed beside the test with the reason, and 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwise.protocols import Policy
 from draftwise.registry import POLICIES, make_policy
 from draftwise.types import Decision, DraftwiseError, Feedback
 
@@ -104,6 +106,21 @@ def assert_distribution(probabilities: np.ndarray, num_plans: int) -> None:
     assert np.isfinite(probabilities).all()
     assert probabilities.min() >= 0
     assert probabilities.sum() == pytest.approx(1, abs=1e-9)
+
+
+CONTRACT = [name for name in vars(Policy) if not name.startswith("_")]
+
+
+def test_the_contract_is_six_methods() -> None:
+    methods = ["choose", "learn", "probabilities", "estimates", "state", "load_state"]
+    assert methods == CONTRACT
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", CONTRACT)
+def test_every_policy_has_the_methods_of_the_contract(name: str, method: str) -> None:
+    mine = inspect.signature(getattr(type(make(name)), method))
+    assert list(mine.parameters) == list(inspect.signature(getattr(Policy, method)).parameters)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,10 +38,11 @@ def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
 class AdaNormalHedge:
     """Draw plans by how far each is ahead of the draw, for how much they differed so far.
 
-    Source: Luo and Schapire 2015 (arXiv 1502.05934), section 3, with the prior uniform and the
-        sleeping experts of its section 5; compared in HedgeSpec, appendix D.5.
+    Source: Luo and Schapire 2015 (COLT; arXiv 1502.05934), with a uniform prior and their sleeping
+        experts. HedgeSpec compares it (appendix D.5, tables 9 and 10) and prints no equation.
     Update: r = (mean loss of the draw) - loss; R += r; C += |r|; p proportional to w(R, C).
-    Differs: weights are computed relative to the largest exponent, as Phi overflows.
+    Differs: weights are computed relative to the largest exponent, as Phi overflows; uniform where
+        all of them are 0.
     Feedback: panoramic; a plan that was not seen sleeps (r = 0), so prefix and free move what they
         show and bandit feedback moves nothing; in the order given.
     State: regrets R and sizes C float64[K] (unitless); a Tally of the values.

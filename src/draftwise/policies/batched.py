@@ -9,7 +9,8 @@ import numpy as np
 
 from draftwise.policies.door import check_count, check_feedback
 from draftwise.policies.in_flight import Told, freeze, told_from_json, told_to_json
-from draftwise.policies.state import StatefulPolicy, dump, load
+from draftwise.policies.state import dump, load
+from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 
 _FIELDS = ("_base", "_num_chosen", "_num_told")
@@ -43,7 +44,7 @@ class Batched:
 
     def __init__(
         self, num_plans: int, rng: np.random.Generator,
-        make_base: Callable[[str, np.random.Generator], StatefulPolicy], base: str = "normalhedge",
+        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
         warmup: int = 6, batch: int = 12, skip: int = 6,
     ) -> None:  # fmt: skip
         self._warmup, self._batch = check_count("warmup", warmup, 0), check_count("batch", batch)

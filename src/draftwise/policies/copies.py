@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.policies.door import check_feedback
-from draftwise.policies.state import StatefulPolicy
+from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 
 
@@ -33,7 +33,7 @@ class Copies:
 
     def __init__(
         self, num_plans: int, rng: np.random.Generator,
-        make_base: Callable[[str, np.random.Generator], StatefulPolicy], base: str = "normalhedge",
+        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
     ) -> None:  # fmt: skip
         self._num_plans, self._rng = num_plans, rng
         self._make_base, self._spec = make_base, base
@@ -100,5 +100,5 @@ class Copies:
         busy = set(self._maker.values())
         return next(index for index in range(len(busy) + 1) if index not in busy)
 
-    def _new(self) -> StatefulPolicy:
+    def _new(self) -> Policy:
         return self._make_base(self._spec, np.random.default_rng(self._rng.integers(2**63)))

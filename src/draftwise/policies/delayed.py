@@ -9,7 +9,8 @@ import numpy as np
 
 from draftwise.policies.door import check_count, check_feedback
 from draftwise.policies.in_flight import Told, freeze, told_from_json, told_to_json
-from draftwise.policies.state import StatefulPolicy, dump, load
+from draftwise.policies.state import dump, load
+from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 
 
@@ -36,7 +37,7 @@ class Delayed:
 
     def __init__(
         self, num_plans: int, rng: np.random.Generator,
-        make_base: Callable[[str, np.random.Generator], StatefulPolicy], base: str = "normalhedge",
+        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
         rounds: int = 0,
     ) -> None:  # fmt: skip
         self._num_plans, self._rounds = num_plans, check_count("rounds", rounds, 0)

@@ -15,8 +15,8 @@ from draftwise.types import Decision, Feedback, Floats
 class DraftAll:
     """Play all plans at once: the baseline that shows what drafting and verifying all costs.
 
-    Source: MetaSD, section 4.2 (DraftALL, Table 5): all drafters draft in each round; the best
-        candidate is kept, and the verification grows with their number.
+    Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
+        candidate counts, and the verification grows linearly with their number.
     Update: none; means are kept for people to look at.
     Differs: a decision names one plan, so whoever plays it must look at ``plays_all`` and draft
         every plan: the emitted tokens are those of the best draft, the seconds those of all of

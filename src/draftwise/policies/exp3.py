@@ -28,7 +28,7 @@ def exp3_probabilities(gains: Floats, gamma: float) -> Floats:
 class EXP3:
     """Draw plans by exponential weights, and uniformly with probability ``gamma``.
 
-    Source: MetaSD, Algorithm 7 (Auer et al. 2002); gamma 0.4 is its appendix F.
+    Source: MetaSD, Algorithm 7 (Auer et al. 2002); gamma 0.4 is its appendix F.4.
     Update: w[played] *= exp(gamma * value / (K prob)); p = (1 - gamma) w / sum w + gamma / K.
     Differs: (1) log w = gamma / K * gains is stored, as the box's w overflows within a long
         request; (2) the probability is the one that travels with the decision, so late feedback

@@ -42,13 +42,14 @@ class SequentialHalving:
     """Play all surviving plans alike, keep the better half, and end with one for ever.
 
     Source: MetaSD, Algorithm 5 (Karnin et al. 2013). Its experiments set the "period" to 1
-        (appendix F): one round for each plan in a phase, which is the default here; ``budget``
-        gives the box's n_t = floor(T / (|S| log2 K)).
+        (appendix F.4): one round for each plan in a phase, which is the default here; ``budget``
+        gives n_t as the box does, floor(T / (|S| floor(log2 K))), but for (2).
     Update: when every survivor was seen n_t times in this phase, keep the ceil(|S| / 2) with the
         highest mean of the phase.
-    Differs: (1) line 6 as printed sorts ascending and keeps the worse half; (2) as printed, with
-        floor(log2 K) phases, more than one survives unless K is a power of 2: ceil, as in the cited
-        work; (3) means instead of sums, which differ only for late or richer feedback.
+    Differs: (1) lines 5 and 6 as printed sort ascending and keep the worse half; (2) as printed,
+        with floor(log2 K) phases, more than one survives unless K is a power of 2: ceil, there and
+        in n_t, as in the cited work; (3) means instead of sums, which differ only for late or
+        richer feedback.
     Feedback: bandit or richer; the order matters where a phase ends.
     State: survivors bool[K]; the phase's counts, sums and choices float64[K]; a Tally of all.
     Cost: O(K) a round. Errors: ValueError if budget or period is below 1.

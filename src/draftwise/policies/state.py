@@ -3,26 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-
-from draftwise.protocols import Policy
-
-
-class StatefulPolicy(Policy, Protocol):
-    """A policy whose memory can be saved and loaded: every policy of the table is one."""
-
-    def state(self) -> dict[str, Any]:
-        """The whole memory, random generator included, as what ``json.dumps`` takes."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a memory saved by a policy made with the same options.
-
-        Raises ValueError if the memory belongs to another policy or another number of plans.
-        """
-        ...
 
 
 def dump(owner: object, names: Sequence[str]) -> dict[str, Any]:

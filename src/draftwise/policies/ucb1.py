@@ -29,7 +29,7 @@ class UCB1:
     """Play the plan with the highest upper confidence bound.
 
     Source: MetaSD (Kim et al.), Algorithm 2, lines 2-5 (each plan once) and 7-9; beta 0.01 is
-        their appendix F. TapOut (section 3.3) is ``beta=1``.
+        their appendix F.4. TapOut (section 3.3) is ``beta=1``.
     Update: plan = argmax mean + beta * sqrt(2 ln t / n), t the rounds learned from so far.
     Differs: (1) a plan is owed its first try until something was SEEN of it, so late feedback and
         replayed decisions are right; (2) every seen value counts, not only the played plan's.

@@ -18,7 +18,7 @@ _FIELDS = ("_rng", "_tally")
 class Random:
     """Play a plan drawn uniformly.
 
-    Source: MetaSD (Kim et al.), section 4.1, the baseline ``Rand``.
+    Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random).
     Update: none; means are kept for people to look at. Differs: none. Feedback: any.
     State: a Tally [K]; the random generator. Cost: O(K) to learn, O(1) to choose.
 
