@@ -70,6 +70,10 @@ def drafted_alphas(draft: Draft, targets: Sequence[Dist], path: Ints) -> Floats:
 
     targets: p after the text and after each node; path: the nodes that were accepted. Of a tree, on
     that path: how much of p the children of each of its tokens cover.
+
+    >>> siblings = Draft(np.array([0, 1]), parents=np.array([-1, -1]))
+    >>> drafted_alphas(siblings, [np.array([0.5, 0.25, 0.25]), 2, 2], np.array([], int)).tolist()
+    [0.75]
     """
     if draft.parents is None:
         return np.array([overlap(targets[node], draft.q(node)) for node in range(len(draft))])

@@ -16,7 +16,7 @@ from draftwise.engine.drafting import Pool
 from draftwise.engine.generation import Generation
 from draftwise.engine.prompts import encode_all, is_single
 from draftwise.engine.records import Round
-from draftwise.engine.request import Request
+from draftwise.engine.request import Request, plays_all
 from draftwise.engine.text import Answer, Ending
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
@@ -54,9 +54,13 @@ class Speculator:
             scores_prompt=setting.feedback.split(":")[0] in {"free", "panoramic"},
         )
         self._reward = registry.make_reward(setting.reward)
-        self._shared = (
-            self._make_policy(np.random.SeedSequence(seed)) if scope != "request" else None
-        )
+        policy = self._make_policy(np.random.SeedSequence(seed))
+        if plays_all(policy) and len(drafters) > 1 and not target.serves_trees:
+            raise DraftwiseError(
+                f"{setting.policy} verifies all drafts as one tree, and {target.name} serves "
+                "chains only; choose another policy, or one drafter"
+            )
+        self._shared = policy if scope != "request" else None
         # an unknown feedback or rule is said at load, not at the first request
         self._new_revealer()
         self._new_guides(np.random.SeedSequence(seed))

@@ -149,3 +149,12 @@ def test_teeth_an_accepted_path_left_where_the_tree_was_fed(
     monkeypatch.setattr(RaggedCache, "keep_path", cut_only)
     with pytest.raises(AssertionError):
         assert_greedy(speculator(["bad"], "fixed:1", lengths=(3,), trees=(TreeShape(8, 40),)), 1)
+
+
+def test_draft_all_drafts_with_everybody() -> None:
+    """Each drafter's own tokens are drafted, verified side by side, and sometimes kept."""
+    made = speculator(POOLS["all"], "draft-all", lengths=(3,), with_none=False)
+    result = made.generate(PROMPTS[0], max_new_tokens=24)
+    assert result.tokens == plain_greedy(PROMPTS[0], 24)
+    assert result.stats.num_drafted > 3 * (result.stats.num_rounds - 2)
+    assert {"good", "bad", "lookup"} >= set(result.sources) - {"target"} > {"good"}

@@ -73,6 +73,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lengths": (2,),
         "trees": (None, TreeShape(3, 6)),
     },
+    "all at once": {
+        "names": ["good", "bad", "lookup"],
+        "policy": "draft-all",
+        "lengths": (2,),
+    },
     "bandit": {"names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (1, 3)},
     "full information": {
         "names": ["good", "bad", "lookup"],
@@ -180,6 +185,7 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("guide", "plain"),
         ("tree", "plain"),
         ("chains and trees", "all"),
+        ("all at once", "plain"),
         ("bandit", "plain"),
         ("bandit", "all"),
         ("full information", "top-p"),

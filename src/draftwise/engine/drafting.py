@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draftwise.drafters.protocol import Context, Drafter, DraftSession
+import numpy as np
+
+from draftwise.drafters.protocol import Context, Drafter, DraftSession, DraftTask
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.request import Request
 from draftwise.nn.model import CausalModel
@@ -39,22 +41,25 @@ class Drafting:
             drafter.name: drafter.start(num_rows, capacity) for drafter in pool.drafters
         }
 
-    def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> list[Draft]:
-        """One draft a request, empty for the plan ``none``; each group's steps are timed."""
-        drafts = [_EMPTY] * len(plans)
-        groups: dict[str, list[int]] = {}
-        for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
-            if min(plan.length, request.num_draftable) > 0:
-                groups.setdefault(plan.drafter, []).append(index)
-        for drafter, indices in groups.items():
+    def propose(self, requests: Sequence[Request], plans: Sequence[Sequence[Plan]]) -> list[Draft]:
+        """One draft a request, empty for the plan ``none``; each group's steps are timed.
+
+        plans: what each request plays; of several drafters the drafts stand side by side.
+        """
+        drafts: list[list[Draft]] = [[] for _ in requests]
+        groups: dict[str, list[tuple[int, DraftTask]]] = {}
+        for index, (request, played) in enumerate(zip(requests, plans, strict=True)):
+            for plan in played:
+                if min(plan.length, request.num_draftable) > 0:
+                    groups.setdefault(plan.drafter, []).append((index, request.task(plan)))
+        for drafter, members in groups.items():
             start = self._clock()
-            tasks = [requests[i].task(plans[i]) for i in indices]
-            proposed = self._sessions[drafter].propose(tasks)
+            proposed = self._sessions[drafter].propose([task for _, task in members])
             steps = max(draft.depth for draft in proposed)
-            self._meter.saw_draft(drafter, len(indices), steps, self._clock() - start)
-            for index, draft in zip(indices, proposed, strict=True):
-                drafts[index] = draft
-        return drafts
+            self._meter.saw_draft(drafter, len(members), steps, self._clock() - start)
+            for (index, _), draft in zip(members, proposed, strict=True):
+                drafts[index].append(draft)
+        return [side_by_side(found) for found in drafts]
 
     def commit(self, contexts: Sequence[Context]) -> None:
         """The texts were verified and extended: every session drops what was rejected."""
@@ -79,3 +84,29 @@ class Drafting:
         """Drop the rows of requests that have ended."""
         for session in self._sessions.values():
             session.keep_rows(rows)
+
+
+def side_by_side(drafts: Sequence[Draft]) -> Draft:
+    """Several drafts of one text as branches of one tree, tried in this order.
+
+    Each branch keeps its own q, and is judged against what the branches before it left of p: so
+    drafts that were drawn at random may stand here too, though the longest must not be picked.
+    """
+    if len(drafts) < 2:
+        return drafts[0] if drafts else _EMPTY
+    starts = np.cumsum([0, *map(len, drafts)])
+    parents = [
+        -1 if draft.parent(node) < 0 else int(start) + draft.parent(node)
+        for start, draft in zip(starts, drafts, strict=False)
+        for node in range(len(draft))
+    ]
+    return Draft(
+        np.concatenate([draft.tokens for draft in drafts]),
+        [
+            None if draft.probs is None else draft.probs[n]
+            for draft in drafts
+            for n in range(len(draft))
+        ],
+        [source for draft in drafts for source in draft.sources],
+        np.array(parents, dtype=np.int64),
+    )

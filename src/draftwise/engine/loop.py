@@ -36,8 +36,8 @@ class Batch:
     """Requests that run together, one row each; KV storage is allocated once, as asked for."""
 
     def __init__(self, pool: Pool, requests: Sequence[Request]) -> None:
-        self._longest = max(plan.num_tokens for plan in pool.plans)
-        room = max(plan.num_slots for plan in pool.plans) + 1
+        self._longest = max(request.num_tokens(pool.plans) for request in requests)
+        room = max(self._longest, *(plan.num_slots for plan in pool.plans)) + 1
         capacity = max(len(r.prompt) + r.answer.num_left for r in requests) + room
         self._pool, self._active = pool, list(requests)
         self._cache = pool.target.new_cache(len(requests), capacity)
@@ -59,7 +59,10 @@ class Batch:
             self._num_rounds += 1
             with self._phase("choose"):
                 decisions = [request.policy.choose() for request in self._active]
-                plans = [self._pool.plans[decision.plan] for decision in decisions]
+                plans = [
+                    request.plays(decision, self._pool.plans)
+                    for request, decision in zip(self._active, decisions, strict=True)
+                ]
             with self._phase("draft"):
                 drafts = self._drafting.propose(self._active, plans)
             with self._phase("verify"):
@@ -170,7 +173,7 @@ class Batch:
 
     def _reveal(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[Sequence[Plan]],
         drafts: Sequence[Draft],
         verdicts: Sequence[Verdict],
         targets: Sequence[list[Dist]],
@@ -186,7 +189,7 @@ class Batch:
         for index, (request, verdict) in enumerate(zip(self._active, verdicts, strict=True)):
             found.append(
                 Evidence(
-                    plans[index],
+                    plans[index][0],
                     len(drafts[index]),
                     verdict.num_accepted,
                     scores[index],

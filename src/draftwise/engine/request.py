@@ -14,7 +14,7 @@ from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.feedback import Revealer
 from draftwise.protocols import Guide, Policy
-from draftwise.types import Decision, Dist, Draft, Evidence, Floats, Plan, Verdict
+from draftwise.types import NONE, PLAIN, Decision, Dist, Draft, Evidence, Floats, Plan, Verdict
 
 TARGET = "target"
 """The source of a bonus token: the target itself wrote it."""
@@ -93,6 +93,16 @@ class Request:
         """What ends a draft of this plan early."""
         return self.guides[plan.drafter, plan.rule]
 
+    def plays(self, decision: Decision, plans: Sequence[Plan]) -> list[Plan]:
+        """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""
+        return _one_each(plans) if plays_all(self.policy) else [plans[decision.plan]]
+
+    def num_tokens(self, plans: Sequence[Plan]) -> int:
+        """Tokens that a draft of this request has at most."""
+        if plays_all(self.policy):
+            return sum(plan.num_tokens for plan in _one_each(plans))
+        return max(plan.num_tokens for plan in plans)
+
     def task(self, plan: Plan) -> DraftTask:
         """What this plan asks of its drafter now."""
         length = min(plan.length, self.num_draftable)
@@ -162,3 +172,14 @@ class Request:
         )
         self.stats.add(round_)
         return round_
+
+
+def plays_all(policy: Policy) -> bool:
+    """Whether a policy's choice stands for one plan of every drafter (``draft-all``)."""
+    return bool(getattr(policy, "plays_all", False))
+
+
+def _one_each(plans: Sequence[Plan]) -> list[Plan]:
+    """The first plan of every drafter; plain decoding only where there is nobody."""
+    first = {plan.drafter: plan for plan in reversed(plans)}
+    return [plan for name, plan in reversed(first.items()) if name != NONE] or [PLAIN]
