@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,7 +15,8 @@ from draftwise.policies.router import Router, naive_bayes_scores
 from draftwise.policies.state import dump, load
 from draftwise.policies.tally import Tally
 from draftwise.policies.uniform import Random
-from draftwise.types import Decision, Feedback
+from draftwise.registry import make_policy
+from draftwise.types import Decision, DraftwiseError, Feedback, Plan
 
 PROMPTS = [
     ("SELECT name, age FROM users WHERE age > 30", 0),
@@ -71,6 +75,82 @@ def test_router_takes_short_and_odd_prompts() -> None:
     router = Router(2)
     router.fit(["", "ab", "\\ud83d\\ude00 naïve"], [0, 1, 1])
     assert router.route("") in (0, 1)
+
+
+def test_router_never_picks_a_plan_without_examples() -> None:
+    """Under plans 0 and 4 nothing was counted, so every cell has its full 1/1024; under the others
+    a cell that their 3,000 trigrams left empty has 1/4,000."""
+    router = Router(5)
+    router.fit([text for text, _ in PROMPTS] * 40, [plan + 1 for _, plan in PROMPTS] * 40)
+    assert {router.route(odd) for odd in ("ÄÖÜ ß", "0123456789", "XQZ#" * 50)} <= {1, 2, 3}
+
+
+PLANS = [Plan("none", 0), Plan("sql", 2), Plan("sql", 4), Plan("code", 2), Plan("prose", 8)]
+
+
+def write(path: Path, lines: list[object]) -> str:
+    """A jsonl file of these objects (text stays as it is); its name."""
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_router_is_fitted_by_a_file_of_examples(tmp_path: Path) -> None:
+    """A drafter's name stands for its first plan, a number for itself; one empty line."""
+    names = {0: {"drafter": "sql"}, 1: {"drafter": "code"}, 2: {"plan": 4}}
+    keys = ("text", "prompt")
+    lines: list[object] = [
+        {keys[i % 2]: text} | names[kind] for i, (text, kind) in enumerate(PROMPTS)
+    ]
+    path = write(tmp_path / "examples.jsonl", [*lines[:2], "", *lines[2:]])
+    by_file = make_policy(f"router:examples={path}", len(PLANS), plans=PLANS)
+    by_hand = Router(len(PLANS))
+    by_hand.fit([text for text, _ in PROMPTS], [(1, 3, 4)[kind] for _, kind in PROMPTS])
+    assert by_file.state() == by_hand.state()
+    assert isinstance(by_file, Router)
+    assert by_file.route("SELECT id FROM users") == 1
+    assert by_file.route("He opened the old letter by the sea.") == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"text": "a", "plan": 1', "line 2: .*delimiter"),
+        ("[1, 2]", "line 2: it must be an object"),
+        ({"text": "a"}, "line 2: it must be an object"),
+        ({"text": "a", "plan": 1, "drafter": "sql"}, "line 2: it must be an object"),
+        ({"text": "a", "prompt": "b"}, 'line 2: it must have "text" or "prompt"; it has text'),
+        ({"question": "a", "plan": 1}, 'line 2: it must have "text" or "prompt"; it has question'),
+        ({"text": "a", "arm": 1}, 'line 2: it must have "plan" or "drafter"; it has text, arm'),
+        ({"text": 3, "plan": 1}, "line 2: its text is 3"),
+        ({"text": "a", "plan": 5}, r"line 2: plan 5 is not one of the 5 plans 0\.\.4"),
+        ({"text": "a", "plan": -1}, "line 2: plan -1"),
+        ({"text": "a", "plan": True}, "line 2: plan True"),
+        ({"text": "a", "plan": "sql"}, "line 2: plan 'sql'"),
+        ({"text": "a", "drafter": "latin"}, "line 2: .*'latin'.*: none, sql, code, prose"),
+        ({"text": "a", "drafter": ["sql"]}, "line 2: unknown drafter"),
+    ],
+)
+def test_a_line_of_examples_that_does_not_parse_is_named(
+    tmp_path: Path, line: object, says: str
+) -> None:
+    path = write(tmp_path / "examples.jsonl", [{"text": "fine", "plan": 0}, line])
+    with pytest.raises(DraftwiseError, match=says):
+        make_policy(f"router:examples={path}", len(PLANS), plans=PLANS)
+
+
+def test_a_file_of_examples_that_is_of_no_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DraftwiseError, match=r"missing\.jsonl: No such file"):
+        make_policy(f"router:examples={tmp_path / 'missing.jsonl'}", 2)
+    with pytest.raises(DraftwiseError, match="no example"):
+        make_policy(f"router:examples={write(tmp_path / 'empty.jsonl', [''])}", 2)
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(b'{"text": "ok", "plan": 0}\n{"text": "na\xefve", "plan": 0}\n')
+    with pytest.raises(DraftwiseError, match="line 2"):
+        make_policy(f"router:examples={latin}", 2)
+    named = write(tmp_path / "named.jsonl", [{"text": "a", "drafter": "sql"}])
+    with pytest.raises(DraftwiseError, match=r'line 1: .*write "plan"'):
+        make_policy(f"router:examples={named}", 2)
 
 
 @pytest.mark.parametrize("make", [Fixed, Router])

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from draftwise.policies.door import check_count, check_feedback
+from draftwise.policies.examples import read_examples
 from draftwise.policies.probability import one_hot
 from draftwise.policies.state import dump, load
-from draftwise.types import Decision, Feedback, Floats, Ints
+from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 
 _FIELDS = ("_plan", "_counts", "_num_chosen")
 
@@ -42,13 +43,15 @@ class Router:
     """Play for ever the plan that a prompt classifier picked: the offline baseline.
 
     Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
-    Update: none within a request. ``fit`` counts character trigrams of labelled prompts, ``route``
-        picks by naive Bayes; without them, ``plan`` is the pick.
+    Update: none within a request. ``fit`` counts character trigrams of labelled prompts (at once,
+        if ``examples`` names a jsonl file: ``read_examples``), ``route`` picks by naive Bayes among
+        the plans that have any; without them, ``plan`` is the pick.
     Differs: the papers fine-tune BERT; this needs numpy alone.
     Feedback: ignored (but checked).
     State: the plan; trigram counts float64[K, cells]; rounds chosen.
     Cost: O(1) a round; ``route`` O(K T) for T characters.
-    Errors: ValueError if plan is not in 0 .. K-1, or texts and plans differ in number.
+    Errors: ValueError if plan is not in 0 .. K-1, or texts and plans differ in number; for a line
+        of the examples that does not parse, with its number.
 
     >>> router = Router(num_plans=2)
     >>> router.fit(["SELECT name FROM users", "def add(a, b): return a + b"], [0, 1])
@@ -56,12 +59,17 @@ class Router:
     (0, 0)
     """
 
-    def __init__(self, num_plans: int, plan: int = 0, num_cells: int = 1024) -> None:
+    def __init__(
+        self, num_plans: int, plan: int = 0, num_cells: int = 1024, examples: str | None = None,
+        plans: Sequence[Plan] | None = None,
+    ) -> None:  # fmt: skip
         if not 0 <= plan < num_plans:
             raise ValueError(f"plan {plan} is not one of the {num_plans} plans 0..{num_plans - 1}")
         self._plan, self._num_plans, self._num_chosen = plan, num_plans, 0
         self._num_cells = check_count("num_cells", num_cells)
         self._counts: Floats = np.zeros((num_plans, self._num_cells))
+        if examples is not None:
+            self.fit(*read_examples(examples, num_plans, plans))
 
     def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
         """Learn from prompts which plan was best for each; forgets what it knew."""
@@ -72,9 +80,11 @@ class Router:
 
     def route(self, prompt: str) -> int:
         """Pick the plan of this prompt's request, and return it; the present one if not fitted."""
-        if self._counts.any():
+        is_known = self._counts.any(axis=1)
+        if is_known.any():
             scores = naive_bayes_scores(self._counts, trigram_cells(prompt, self._num_cells))
-            self._plan = int(scores.argmax())
+            # Under a plan without examples all text is alike, which makes odd text likely.
+            self._plan = int(np.where(is_known, scores, -np.inf).argmax())
         return self._plan
 
     def choose(self) -> Decision:
