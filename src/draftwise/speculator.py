@@ -207,7 +207,7 @@ class Speculator:
             prompt=tuple(text),
             context=Context(id_, list(text), sampling, np.random.default_rng(draft_seed)),
             answer=Answer(ending, self.tokenizer),
-            policy=self._shared or self._make_policy(policy_seed),
+            policy=self._shared or self._routed(self._make_policy(policy_seed), text),
             revealer=self._new_revealer(),
             accept_rng=np.random.default_rng(accept_seed),
             guides=self._new_guides(guide_seed),
@@ -215,6 +215,13 @@ class Speculator:
 
     def _make_policy(self, seed: np.random.SeedSequence) -> Policy:
         return registry.make_policy(self.setting.policy, len(self.plans), seed, plans=self.plans)
+
+    def _routed(self, policy: Policy, prompt: list[int]) -> Policy:
+        """A policy that chooses by the prompt (``router``) is shown it."""
+        route = getattr(policy, "route", None)
+        if route is not None and self.tokenizer is not None:
+            route(self.tokenizer.decode(prompt))
+        return policy
 
     def _new_revealer(self) -> Any:
         return registry.make_feedback(self.setting.feedback, plans=self.plans, reward=self._reward)

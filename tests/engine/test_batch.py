@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from draftwise.engine.text import Ending
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, reader, speculator
+from engine.scripted import byte_tokenizer
 from models import near_copy
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, top_p=0.95, repetition_penalty=1.1)
@@ -108,3 +111,17 @@ def test_storage_is_what_was_asked_and_a_long_answer_stays_in_it() -> None:
     assert len(sizes) == 1
     assert per_token * 2107 <= sizes.pop() <= per_token * (2107 + 8 + 1)
     assert result.stats.mean_accepted_tokens > 1.5
+
+
+def test_the_router_sends_each_prompt_of_a_batch_to_its_plan(tmp_path: Path) -> None:
+    examples = tmp_path / "examples.jsonl"
+    lines = [{"text": "abacabad", "plan": 1}, {"text": "xyzxzyyx", "plan": 2}]
+    examples.write_text("\n".join(json.dumps(line) for line in lines))
+    made = speculator(
+        ["good", "bad"],
+        f"router:examples={examples}",
+        lengths=(2,),
+        tokenizer=byte_tokenizer(),
+    )
+    results = made.generate(["zyxyzx", "abacab"], max_new_tokens=8)
+    assert [set(result.stats.pulls) for result in results] == [{"bad"}, {"good"}]
