@@ -79,6 +79,7 @@ GUIDES: Table = {
 DRAFTERS: Table = {
     "lm": ("drafters.lm:LMDrafter", {}),
     "lookup": ("drafters.lookup:LookupDrafter", {}),
+    "suffix": ("drafters.suffix:SuffixDrafter", {"max_tokens": 1000}),
 }
 
 

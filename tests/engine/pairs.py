@@ -22,10 +22,16 @@ POOLS = {
     "good": ["good"],
     "bad": ["bad"],
     "lookup": ["lookup"],
+    "suffix": ["suffix"],
     "good+lookup": ["good", "lookup"],
+    "good+suffix": ["good", "suffix"],
     "all": ["good", "bad", "lookup"],
 }
-"""Names of pools, and the drafters in them."""
+"""Names of pools, and the drafters in them.
+
+``all`` has no ``suffix``: its drafts depend on what other requests said, so rows may differ in
+company (not in law), which is what that pool is asked about.
+"""
 
 PROMPTS = [
     [5, 9, 33, 5, 9, 33, 5],

@@ -78,6 +78,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "policy": "draft-all",
         "lengths": (2,),
     },
+    "drafts from other answers": {
+        "names": ["bad", "suffix"],
+        "policy": "random",
+        "lengths": (3,),
+        "with_none": False,
+    },
     "bandit": {"names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (1, 3)},
     "full information": {
         "names": ["good", "bad", "lookup"],
@@ -188,6 +194,8 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("all at once", "plain"),
         ("bandit", "plain"),
         ("bandit", "all"),
+        ("drafts from other answers", "plain"),
+        ("drafts from other answers", "all"),
         ("full information", "top-p"),
     ],
 )

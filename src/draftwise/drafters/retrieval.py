@@ -1,0 +1,157 @@
+"""The session of every drafter that looks its proposals up: matches, chains, trees, free scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from draftwise.drafters.continuations import (
+    Rows,
+    TokenTree,
+    describe,
+    most_frequent_path,
+    tree,
+)
+from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
+from draftwise.types import Draft, DraftStep, Scores
+
+LONGEST_MATCH = 32
+"""Matches are measured up to this many tokens: longer ones say nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest suffix of a text that was found: its length in tokens, and how it went on.
+
+    rows: a depth in tokens to the continuations, none of them empty.
+    """
+
+    length: int
+    rows: Callable[[int], Rows]
+
+
+NO_MATCH = Match(0, lambda depth: [])
+
+
+class Finder(Protocol):
+    """Where one row's text is searched for; its own memory and what it shares with others."""
+
+    def begin(self, num_prompt: int) -> None:
+        """Called once, before anything is read: how many tokens the prompt has."""
+        ...
+
+    def push(self, token: int) -> None:
+        """The text has one more token."""
+        ...
+
+    def find(self, draft: Sequence[int]) -> Match:
+        """The longest match at the end of text and draft."""
+        ...
+
+    def share(self) -> None:
+        """What was read so far may be seen by other rows from now on."""
+        ...
+
+
+class _Row:
+    """One row: its finder, the match at its end, and what it would have proposed before."""
+
+    def __init__(self, finder: Finder) -> None:
+        self.finder, self.match = finder, NO_MATCH
+        self.length = self.known_start = 0
+        self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the text up to its end; look only where a score can still be asked for."""
+        start = len(tokens) - MAX_TARGETS
+        while self.length < len(tokens):
+            if self.length >= start:
+                path = most_frequent_path(self.match.rows(1), 1)
+                self.known.append((path[0][0] if path else -1, self.match.length))
+            else:
+                self.known, self.known_start = [], self.length + 1
+            self.finder.push(tokens[self.length])
+            self.length += 1
+            if self.length >= start:
+                self.match = self.finder.find([])
+
+    def path(self, length: int) -> list[tuple[int, tuple[int, ...]]]:
+        """The most frequent continuation; where it ends, text and draft are matched anew."""
+        path: list[tuple[int, tuple[int, ...]]] = []
+        match = self.match
+        while match.length and len(path) < length:
+            path += most_frequent_path(match.rows(length - len(path)), length - len(path))
+            if len(path) < length:
+                match = self.finder.find([token for token, _ in path])
+        return path
+
+
+class RetrievalSession:
+    """A finder for each row, brought up to date whenever it is asked.
+
+    What a round emitted is shared after all of the round's rows were read, so no row is scored
+    with the help of tokens that were not known when it drafted.
+    """
+
+    def __init__(self, name: str, finders: Sequence[Finder]) -> None:
+        self._name = name
+        self._rows = [_Row(finder) for finder in finders]
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        """The most frequent continuation of each row's match, as far as its guide goes on."""
+        drafts = []
+        for task in tasks:
+            path = self._row(task.context).path(task.length)
+            step, kept = DraftStep(0, task.length), 0
+            while kept < len(path) and task.guide.goes_on(step):
+                step = describe(kept + 1, task.length, path[kept][1])
+                kept += 1
+            drafts.append(Draft.chain([token for token, _ in path[:kept]], None, self._name))
+        return drafts
+
+    def tree(
+        self, context: Context, num_tokens: int, *, top_k: int | None = None, length: int = 16
+    ) -> TokenTree:
+        """The likeliest ``num_tokens`` nodes behind the match, by frequency; see ``tree``."""
+        rows = self._row(context).match.rows(min(length, num_tokens))
+        return tree(rows, num_tokens, top_k=top_k, length=length)
+
+    def commit(self, contexts: Sequence[Context]) -> None:
+        """Read what was verified, then share it; nothing to drop: drafts are never read."""
+        for context in contexts:
+            # at a first meeting here the text already has a round's tokens behind the prompt
+            self._row(context, context.targets_start if context.targets else None)
+        for context in contexts:
+            self._rows[context.row].finder.share()
+
+    def score(self, contexts: Sequence[Context], everything: bool) -> list[Scores | None]:
+        """What would have been proposed at each new position: free every round."""
+        reports = []
+        for context in contexts:
+            row = self._row(context)
+            reports.append(
+                score_known(
+                    context,
+                    row.known_start,
+                    [token for token, _ in row.known],
+                    [match for _, match in row.known],
+                )
+            )
+            row.known, row.known_start = [], row.length
+        return reports
+
+    def match_length(self, context: Context) -> int | None:
+        """Tokens of the longest match at the end of the text, 0 = none."""
+        return self._row(context).match.length
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drop the other rows' memory; what they shared stays."""
+        self._rows = [self._rows[row] for row in rows]
+
+    def _row(self, context: Context, num_prompt: int | None = None) -> _Row:
+        row = self._rows[context.row]
+        if not row.length:
+            row.finder.begin(len(context.tokens) if num_prompt is None else num_prompt)
+        row.read(context.tokens)
+        return row

@@ -1,0 +1,330 @@
+"""Suffix decoding against references that search every text anew, and what it may remember."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from draftwise.drafters.continuations import TokenTree, most_frequent_path, tree
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.drafters.retrieval import LONGEST_MATCH, RetrievalSession
+from draftwise.drafters.suffix import SuffixDrafter
+from draftwise.drafters.suffix_index import ORDERS
+from draftwise.guides.confidence import MaxConfidence
+from draftwise.guides.fixed import Fixed
+from draftwise.types import SamplingParams
+
+MANY = 10_000
+DEPTH = 6
+
+
+def context_of(tokens: Sequence[int], row: int = 0) -> Context:
+    return Context(
+        row, [int(token) for token in tokens], SamplingParams(), np.random.default_rng(0)
+    )
+
+
+def chain(session: RetrievalSession, context: Context, length: int = DEPTH) -> list[int]:
+    (draft,) = session.propose([DraftTask(context, length, Fixed())])
+    assert draft.probs is None
+    return draft.tokens.tolist()
+
+
+def said(
+    session: RetrievalSession, context: Context, output: Sequence[int], a_round: int = 7
+) -> None:
+    """The request emits ``output``, round by round."""
+    for start in range(0, len(output), a_round):
+        tokens = output[start : start + a_round]
+        context.extend(tokens, tokens)
+        session.commit([context])
+
+
+def history(drafter: SuffixDrafter, outputs: Sequence[Sequence[int]]) -> None:
+    """Requests that are over; their prompts are tokens that nobody else has."""
+    for output in outputs:
+        session, context = drafter.start(1, 300), context_of([999])
+        session.score([context], everything=False)
+        said(session, context, output)
+
+
+def common(text: Sequence[int], at: int, ending: Sequence[int]) -> int:
+    """How many tokens before ``at`` are the last of ``ending``, up to the longest match."""
+    num = 0
+    while num < min(at, len(ending), LONGEST_MATCH) and text[at - 1 - num] == ending[-1 - num]:
+        num += 1
+    return num
+
+
+def periodic(text: list[int], at: int, depth: int) -> list[int]:
+    grown = list(text)
+    for offset in range(depth):
+        grown.append(grown[at + offset])
+    return (text[at:] + grown[len(text) :])[:depth]
+
+
+def found(
+    own: list[int], outputs: Sequence[list[int]], depth: int = DEPTH
+) -> tuple[int, list[list[int]]]:
+    """The longest match and how it went on each time, newest first; the own text wins ties."""
+    here = [(common(own, at, own), periodic(own, at, depth)) for at in range(len(own) - 1, 0, -1)]
+    elsewhere = [
+        (common(output, at, own), output[at : at + depth])
+        for output in reversed(outputs)
+        for at in range(len(output) - 1, 0, -1)
+    ]
+    most_here, most_elsewhere = (
+        max((num for num, _ in places), default=0) for places in (here, elsewhere)
+    )
+    longest = max(most_here, most_elsewhere)
+    places = here if most_here == longest else elsewhere
+    return longest, [row for num, row in places if num == longest > 0]
+
+
+def path_of(rows: list[list[int]], depth: int) -> list[int]:
+    """The most frequent token at each depth among the rows that agree so far."""
+    path: list[int] = []
+    while len(path) < depth:
+        here = [row[len(path)] for row in rows if row[: len(path)] == path and len(row) > len(path)]
+        if not here:
+            break
+        counts = Counter(here)
+        path.append(max(counts, key=lambda token: (counts[token], -here.index(token))))
+    return path
+
+
+def prefixes(rows: list[list[int]], depth: int) -> Counter[tuple[int, ...]]:
+    """How many rows begin with each prefix: what the tree's nodes count."""
+    return Counter(tuple(row[:num]) for row in rows for num in range(1, min(depth, len(row)) + 1))
+
+
+def paths(found: TokenTree) -> list[tuple[int, ...]]:
+    """Each node's path; parents stand before their children."""
+    made: list[tuple[int, ...]] = []
+    for node, (token, parent) in enumerate(zip(found.tokens, found.parents, strict=True)):
+        assert -1 <= parent < node
+        made.append((*(made[parent] if parent >= 0 else ()), int(token)))
+    return made
+
+
+def assert_is_best_tree(made: TokenTree, rows: list[list[int]], num: int, depth: int) -> None:
+    """The ``num`` largest counts of all prefixes, each node with its share, best first."""
+    counts = prefixes(rows, depth)
+    nodes = paths(made)
+    assert len(set(nodes)) == len(nodes) == min(num, len(counts))
+    assert made.probs.tolist() == [counts[node] / len(rows) for node in nodes]
+    assert made.probs.tolist() == [
+        count / len(rows) for count in sorted(counts.values(), reverse=True)[:num]
+    ]
+
+
+def texts(rng: np.random.Generator) -> list[list[int]]:
+    """Random strings over small alphabets, and some that repeat themselves for long."""
+    random = [rng.integers(0, size, 70).tolist() for size in (1, 2, 3, 5, 20) for _ in range(2)]
+    piece = rng.integers(0, 9, 40).tolist()
+    return [*random, piece + piece, [1, 2] * 35]
+
+
+def test_matches_paths_and_trees_are_those_of_the_reference() -> None:
+    rng = np.random.default_rng(0)
+    for text in texts(rng):
+        outputs = [rng.integers(0, max(text) + 1, 60).tolist(), text[20:60], text[5:40]]
+        drafter = SuffixDrafter("suffix", num_matches=MANY)
+        history(drafter, outputs)
+        session, context = drafter.start(1, 200), context_of(text[:1])
+        for end in range(1, len(text), 3):
+            context.tokens[:] = text[:end]
+            match, rows = found(text[:end], outputs)
+            assert session.match_length(context) == match
+            expected = path_of(rows, DEPTH)
+            assert chain(session, context)[: len(expected)] == expected
+            for num in (1, 4, 9):
+                made = session.tree(context, num, length=DEPTH)
+                assert_is_best_tree(made, [row[:num] for row in rows], num, min(num, DEPTH))
+
+
+@pytest.mark.parametrize("num_matches", [1, 3])
+def test_only_the_newest_occurrences_vote(num_matches: int) -> None:
+    """Of the newest occurrences of the longest order, those that agree with the ending longest."""
+    for text in texts(np.random.default_rng(1)):
+        session = SuffixDrafter("suffix", 0, num_matches).start(1, 200)
+        context = context_of(text[:1])
+        for end in range(1, len(text)):
+            context.tokens[:] = text[:end]
+            places = [(common(text, at, text[:end]), at) for at in range(end - 1, 0, -1)]
+            order = max((o for o in ORDERS for num, _ in places if num >= o), default=0)
+            newest = [(n, at) for n, at in places if n >= order > 0][:num_matches]
+            longest = max((n for n, _ in newest), default=0)
+            rows = [periodic(text[:end], at, DEPTH) for n, at in newest if n == longest]
+            # between two orders nothing is longer than one token less than the next
+            assert session.match_length(context) == longest
+            assert chain(session, context) == path_of(rows, DEPTH)
+
+
+def test_random_rows_merge_to_the_best_tree() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        rows = [rng.integers(0, 3, rng.integers(1, 6)).tolist() for _ in range(12)]
+        for num in (1, 5, 40):
+            assert_is_best_tree(tree(rows, num, length=4), rows, num, 4)
+        assert [token for token, _ in most_frequent_path(rows, 4)] == path_of(rows, 4)
+        narrow = tree(rows, 40, top_k=1)
+        assert narrow.parents.tolist() == list(range(-1, len(narrow.tokens) - 1))
+        assert narrow.tokens.tolist() == path_of(rows, 9)
+    assert len(tree([], 5).tokens) == 0
+
+
+def test_scores_are_what_would_have_been_proposed() -> None:
+    for text in texts(np.random.default_rng(3)):
+        session, context = SuffixDrafter("suffix", 0, MANY).start(1, 200), context_of(text[:1])
+        session.score([context], everything=False)
+        for start in range(1, len(text) - 7, 7):
+            context.extend(text[start : start + 7], text[start : start + 7])
+            session.commit([context])
+            (scores,) = session.score([context], everything=False)
+            assert scores is not None
+            assert scores.matches is not None
+            assert scores.start == start
+            for offset, facts in enumerate(zip(scores.matches, scores.alphas, strict=True)):
+                match, rows = found(text[: start + offset], [])
+                proposed = path_of(rows, 1)
+                assert facts == (match, float(proposed == [text[start + offset]]))
+
+
+def test_a_long_prompt_is_looked_at_only_where_it_can_be_scored() -> None:
+    """Its beginning is indexed all the same."""
+    text = [*range(100, 400), 100, 101]
+    session, context = SuffixDrafter("suffix").start(1, 400), context_of(text)
+    context.remember(290, text[290:])
+    (scores,) = session.score([context], everything=False)
+    assert scores is not None
+    assert (scores.start, scores.alphas.tolist()) == (290, [0.0] * 11 + [1.0])
+    assert chain(session, context, 3) == [102, 103, 104]
+
+
+def test_the_draft_runs_on_into_itself() -> None:
+    session, context = SuffixDrafter("suffix").start(1, 50), context_of([7, 1, 2, 3, 1, 2])
+    assert chain(session, context, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
+
+
+def test_behind_the_end_of_a_past_output_text_and_draft_are_matched_anew() -> None:
+    drafter = SuffixDrafter("suffix")
+    history(drafter, [[4, 5, 6, 8, 9, 9, 2], [1, 2, 3, 4]])
+    session, context = drafter.start(1, 50), context_of([1, 2])
+    assert chain(session, context, 5) == [3, 4, 5, 6, 8]
+
+
+def test_a_match_in_the_own_text_runs_on_through_the_draft() -> None:
+    drafter = SuffixDrafter("suffix")
+    history(drafter, [[8, 9, 1]])
+    assert chain(drafter.start(1, 50), context_of([1, 5, 8]), 7) == [9, 1, 5, 8, 9, 1, 5]
+
+
+def test_prompts_are_not_shared_and_outputs_are_at_once() -> None:
+    drafter = SuffixDrafter("suffix")
+    session, contexts = drafter.start(2, 50), [context_of([1, 2, 3]), context_of([2], row=1)]
+    session.score(contexts, everything=False)
+    assert chain(session, contexts[1]) == []
+    for context in contexts:
+        context.extend([2, 8, 9][: 3 - 2 * context.row], [2, 8, 9][: 3 - 2 * context.row])
+    session.commit(contexts)
+    assert drafter.num_shared_tokens == 4
+    contexts[1].extend([8], [8])
+    assert chain(session, contexts[1], 1) == [9]  # the other row's, still running
+    session.keep_rows([1])
+    contexts[1].row = 0
+    assert chain(session, contexts[1], 1) == [9]
+
+
+def test_a_request_that_is_met_behind_its_first_round_shares_no_prompt() -> None:
+    drafter = SuffixDrafter("suffix")
+    session, context = drafter.start(1, 50), context_of([1, 2, 3])
+    context.extend([4, 5], [4, 5])
+    session.commit([context])
+    assert drafter.num_shared_tokens == 2
+
+
+def test_no_row_is_scored_with_what_others_said_in_the_same_round() -> None:
+    session = SuffixDrafter("suffix").start(2, 50)
+    contexts = [context_of([row + 50], row) for row in range(2)]
+    session.score(contexts, everything=False)
+    for expected in ([0.0] * 6, [1.0] * 6):
+        for context in contexts:
+            context.extend([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
+        session.commit(contexts)
+        for scores in session.score(contexts, everything=False):
+            assert scores is not None
+            assert scores.alphas[1:].tolist() == expected[1:]
+
+
+@pytest.mark.parametrize("max_tokens", [10, 100, 1000])
+def test_the_history_is_bounded_and_the_oldest_goes_first(max_tokens: int) -> None:
+    drafter = SuffixDrafter("suffix", max_tokens)
+    rng = np.random.default_rng(0)
+    outputs = rng.permutation(np.arange(1000, 2500)).reshape(50, 30).tolist()
+    for num, output in enumerate(outputs):
+        history(drafter, [output])
+        assert drafter.num_shared_tokens <= max_tokens
+        if num == 30 and max_tokens >= 100:
+            assert drafter.num_shared_tokens > max_tokens / 2
+    known = [
+        chain(drafter.start(1, 50), context_of(output[:2]), 3) == output[2:5] for output in outputs
+    ]
+    assert known == sorted(known), "an older output is known while a newer one is forgotten"
+    assert known.count(True) == {10: 0, 100: 3, 1000: 33}[max_tokens]
+
+
+def test_one_endless_output_is_bounded_and_found_across_its_cuts() -> None:
+    drafter = SuffixDrafter("suffix", 400)
+    session, context = drafter.start(1, 5000), context_of([0])
+    session.score([context], everything=False)
+    endless = np.random.default_rng(0).permutation(np.arange(1, 3001)).tolist()
+    for start in range(0, 3000, 50):
+        said(session, context, endless[start : start + 50])
+        assert drafter.num_shared_tokens <= 400
+    other = drafter.start(1, 50)
+    for end in range(2800, 2990):
+        context = context_of(endless[end - 3 : end])
+        assert chain(drafter.start(1, 50), context, 1) == [endless[end]], end
+    assert other.match_length(context_of(endless[:3])) == 0
+
+
+def test_without_a_history_requests_do_not_know_each_other() -> None:
+    drafter = SuffixDrafter("suffix", max_tokens=0)
+    history(drafter, [[1, 2, 3]])
+    assert drafter.num_shared_tokens == 0
+    assert chain(drafter.start(1, 50), context_of([1])) == []
+
+
+def test_a_guide_sees_how_frequent_a_token_was() -> None:
+    drafter = SuffixDrafter("suffix")
+    history(drafter, [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6]])
+    session, context = drafter.start(1, 50), context_of([9, 1])
+    (draft,) = session.propose([DraftTask(context, 4, MaxConfidence(0.6))])
+    assert draft.tokens.tolist() == [2, 3, 5]  # 3 of 3, 2 of 3, then 1 of 2: the last one stays
+
+
+def test_the_same_calls_make_the_same_drafts() -> None:
+    def play() -> list[list[int]]:
+        rng, drafter, drafts = np.random.default_rng(0), SuffixDrafter("suffix", 300, 4), []
+        for _ in range(6):
+            session = drafter.start(3, 100)
+            contexts = [context_of(rng.integers(0, 4, 5), row) for row in range(3)]
+            for _ in range(8):
+                drafts += [chain(session, context) for context in contexts]
+                for context in contexts:
+                    emitted = rng.integers(0, 4, rng.integers(1, 6)).tolist()
+                    context.extend(emitted, emitted)
+                session.commit(contexts)
+        return drafts
+
+    assert play() == play()
+
+
+@pytest.mark.parametrize(("max_tokens", "num_matches"), [(-1, 1), (10, 0)])
+def test_impossible_options_are_refused(max_tokens: int, num_matches: int) -> None:
+    with pytest.raises(ValueError, match="max_tokens must be 0"):
+        SuffixDrafter("suffix", max_tokens, num_matches)
