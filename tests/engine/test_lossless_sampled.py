@@ -34,9 +34,10 @@ from draftwise.dist import is_broken
 from draftwise.drafters import lm as lm_module
 from draftwise.engine import loop as loop_module
 from draftwise.engine import verify as verify_module
+from draftwise.registry import GUIDES
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, SamplingParams, TreeShape, Verdict
-from engine.pairs import speculator, target
+from engine.pairs import spec, speculator, target
 
 VOCAB = 6
 LENGTH = 4
@@ -60,6 +61,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "policy": "fixed:1",
         "lengths": (3,),
         "rules": ("max-confidence:0.4",),
+    },
+    "every rule": {
+        "names": ["good"],
+        "policy": "random",
+        "lengths": (3,),
+        "rules": tuple(spec(GUIDES, name) for name in GUIDES),
+        "with_none": False,
     },
     "tree": {
         "names": ["good"],
@@ -189,6 +197,8 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("fixed", "all"),
         ("poor drafter", "cool, top-k"),
         ("guide", "plain"),
+        ("every rule", "plain"),
+        ("every rule", "cool, top-k"),
         ("tree", "plain"),
         ("chains and trees", "all"),
         ("all at once", "plain"),
@@ -261,6 +271,7 @@ def longest_of_several(patch: pytest.MonkeyPatch) -> None:
     [
         (no_residual, "poor drafter", "plain"),
         (draw_and_discard, "fixed", "plain"),
+        (draw_and_discard, "every rule", "plain"),
         (raw_q_reported, "poor drafter", "narrow top-p"),
         (longest_of_several, "poor drafter", "plain"),
     ],
