@@ -44,6 +44,12 @@ def test_every_preset_says_the_same_greedily(generate: Run) -> None:
     assert len(texts) == 1
 
 
+def test_trees_and_chains_say_the_same_greedily(generate: Run) -> None:
+    plain = generate("Hello", *SHORT, "--preset", "plain").out
+    assert generate("Hello", *SHORT, "--preset", "metasd", "--tree", "4x9").out == plain
+    assert generate("Hello", *SHORT, "--tree", "chain", "--tree", "2x4").out == plain
+
+
 def test_argument_file_and_stdin_are_one_prompt(generate: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("def f(x):\n    é\n", "utf-8")

@@ -41,6 +41,8 @@ def test_unknown_names_list_the_valid_ones(generate: Run, option: str, valid: li
         (["--plan-lengths", "4,five"], "1,2,4,8"),
         (["--num-speculative-tokens", "0"], "plan length 0"),
         (["--num-speculative-tokens", "2", "--plan-lengths", "2"], "not both"),
+        (["--tree", "wide"], "such as 4x16"),
+        (["--tree", "0x4"], "such as 4x16"),
         (["--temperature", "-1"], "temperature is -1.0"),
         (["--top-p", "0"], "top_p is 0.0"),
         (["--max-new-tokens", "0"], "--max-new-tokens 0"),

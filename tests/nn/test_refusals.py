@@ -241,3 +241,17 @@ def test_a_drafter_with_another_vocabulary() -> None:
 def test_unfit_drafters_are_refused_like_targets() -> None:
     with pytest.raises(DraftwiseError, match="cannot be cut back"):
         Speculator.from_pretrained(tiny_model(), [build(RECURRENT["mamba"]())])
+
+
+def test_trees_that_nobody_can_draft_or_serve() -> None:
+    with pytest.raises(DraftwiseError, match="no drafter of the pool drafts any"):
+        Speculator.from_pretrained(tiny_model(), ["lookup"], trees=["4x16"])
+    config = hf.MptConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=64, max_seq_len=128)
+    config._attn_implementation = "eager"
+    chains_only = build(config)
+    with pytest.raises(DraftwiseError, match="serves chains only"):
+        Speculator.from_pretrained(chains_only, [tiny_model()], trees=["4x16"])
+    with pytest.raises(DraftwiseError, match="serves chains only"):
+        Speculator.from_pretrained(chains_only, [tiny_model(), "lookup"], policy="draft-all")
+    made = Speculator.from_pretrained(chains_only, [tiny_model(), "lookup"])
+    assert len(made.generate([1, 2, 3], max_new_tokens=4).tokens) == 4
