@@ -32,18 +32,20 @@ _FIELDS = (
 
 
 def seconds_per_plan(
-    target_s: Sequence[float], draft_s: Floats, drafters: Ints, lengths: Ints
+    target_s: Sequence[float], draft_s: Floats, drafters: Ints, lengths: Ints, sizes: Ints
 ) -> Floats:
-    """[K] seconds of a round, ``T(k + 1) + k c``.
+    """[K] seconds of a round, ``T(n + 1) + k c``.
 
     target_s: seconds of a target forward over 1, 2, .. tokens; a longer one costs what the last
         does (an overestimate would end drafting, and with it all learning). draft_s: [D] seconds
-        of a draft step. drafters, lengths: [K], each plan's row of draft_s and its length.
+        of a draft step. drafters, lengths, sizes: [K], each plan's row of draft_s, its length k and
+        the tokens n that the target verifies (k for a chain, all nodes of a tree).
 
-    >>> seconds_per_plan([1.0, 1.5], np.array([0.25]), np.array([0, 0]), np.array([1, 4])).tolist()
-    [1.75, 2.5]
+    >>> one, two = np.array([0]), np.array([2])
+    >>> seconds_per_plan([1.0, 1.5], np.array([0.25]), one, two, two).tolist()
+    [2.0]
     """
-    forward_s = np.array(target_s)[np.minimum(lengths, len(target_s) - 1)]
+    forward_s = np.array(target_s)[np.minimum(sizes, len(target_s) - 1)]
     seconds: Floats = forward_s + lengths * draft_s[drafters]
     return seconds
 
@@ -74,7 +76,8 @@ class Goodput:
         in each of six buckets of match length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) =
         a^j, or for retrieval the product of the rates of match lengths m, m + 1, ..; plan =
         argmax V. No exploration: the mildly optimistic prior does it.
-    Differs: no in-draft chain (that is a guide's part); a plan's stop rule is priced as ``fixed``.
+    Differs: no in-draft chain (that is a guide's part); a plan's stop rule is priced as ``fixed``,
+        and a tree as a chain that costs all of its tokens, so it is chosen where nothing else is.
     Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
         latest costs and matches are the context. Where no costs are known a target forward counts
         1 s and a draft step 0.05 s; a length dearer than any measured costs what the longest
@@ -105,6 +108,7 @@ class Goodput:
         self._names = sorted({plan.drafter for plan in known})
         self._drafters: Ints = np.array([self._names.index(plan.drafter) for plan in known])
         self._lengths: Ints = np.array([plan.length for plan in known])
+        self._sizes: Ints = np.array([plan.num_tokens for plan in known])
         self._rates: dict[str, list[float]] = {}
         self._tables: dict[str, list[list[float]]] = {}
         self._matches: dict[str, int] = {}
@@ -179,7 +183,7 @@ class Goodput:
         """[K] seconds of a round of each plan."""
         default_s = DEFAULT_DRAFT_SHARE * self._target_s[0]
         draft_s = np.array([self._draft_s.get(name, default_s) for name in self._names])
-        return seconds_per_plan(self._target_s, draft_s, self._drafters, self._lengths)
+        return seconds_per_plan(self._target_s, draft_s, self._drafters, self._lengths, self._sizes)
 
     def _prices(self) -> Floats:
         """[K] expected tokens per second; 0 for a plan that has nothing to propose."""
