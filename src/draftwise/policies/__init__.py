@@ -1,2 +1,4 @@
-"""WHICH plan: one algorithm a file; numpy only, no torch, no clock, no I/O (``examples`` alone reads
-the router's file, once, before it plays)."""
+"""WHICH plan: one algorithm a file; numpy only, no torch, no clock, no I/O.
+
+(But for ``examples``, which reads the router's file once, when it is made.)
+"""
