@@ -56,6 +56,8 @@ class Guide(Protocol):
     """
 
     needs_probs: bool
+    is_pure: bool
+    """Whether asking changes nothing, so that it may also be asked about others' drafts."""
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether one more token is drafted; never called past the plan's length."""

@@ -167,6 +167,8 @@ class Evidence:
     costs: what everything costs, or None where nobody measures.
     matches: length of each retrieval drafter's match at the END of the text, 0 = no proposal: the
         context of the next choice.
+    stops: tokens that the drafter's other rules would have drafted, by rule; only of those that
+        would have stopped within this draft, and only where the feedback compares rules.
     """
 
     plan: Plan
@@ -178,6 +180,7 @@ class Evidence:
     seconds: float = 0.0
     costs: Costs | None = None
     matches: Mapping[str, int] = field(default_factory=dict)
+    stops: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_emitted(self) -> int:

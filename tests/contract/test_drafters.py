@@ -90,6 +90,7 @@ def test_drafts_are_legal(name: str, sampling: SamplingParams, length: int) -> N
 def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
     class No:
         needs_probs = False
+        is_pure = True
 
         def goes_on(self, step: DraftStep) -> bool:
             return False

@@ -53,6 +53,7 @@ class Spy:
     """A guide that goes on and writes down what it is told."""
 
     needs_probs = False
+    is_pure = False
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []

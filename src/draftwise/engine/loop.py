@@ -198,6 +198,7 @@ class Batch:
                     seconds,
                     costs,
                     self._drafting.matches(request.context),
+                    request.stops,
                 )
             )
         return found

@@ -12,6 +12,7 @@ from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
+from draftwise.engine.watch import Watch
 from draftwise.feedback import Revealer
 from draftwise.protocols import Guide, Policy
 from draftwise.types import NONE, PLAIN, Decision, Dist, Draft, Evidence, Floats, Plan, Verdict
@@ -65,7 +66,8 @@ class Stats:
 class Request:
     """Everything that belongs to one row while it runs.
 
-    guides: by drafter and rule; they learn from this request's drafts alone.
+    guides: by drafter and rule; they learn from this request's drafts alone. compares_rules:
+    whether rules are also asked about drafts that other rules end; stops: what they said.
     """
 
     id: int
@@ -76,6 +78,8 @@ class Request:
     revealer: Revealer
     accept_rng: np.random.Generator
     guides: Mapping[tuple[str, str], Guide] = field(default_factory=dict)
+    compares_rules: bool = False
+    stops: dict[str, int] = field(default_factory=dict)
     stats: Stats = field(default_factory=Stats)
     sources: list[str] = field(default_factory=list)
 
@@ -105,8 +109,20 @@ class Request:
 
     def task(self, plan: Plan) -> DraftTask:
         """What this plan asks of its drafter now."""
-        length = min(plan.length, self.num_draftable)
-        return DraftTask(self.context, length, self.guide(plan), plan.tree)
+        length, guide = min(plan.length, self.num_draftable), self.guide(plan)
+        if others := self._others(plan):
+            guide = Watch(guide, others, self.stops)
+        return DraftTask(self.context, length, guide, plan.tree)
+
+    def _others(self, plan: Plan) -> dict[str, Guide]:
+        """The drafter's other rules, as far as they may be asked about this plan's draft."""
+        if not self.compares_rules or plan.tree is not None or plays_all(self.policy):
+            return {}
+        return {
+            rule: guide
+            for (drafter, rule), guide in self.guides.items()
+            if drafter == plan.drafter and rule != plan.rule and guide.is_pure
+        }
 
     def uniforms(self, num: int) -> Floats:
         """[num] draws of the acceptance stream; greedy requests need no randomness."""
@@ -132,10 +148,11 @@ class Request:
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
         """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
-        if evidence.num_drafted and evidence.plan.tree is None:
+        if evidence.num_drafted and evidence.plan.tree is None and not plays_all(self.policy):
             self.guide(evidence.plan).learn(evidence.num_drafted, evidence.num_accepted)
         for made, feedback in self.revealer.reveal(decision, evidence):
             self.policy.learn(made, feedback)
+        self.stops = {}
 
     def finish(self) -> None:
         """The request has ended: feedback still queued is delivered as far as it is known."""

@@ -52,11 +52,14 @@ class Prefix:
     """Reveal every plan whose accepted count the played draft determines.
 
     On a chain, after ``a`` accepted tokens, length k of the same drafter and rule would have had
-    min(a, k) accepted; a fully accepted draft of n tokens says this for k <= n only. The plan
-    ``none`` emits one token, always.
+    min(a, k) accepted; a fully accepted draft of n tokens says this for k <= n only. A rule that
+    would have stopped the same draft after s tokens would have had min(a, s). The plan ``none``
+    emits one token, always. Of trees nothing but the played plan's value is known.
 
     Lengths beyond the played one are shown after a rejection only, so a policy that averages what
-    it sees underrates them; ``longer=false`` shows none of them, and every mean is then unbiased.
+    it sees underrates them; and a rule is shown in the rounds in which it stops no later than the
+    played one, which are not its average rounds unless it always does. ``longer=false`` shows
+    neither, and every mean is then unbiased.
 
     Source: this project's own (DESIGN section 1). Differs: none.
     State: the switching cost's. Cost: one reward for each plan of the drafter. Errors: as Bandit.

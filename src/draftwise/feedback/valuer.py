@@ -57,7 +57,7 @@ class Valuer:
         known = self.nothing_drafted()
         for other in self._of.get(evidence.plan.drafter, []):
             num_drafted = drafted_by(self.plans[other], evidence)
-            is_shown = longer or self.plans[other].length <= evidence.plan.length
+            is_shown = longer or is_within(self.plans[other], evidence.plan)
             if num_drafted is not None and is_shown:
                 known[other] = self._value(other, evidence, num_drafted)
         known[index] = self.played(index, evidence)
@@ -119,13 +119,21 @@ class Valuer:
 def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
     """How many tokens a plan of the played drafter would have drafted; None if that is not known.
 
+    A rule that would have stopped within the draft is known exactly, by ``evidence.stops``.
+
     >>> evidence = Evidence(Plan("a", 4), num_drafted=4, num_accepted=1)
     >>> drafted_by(Plan("a", 2), evidence), drafted_by(Plan("a", 8), evidence)
     (2, 8)
+    >>> evidence = Evidence(Plan("a", 4), num_drafted=4, num_accepted=1, stops={"svip": 3})
+    >>> drafted_by(Plan("a", 8, "svip"), evidence), drafted_by(Plan("a", 8, "adaedl"), evidence)
+    (3, None)
     """
     drafted, is_full = evidence.num_drafted, evidence.num_accepted == evidence.num_drafted
-    if plan.rule != evidence.plan.rule:
+    if plan.tree is not None or evidence.plan.tree is not None:
         return None
+    if plan.rule != evidence.plan.rule:
+        stop = evidence.stops.get(plan.rule)
+        return None if stop is None else min(stop, plan.length)
     if plan.length <= drafted:
         return plan.length
     if is_full:
@@ -133,6 +141,11 @@ def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
     if drafted < evidence.plan.length:
         return drafted  # the draft ended by itself, and would again
     return plan.length if plan.rule == "fixed" else None
+
+
+def is_within(plan: Plan, played: Plan) -> bool:
+    """Whether what the played plan's rounds show of this plan does not depend on how they went."""
+    return plan.rule == played.rule and plan.length <= played.length
 
 
 def cut(plan: Plan, most: int) -> Plan:

@@ -33,6 +33,7 @@ class AdaEdl:
     """
 
     needs_probs = True
+    is_pure = True
 
     def __init__(
         self, threshold: float = 0.7, gamma: float = 0.2, alpha: float = 0.9, beta2: float = 0.9,

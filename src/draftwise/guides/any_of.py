@@ -41,6 +41,7 @@ class AnyOf:
     def __init__(self, make_rule: Callable[[str], Guide], rules: str = TABLE_1) -> None:
         self._rules = [make_rule(spec) for spec in split_rules(rules)]
         self.needs_probs = any(rule.needs_probs for rule in self._rules)
+        self.is_pure = all(rule.is_pure for rule in self._rules)
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether all rules go on; each is asked, as some remember what they said."""

@@ -17,6 +17,7 @@ class MaxConfidence:
     """
 
     needs_probs = True
+    is_pure = True
 
     def __init__(self, threshold: float = 0.8) -> None:
         if not 0 <= threshold <= 1:

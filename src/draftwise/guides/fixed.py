@@ -15,6 +15,7 @@ class Fixed:
     """
 
     needs_probs = False
+    is_pure = True
 
     def goes_on(self, step: DraftStep) -> bool:
         """Always."""

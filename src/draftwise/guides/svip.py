@@ -30,6 +30,7 @@ class Svip:
     """
 
     needs_probs = True
+    is_pure = True
 
     def __init__(self, threshold: float = 0.6) -> None:
         if not threshold >= 0:

@@ -24,6 +24,7 @@ class SvipDifference:
     """
 
     needs_probs = True
+    is_pure = True
 
     def __init__(self, threshold: float = 0.2) -> None:
         if math.isnan(threshold):

@@ -39,6 +39,8 @@ class TapOutToken:
     (False, True, True)
     """
 
+    is_pure = False
+
     def __init__(
         self, make_rule: Callable[[str], Guide], make_bandit: Callable[[str, int], Policy],
         bandit: str = "ucb1:beta=1", rules: str = TABLE_1,

@@ -62,6 +62,8 @@ class SimulatedRequest:
         alphas = _NO_ALPHAS
         if num_drafted:
             alphas = self._text.tracks[plan.drafter].drafted_alphas(start, num_drafted)
+            if plan.rule in self._guides:
+                self._guides[plan.rule].learn(num_drafted, num_accepted)
         seconds = self._round_s(plan, num_drafted)
         self.position = min(start + num_accepted + 1, self._text.length)
         self.num_rounds += 1

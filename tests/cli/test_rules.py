@@ -1,0 +1,46 @@
+"""Stop rules on the command line: two names of one option, and rules inside rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.conftest import Run, run_command
+
+FIXED = ("--policy", "fixed:0", "--preset", "metasd", "--plan-lengths", "8", "--json")
+SHORT = ("--max-new-tokens", 24)
+NEVER, ALWAYS = "max-confidence:0", "max-confidence:1"
+
+
+def drafted(generate: Run, *options: object) -> tuple[list[int], int, int]:
+    """The tokens, the rounds and what was drafted in them."""
+    (answer,) = generate("Hello", *SHORT, *FIXED, *options).objects
+    return answer["tokens"], answer["num_rounds"], answer["num_drafted"]
+
+
+def test_guide_and_rule_are_one_option(generate: Run) -> None:
+    by_rule = drafted(generate, "--rule", ALWAYS)
+    assert drafted(generate, "--guide", ALWAYS) == by_rule
+    tokens, _, num = drafted(generate, "--guide", NEVER)
+    assert tokens == by_rule[0]
+    assert num > by_rule[2]
+
+
+def test_rules_inside_rules(generate: Run) -> None:
+    """Behind + another rule, and ; for the comma between the options of one."""
+    one_token = drafted(generate, "--rule", ALWAYS)
+    assert drafted(generate, "--rule", f"any-of:rules={NEVER}+{ALWAYS}") == one_token
+    nested = "adaedl:gamma=0.3;threshold=2;epsilon=0"
+    assert drafted(generate, "--rule", f"any-of:rules={NEVER}+{nested}") == one_token
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("any-of:rules=svip+nope", "unknown guide 'nope'"),
+        ("svip:-1", "threshold is -1"),
+        ("tapout-token:bandit=nope", "unknown policy 'nope'"),
+    ],
+)
+def test_refused_before_anything_is_loaded(spec: str, message: str) -> None:
+    ran = run_command("generate", "hi", "--target", "/nonexistent", "--guide", spec)
+    assert message in " ".join(ran.refusal.split())
