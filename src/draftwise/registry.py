@@ -80,6 +80,7 @@ DRAFTERS: Table = {
     "lm": ("drafters.lm:LMDrafter", {}),
     "lookup": ("drafters.lookup:LookupDrafter", {}),
     "suffix": ("drafters.suffix:SuffixDrafter", {"max_tokens": 1000}),
+    "datastore": ("drafters.datastore:DatastoreDrafter", {}),
 }
 
 

@@ -14,7 +14,7 @@ from draftwise.drafters.protocol import Context, Drafter, DraftTask
 from draftwise.guides.fixed import Fixed
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
-from engine.pairs import PROMPTS, lm, spec
+from engine.pairs import PROMPTS, lm, spec, store
 
 ALL = pytest.mark.parametrize("name", sorted(DRAFTERS))
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(1.0, 8, 0.9, 1.2)
@@ -29,9 +29,11 @@ def _without_gradients() -> Iterator[None]:
 
 
 def make(name: str) -> Drafter:
-    """``lm`` needs a model; the others are made from their line of the table."""
+    """``lm`` needs a model, ``datastore`` a file; the others need their line of the table."""
     if name == "lm":
         return lm("good")
+    if name == "datastore":
+        return store()
     drafter: Drafter = registry.build("drafter", DRAFTERS, spec(DRAFTERS, name), {"name": name})
     return drafter
 

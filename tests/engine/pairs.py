@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from draftwise import registry
+from draftwise.drafters.datastore import DatastoreDrafter
+from draftwise.drafters.datastore_file import replacing, write
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.protocol import Drafter
 from draftwise.nn.model import CausalModel
@@ -24,7 +29,7 @@ POOLS = {
     "lookup": ["lookup"],
     "suffix": ["suffix"],
     "good+lookup": ["good", "lookup"],
-    "good+suffix": ["good", "suffix"],
+    "good+suffix+datastore": ["good", "suffix", "datastore"],
     "all": ["good", "bad", "lookup"],
 }
 """Names of pools, and the drafters in them.
@@ -77,11 +82,27 @@ def lm(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
     return LMDrafter(name, CausalModel(module, name), model)
 
 
+@cache
+def store(vocab_size: int = 64) -> DatastoreDrafter:
+    """Text of the target's own vocabulary: the prompts, one of the target's answers, and noise."""
+    noise = np.random.default_rng(0).integers(0, vocab_size, (20, 30)).tolist()
+    texts = [[t for t in prompt if t < vocab_size] for prompt in PROMPTS] + noise
+    if vocab_size == 64:
+        texts += [prompt + plain_greedy(prompt, 24) for prompt in PROMPTS[:2]]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "texts.store"
+        with replacing(file) as stream:
+            write(stream, [np.array(text) for text in texts], vocab_size)
+        return DatastoreDrafter("datastore", str(file), vocab_size=vocab_size)
+
+
 def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) -> list[Drafter]:
     """The drafters of these names; those of the table by their own name."""
     return [
         lm(name, kind, vocab_size)
         if name in {"good", "bad"}
+        else store(vocab_size)
+        if name == "datastore"
         else registry.build("drafter", registry.DRAFTERS, name, {"name": name})
         for name in names
     ]

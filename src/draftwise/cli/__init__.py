@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from draftwise.cli.datastore import app as datastore
 from draftwise.cli.demo import demo
 from draftwise.cli.failures import refusals
 from draftwise.cli.generate import generate
@@ -23,6 +24,7 @@ app.command()(generate)
 app.command()(demo)
 app.command()(models)
 app.command()(simulate)
+app.add_typer(datastore, name="datastore", help="Datastores to draft from: build one.")
 app.add_typer(zoo, name="zoo", help="The bundled tiny models: remake them, look at them.")
 
 

@@ -1,0 +1,109 @@
+"""`draftwise datastore`: make the file that the drafter `datastore:FILE` searches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from draftwise.cli.corpus import corpus_files, pieces
+from draftwise.cli.failures import refusals, refused_values, say
+from draftwise.cli.load import loading
+from draftwise.drafters.datastore_file import Store, replacing, write
+
+app = typer.Typer(no_args_is_help=True, help="Datastores to draft from: build.")
+
+
+@app.callback()
+def datastore() -> None:
+    """A command of its own, so that there can be more of them."""
+
+
+@app.command()
+@refusals()
+def build(
+    corpus: Annotated[
+        Path,
+        typer.Argument(
+            help="A text file, a folder of them, or .jsonl (`text`, or `prompt` and `completion`)."
+        ),
+    ],
+    tokenizer: Annotated[str, typer.Option(help="The target: a model folder, a hub id, or `zoo`.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+) -> None:
+    """Tokenize a corpus as the target does, sort its suffixes, and write both to one file."""
+    start = time.perf_counter()
+    with refused_values(), replacing(out) as file:
+        files = corpus_files(corpus)
+        with loading(tokenizer, threads=1):
+            encode, vocab_size = _load(tokenizer)
+        documents = _read(files, encode)
+        with Console(stderr=True).status("sorting"):
+            write(file, documents, vocab_size)
+    made, seconds = Store(out), time.perf_counter() - start
+    typer.echo(
+        f"{out}: {made.num_tokens:,} tokens of {made.num_documents:,} documents, vocabulary "
+        f"{made.vocab_size:,}, {out.stat().st_size / 1e6:.1f} MB, {seconds:.1f} s"
+    )
+
+
+def _load(source: str) -> tuple[Any, int]:
+    """The target's tokenizer and its number of tokens, as the model counts them."""
+    from transformers import AutoConfig
+
+    from draftwise.nn.load import load_tokenizer
+    from draftwise.pool import resolve_target
+
+    path, _ = resolve_target(source)
+    tokenizer = load_tokenizer(path)
+    return tokenizer, int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
+
+
+def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
+    """The tokens of each document, no special ones added; in a folder, what is no text is left out.
+
+    Raises UnicodeDecodeError where the corpus is one file and that is not UTF-8.
+    """
+    documents: list[NDArray[np.uint32]] = []
+    left_out = 0
+    with _progress() as progress:
+        task = progress.add_task("", total=sum(file.stat().st_size for file in files))
+        for file in files:
+            of_file: list[list[NDArray[np.uint32]]] = []
+            try:
+                for piece in pieces(file):
+                    ids = tokenizer(piece.text, add_special_tokens=False, verbose=False)
+                    if piece.is_first:
+                        of_file.append([])
+                    of_file[-1].append(np.array(ids["input_ids"], dtype=np.uint32))
+                    progress.advance(task, piece.num_bytes)
+            except UnicodeDecodeError:
+                if len(files) == 1:
+                    raise
+                left_out += 1
+                continue
+            documents += [np.concatenate(parts) for parts in of_file]
+    if left_out:
+        say(f"{left_out} of {len(files)} files are not UTF-8 text and were left out", "yellow")
+    return documents
+
+
+def _progress() -> Progress:
+    """Bytes of the corpus that were read, on a terminal only."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("tokenizing"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
