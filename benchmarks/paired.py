@@ -27,6 +27,17 @@ from rich.table import Table
 Method = Callable[[list[int]], list[int]]
 
 
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()
+
+
+COMMIT = _commit()
+"""Of the code that runs: asked at the start, since somebody may commit meanwhile."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """seconds [methods, prompts], medians of the repeats; num_tokens [prompts]."""
@@ -99,7 +110,7 @@ def save(path: str | None, results: dict[str, Any]) -> None:
     record = {
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": COMMIT,
         "hardware": f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         **results,
@@ -108,10 +119,3 @@ def save(path: str | None, results: dict[str, Any]) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record))
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip()
