@@ -18,8 +18,9 @@ class EpsilonGreedy:
         """Explore in one round of ten."""
         self._round += 1
         explores = self._rng.random() < 0.1
-        plan = self._rng.integers(len(self._sums)) if explores else np.argmax(self.estimates())
-        return Decision(int(plan), 0.1 / len(self._sums) + 0.9 * (not explores), self._round)
+        best = int(np.argmax(self.estimates()))
+        plan = int(self._rng.integers(len(self._sums))) if explores else best
+        return Decision(plan, 0.1 / len(self._sums) + 0.9 * (plan == best), self._round)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Average what was seen."""
