@@ -95,11 +95,12 @@ def describe(depth: int, length: int, counts: Sequence[int]) -> DraftStep:
     >>> describe(1, 5, (3, 1)).margin
     0.5
     """
+    if len(counts) == 1:
+        return DraftStep(depth, length, 1.0, 1.0, 0.0, 1.0)
     total = sum(counts)
     shares = [count / total for count in counts]
-    second = max(shares[1:], default=0.0)
     entropy = -sum(share * math.log(share) for share in shares)
-    return DraftStep(depth, length, shares[0], shares[0], entropy, shares[0] - second)
+    return DraftStep(depth, length, shares[0], shares[0], entropy, shares[0] - max(shares[1:]))
 
 
 def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:

@@ -67,6 +67,7 @@ class _Finder:
         return Match(
             length,
             lambda depth: self._store.continuations(first, last, self._num_matches, depth),
+            lambda: self._store.nexts(first, last, self._num_matches),
         )
 
     def share(self) -> None:

@@ -163,23 +163,30 @@ class Store:
             last = bisect_right(places, text, at, last, key=context)
         return length, first, last
 
+    def nexts(self, first: int, last: int, num: int) -> list[int]:
+        """The first tokens of ``continuations``."""
+        tokens: list[int] = self._tokens[self._suffixes[_spread(first, last, num)] - 1].tolist()
+        return tokens
+
     def continuations(self, first: int, last: int, num: int, depth: int) -> Rows:
         """How the corpus went on behind these suffixes; of many, ``num`` at even distances."""
-        count = last - first
-        chosen = (
-            np.arange(first, last)
-            if count <= num
-            else first + np.arange(num, dtype=np.int64) * count // num
-        )
-        behind = self._suffixes[chosen].astype(np.int64)[:, None] - 1 - np.arange(depth)
+        places = self._suffixes[_spread(first, last, num)].astype(np.int64)
+        behind = places[:, None] - np.arange(1, depth + 1)
         rows: list[list[int]] = self._tokens[np.maximum(behind, 0)].tolist()
-        return [self._one_document(row) for row in rows] if depth > 1 else rows
+        return [self._one_document(row) for row in rows]
 
     def _one_document(self, row: list[int]) -> list[int]:
         """The row up to its document's end."""
         if max(row) < self.vocab_size:
             return row
         return row[: next(i for i, token in enumerate(row) if token >= self.vocab_size)]
+
+
+def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:
+    """The range, or ``num`` of it at even distances."""
+    if last - first <= num:
+        return np.arange(first, last)
+    return first + np.arange(num) * (last - first) // num
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:

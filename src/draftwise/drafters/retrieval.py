@@ -24,14 +24,25 @@ LONGEST_MATCH = 32
 class Match:
     """The longest suffix of a text that was found: its length in tokens, and how it went on.
 
-    rows: a depth in tokens to the continuations, none of them empty.
+    rows: a depth in tokens to the continuations, none of them empty. nexts: their first tokens.
     """
 
     length: int
     rows: Callable[[int], Rows]
+    nexts: Callable[[], Sequence[int]]
+
+    def proposal(self) -> int:
+        """The most frequent next token, of equals the first; -1 = none."""
+        tokens = self.nexts()
+        if len(tokens) < 3:
+            return tokens[0] if tokens else -1
+        counts: dict[int, int] = {}
+        for token in tokens:
+            counts[token] = counts.get(token, 0) + 1
+        return max(counts, key=counts.__getitem__)
 
 
-NO_MATCH = Match(0, lambda depth: [])
+NO_MATCH = Match(0, lambda depth: [], lambda: [])
 
 
 class Finder(Protocol):
@@ -67,8 +78,7 @@ class _Row:
         start = len(tokens) - MAX_TARGETS
         while self.length < len(tokens):
             if self.length >= start:
-                path = most_frequent_path(self.match.rows(1), 1)
-                self.known.append((path[0][0] if path else -1, self.match.length))
+                self.known.append((self.match.proposal(), self.match.length))
             else:
                 self.known, self.known_start = [], self.length + 1
             self.finder.push(tokens[self.length])
@@ -105,8 +115,9 @@ class RetrievalSession:
             path = self._row(task.context).path(task.length)
             step, kept = DraftStep(0, task.length), 0
             while kept < len(path) and task.guide.goes_on(step):
-                step = describe(kept + 1, task.length, path[kept][1])
+                counts = path[kept][1] if task.guide.needs_probs else (1,)
                 kept += 1
+                step = describe(kept, task.length, counts)
             drafts.append(Draft.chain([token for token, _ in path[:kept]], None, self._name))
         return drafts
 

@@ -40,7 +40,7 @@ class SuffixDrafter:
     can_branch = False
     relative_cost = 0.004
 
-    def __init__(self, name: str, max_tokens: int = 262_144, num_matches: int = 16) -> None:
+    def __init__(self, name: str, max_tokens: int = 262_144, num_matches: int = 8) -> None:
         if max_tokens < 0 or num_matches < 1:
             raise ValueError(
                 f"max_tokens={max_tokens} and num_matches={num_matches}: max_tokens must be 0 (no "
@@ -91,16 +91,29 @@ class _Finder:
         if self._shared is not None:
             longer, elsewhere = self._shared.find(ending, above=length)
             if elsewhere:
-                return Match(longer, lambda depth: _continuations(elsewhere, depth))
+                return Match(
+                    longer,
+                    lambda depth: _continuations(elsewhere, depth),
+                    lambda: _nexts(elsewhere),
+                )
         if not places:
             return NO_MATCH
-        return Match(length, lambda depth: [_run_on(*place, draft, depth) for place in places])
+        return Match(
+            length,
+            lambda depth: [_run_on(*place, draft, depth) for place in places],
+            lambda: _nexts(places),
+        )
 
     def share(self) -> None:
         if self._shared is not None:
             for token, keys in self._unshared:
                 self._shared_text = self._shared.append(self._shared_text, token, keys)
         self._unshared = []
+
+
+def _nexts(places: Sequence[tuple[Piece, int]]) -> list[int]:
+    """The tokens at these places."""
+    return [piece.tokens[offset] for piece, offset in places]
 
 
 def _continuations(places: Sequence[tuple[Piece, int]], depth: int) -> Rows:

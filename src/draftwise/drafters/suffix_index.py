@@ -38,14 +38,14 @@ class Ending:
     """The end of a text as the index needs it: hashes of its contexts, and its last 32 tokens.
 
     keys: for the last positions, the hashes of the 1, 2, 4, 8, 16 tokens before them (fewer at the
-    start of a text). tail: one integer, the latest token in its top 32 bits.
+    start of a text). tail: one integer, the latest token in its top 32 bits. last: that token.
     """
 
-    __slots__ = ("keys", "num", "tail")
+    __slots__ = ("keys", "last", "num", "tail")
 
     def __init__(self) -> None:
         self.keys: list[tuple[int, ...]] = []
-        self.tail = self.num = 0
+        self.tail = self.num = self.last = 0
 
     def push(self, token: int) -> None:
         """One more token: a context of 2k is the pair of its halves."""
@@ -58,12 +58,13 @@ class Ending:
             del self.keys[: -_LAGS[-1]]
         self.keys.append(tuple(found))
         self.tail = self.tail >> _WORD | token << (_TAIL - _WORD)
-        self.num = min(self.num + 1, LONGEST_MATCH)
+        self.num, self.last = min(self.num + 1, LONGEST_MATCH), token
 
     def copy(self) -> Ending:
         """The same ending, to go on with apart."""
         twin = Ending()
-        twin.keys, twin.tail, twin.num = self.keys[-_LAGS[-1] :], self.tail, self.num
+        twin.keys, twin.tail = self.keys[-_LAGS[-1] :], self.tail
+        twin.num, twin.last = self.num, self.last
         return twin
 
 
@@ -74,15 +75,16 @@ class Piece:
     tokens: array[int] = field(default_factory=lambda: array("I"))
     links: array[int] = field(default_factory=lambda: array("q"))
 
-    def common(self, offset: int, ending: Ending, span: int) -> int:
-        """How many tokens before ``offset`` are those of the ending, at most ``span``.
+    def common(self, offset: int, num: int, wanted: int) -> int:
+        """How many tokens before ``offset`` are those of ``wanted``, which is the last ``num``.
 
         One XOR of both as integers: the highest bit that differs is in the last token that does.
         """
-        num = span if offset >= span <= ending.num else min(offset, ending.num, span)
+        if offset < num:
+            wanted >>= (num - offset) * _WORD
+            num = offset
         here = int.from_bytes(self.tokens[offset - num : offset].tobytes(), "little")
-        differs = here ^ (ending.tail >> (_TAIL - num * _WORD))
-        return num - (differs.bit_length() + _WORD - 1) // _WORD
+        return num - ((here ^ wanted).bit_length() + _WORD - 1) // _WORD
 
 
 class SuffixIndex:
@@ -129,36 +131,48 @@ class SuffixIndex:
         Of the newest ``num_matches`` occurrences of the longest order that occurs, those count
         that agree with the ending longest; (0, []) if there are none.
         """
-        keys = ending.keys[-1] if ending.keys else ()
+        keys, heads, mask = ending.keys[-1] if ending.keys else (), self._heads, self._mask
         for level in range(len(keys) - 1, -1, -1):
             if _SPANS[level] <= above:
                 break
-            longest, places = self._longest(level, keys[level], ending)
-            if longest > above:
-                return longest, places
+            place = heads[level][keys[level] & mask]
+            if place:
+                longest, places = self._longest(level, place, ending)
+                if longest > above:
+                    return longest, places
         return 0, []
 
-    def _longest(self, level: int, key: int, ending: Ending) -> tuple[int, list[tuple[Piece, int]]]:
-        """Among the newest places behind this context those that agree with the ending longest."""
-        place, pieces, order = self._heads[level][key & self._mask], self._pieces, ORDERS[level]
-        longest, places, wanted = order, list[tuple[Piece, int]](), self._num_matches
-        last, span = ending.tail >> (_TAIL - _WORD), _SPANS[level]
+    def _longest(
+        self, level: int, place: int, ending: Ending
+    ) -> tuple[int, list[tuple[Piece, int]]]:
+        """From this place back, the newest behind the context that agree with the ending longest.
+
+        (0, []) if this bucket has other contexts only.
+        """
+        pieces, order, last = self._pieces, ORDERS[level], ending.last
+        longest = num = tail = 0
+        places: list[tuple[Piece, int]] = []
+        wanted = self._num_matches
         for _ in range(_PATIENCE * wanted):
             piece = pieces.get(place >> _OFFSET_BITS)
             if piece is None:  # none, or dropped, and what is older with it
                 break
             offset = place & _OFFSET
             if offset and piece.tokens[offset - 1] == last:
-                common = piece.common(offset, ending, span) if level else 1
-                if common > longest:
-                    longest, places = common, [(piece, offset)]
-                elif common == longest:
-                    places.append((piece, offset))
-                wanted -= common >= order
-                if not wanted:
-                    break
+                if not num:
+                    num = min(_SPANS[level], ending.num)
+                    tail = ending.tail >> (_TAIL - num * _WORD)
+                common = piece.common(offset, num, tail) if level else 1
+                if common >= order:
+                    if common > longest:
+                        longest, places = common, []
+                    if common == longest:
+                        places.append((piece, offset))
+                    wanted -= 1
+                    if not wanted:
+                        break
             place = piece.links[offset * _NUM_ORDERS + level]
-        return (longest, places) if places else (0, places)
+        return longest, places
 
     def _new_piece(self, cut: Piece | None) -> tuple[int, Piece]:
         """A new text; behind one that was cut, it begins with a copy of its end."""
