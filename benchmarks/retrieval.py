@@ -2,6 +2,7 @@
 
 python benchmarks/retrieval.py --part text        # lookup, suffix, datastore on held-out Python
 python benchmarks/retrieval.py --part datastore   # build, open, search up to --tokens tokens
+python benchmarks/retrieval.py --part zoo         # tokens a round on the bundled target, by domain
 
 Times are seconds of this process's own CPU time, except building and opening. ``loop_ns`` is what
 one step of an empty Python loop with an addition takes on this machine: the yardstick for them.
@@ -27,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from draftwise import zoo
+from draftwise import Speculator, zoo
 from draftwise.drafters.continuations import most_frequent_path, tree
 from draftwise.drafters.datastore import DatastoreDrafter
 from draftwise.drafters.datastore_file import Store, replacing, write
@@ -36,6 +37,7 @@ from draftwise.drafters.protocol import Context, Drafter, DraftTask
 from draftwise.drafters.suffix import SuffixDrafter
 from draftwise.guides.fixed import Fixed
 from draftwise.types import SamplingParams
+from draftwise.zoo.domains import sample
 
 LENGTH = 8
 PROMPT, OUTPUT = 100, 900
@@ -60,7 +62,7 @@ def part_text(args: argparse.Namespace) -> dict[str, Any]:
             f"{row['update_us'] + row['propose_us']:.1f}", f"{row['mat']:.2f}",
             f"{row['peak_mb']:.0f}",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=110).print(table)
     return {"text": rows, "texts": len(held_out)}
 
 
@@ -172,7 +174,7 @@ def part_datastore(args: argparse.Namespace) -> dict[str, Any]:
                 f"{row['chain_p99_us']:.0f}", f"{row['match']:.1f}",
             )  # fmt: skip
             path.unlink()
-    Console().print(table)
+    Console(width=110).print(table)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return {"datastore": rows, "vocab_size": args.vocab_size, "peak_mb": peak_mb}
 
@@ -223,12 +225,54 @@ def _search(store: Store, tokens: np.ndarray, num: int) -> dict[str, float]:
     return found | {"chain_p99_us": chain_p99_us, "match": float(np.mean(matches))}
 
 
+def part_zoo(args: argparse.Namespace) -> dict[str, Any]:
+    """MAT of greedy answers of the bundled target, 8 tokens drafted in every round.
+
+    suffix: prompts one after another, with what was said before (``twice``: the same prompts once
+    more), or without; datastore: 300 training documents of the domain, none of the prompts'.
+    """
+    names = ("lookup", "suffix:max_tokens=0", "suffix", "suffix, twice", "datastore")
+    table = Table("domain", *names)
+    rows: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for domain, prompts in zoo.prompts().items():
+            specs = {name: name for name in names[:3]}
+            specs["datastore"] = f"datastore:{_domain_store(domain, Path(folder) / domain)}"
+            rows[domain] = {}
+            for name, spec in specs.items():
+                made = Speculator.from_pretrained(
+                    "zoo", [spec], preset="metasd", policy="fixed:0", lengths=[LENGTH]
+                )
+                rows[domain][name] = _mat(made, prompts[: args.texts])
+                if name == "suffix":
+                    rows[domain]["suffix, twice"] = _mat(made, prompts[: args.texts])
+            table.add_row(domain, *(f"{rows[domain][name]:.2f}" for name in names))
+    Console(width=110).print(table)
+    return {"zoo": rows, "prompts": args.texts}
+
+
+def _domain_store(domain: str, path: Path) -> Path:
+    tokenizer = Tokenizer.from_file(str(zoo.target_path() / "tokenizer.json"))
+    rng = random.Random(0)
+    texts = [(found.prompt + found.answer) for found in (sample(domain, rng) for _ in range(300))]
+    tokens = [np.array(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+    with replacing(path) as file:
+        write(file, tokens, 2048)
+    return path
+
+
+def _mat(made: Speculator, prompts: list[str]) -> float:
+    """Tokens over rounds, all prompts together."""
+    stats = [made.generate(prompt, max_new_tokens=120).stats for prompt in prompts]
+    return sum(s.num_emitted for s in stats) / sum(s.num_rounds for s in stats)
+
+
 def main() -> None:
     """Run one part and write its numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--part", choices=["text", "datastore"], required=True)
+    parser.add_argument("--part", choices=["text", "datastore", "zoo"], required=True)
     parser.add_argument("--history", type=int, default=1_000_000, help="tokens seen before")
-    parser.add_argument("--texts", type=int, default=20, help="held-out files")
+    parser.add_argument("--texts", type=int, default=20, help="held-out files, or prompts a domain")
     parser.add_argument("--tokens", type=int, default=50_000_000, help="of the largest datastore")
     parser.add_argument("--vocab-size", type=int, default=32_000)
     parser.add_argument("--queries", type=int, default=2000)
@@ -236,7 +280,7 @@ def main() -> None:
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    parts = {"text": part_text, "datastore": part_datastore}
+    parts = {"text": part_text, "datastore": part_datastore, "zoo": part_zoo}
     save(args.out, {"loop_ns": round(_loop_ns(), 1)} | parts[args.part](args))
 
 

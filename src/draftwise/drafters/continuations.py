@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -89,7 +90,8 @@ def tree(
     )
 
 
-def describe(depth: int, length: int, counts: Sequence[int]) -> DraftStep:
+@functools.lru_cache(maxsize=4096)
+def describe(depth: int, length: int, counts: tuple[int, ...]) -> DraftStep:
     """What a guide sees behind a token that was chosen with these counts, its own first.
 
     >>> describe(1, 5, (3, 1)).margin

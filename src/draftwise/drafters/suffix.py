@@ -17,7 +17,7 @@ class SuffixDrafter:
     longer match proposes, the request's own on a tie. Differs: hash chains instead of suffix trees
     or automata (``suffix_index`` says why); frequencies are those among the newest ``num_matches``
     occurrences of the longest match, up to 32 tokens; the longer match wins, not the higher score.
-    Index: contexts of 1, 2, 4, 8 and 16 tokens, and the longest match among the places behind them.
+    Index: contexts of 1, 2, 4 and 8 tokens, and the longest match among the places behind them.
 
     An output is shared round by round, after the round's rows were scored, so requests that run
     together help each other and an answer that is never finished is not lost; prompts are not
@@ -25,7 +25,7 @@ class SuffixDrafter:
     and then an answer depends on its own request alone. With a history a draft depends on what was
     said before: the same seed may draw another sample, of the same law.
 
-    Memory: 44 bytes a token and 40 a token of ``max_tokens`` (of the row's capacity for its own).
+    Memory: 36 bytes a token and 32 a token of ``max_tokens`` (of the row's capacity for its own).
     Time: O(num_matches) a token. probs: None (a point mass, a function of the past alone).
     Errors: ValueError if max_tokens < 0 or num_matches < 1.
 

@@ -1,13 +1,13 @@
 """An index of growing texts that finds where a text's ending occurred before, newest first.
 
-Hash chains as in Lempel-Ziv compressors: for each order (1, 2, 4, 8, 16 tokens) a table maps the
+Hash chains as in Lempel-Ziv compressors: for each order (1, 2, 4, 8 tokens) a table maps the
 hash of a context to the latest place behind it, and each place links to the one before. Adding a
-token costs five table writes whatever the history; an occurrence is confirmed by comparing tokens,
+token costs four table writes whatever the history; an occurrence is confirmed by comparing tokens,
 32 at once, so hash collisions cost time and nothing else.
 
 Why not a suffix automaton or tree: it needs about 500 bytes a token in Python, its counts are not
-O(1) to keep up to date, and nothing can be taken out of it again. Here a token costs 44 bytes and
-8 for each bucket of five tables, and what is evicted is simply not found any more.
+O(1) to keep up to date, and nothing can be taken out of it again. Here a token costs 36 bytes and
+8 for each bucket of four tables, and what is evicted is simply not found any more.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 
 from draftwise.drafters.retrieval import LONGEST_MATCH
 
-ORDERS = (1, 2, 4, 8, 16)
+ORDERS = (1, 2, 4, 8)
 _NUM_ORDERS = len(ORDERS)
 _LAGS = ORDERS[:-1]
-_SPANS = (1, 3, 7, 15, LONGEST_MATCH)
+_SPANS = (*(order - 1 for order in ORDERS[1:]), LONGEST_MATCH)
 """The longest match at each order: one token more would have been found at the next."""
 _OFFSET_BITS = 32
 _OFFSET = (1 << _OFFSET_BITS) - 1
@@ -37,7 +37,7 @@ _PATIENCE = 4  # places looked at for each match wanted: other contexts may shar
 class Ending:
     """The end of a text as the index needs it: hashes of its contexts, and its last 32 tokens.
 
-    keys: for the last positions, the hashes of the 1, 2, 4, 8, 16 tokens before them (fewer at the
+    keys: at the last positions, the hashes of the 1, 2, 4, 8 tokens before them (fewer at the
     start of a text). tail: one integer, the latest token in its top 32 bits. last: that token.
     """
 
@@ -49,14 +49,19 @@ class Ending:
 
     def push(self, token: int) -> None:
         """One more token: a context of 2k is the pair of its halves."""
-        found, keys = [token], self.keys
-        for level, lag in enumerate(_LAGS):
-            if len(keys) < lag or len(keys[-lag]) <= level:
-                break
-            found.append(hash((keys[-lag][level], found[level])))
-        if len(self.keys) > _KEYS_KEPT:
-            del self.keys[: -_LAGS[-1]]
-        self.keys.append(tuple(found))
+        keys = self.keys
+        if len(keys) >= 4 and len(keys[-4]) > 2:  # all but the first tokens of a text
+            two = hash((keys[-1][0], token))
+            four = hash((keys[-2][1], two))
+            found: tuple[int, ...] = (token, two, four, hash((keys[-4][2], four)))
+        else:
+            found = (token,)
+            for level, lag in enumerate(_LAGS):
+                if len(keys) >= lag and len(keys[-lag]) > level == len(found) - 1:
+                    found += (hash((keys[-lag][level], found[level])),)
+        if len(keys) > _KEYS_KEPT:
+            del keys[: -_LAGS[-1]]
+        keys.append(found)
         self.tail = self.tail >> _WORD | token << (_TAIL - _WORD)
         self.num, self.last = min(self.num + 1, LONGEST_MATCH), token
 
@@ -70,7 +75,7 @@ class Ending:
 
 @dataclass(slots=True)
 class Piece:
-    """One text: its tokens, and for each token five links to earlier places."""
+    """One text: its tokens, and for each token four links to earlier places."""
 
     tokens: array[int] = field(default_factory=lambda: array("I"))
     links: array[int] = field(default_factory=lambda: array("q"))
@@ -93,8 +98,8 @@ class SuffixIndex:
     num_buckets: rounded up to a power of two; about the tokens expected. num_matches: occurrences
     looked at. max_tokens: tokens kept, at most; beyond, the oldest texts are dropped whole. A text
     of a quarter of that is cut: what follows is a text of its own that begins with a copy of the
-    last 32 tokens, so that matches reach across the cut. State: five tables of 8 bytes a bucket,
-    mapped when first touched, and 44 bytes a token.
+    last 32 tokens, so that matches reach across the cut. State: four tables of 8 bytes a bucket,
+    mapped when first touched, and 36 bytes a token.
     """
 
     def __init__(self, num_buckets: int, num_matches: int, max_tokens: int = sys.maxsize) -> None:
