@@ -1,6 +1,7 @@
 """Where to stop: every rule of TapOut's table 1 as a fixed plan, and TapOut choosing among them.
 
-python benchmarks/stopping.py --drafter generalist
+python benchmarks/stopping.py --drafter generalist                   # rules, and TapOut over them
+python benchmarks/stopping.py --drafter generalist --part settings   # what else TapOut could be
 """
 
 from __future__ import annotations
@@ -43,6 +44,20 @@ def settings(length: int) -> dict[str, dict[str, Any]]:
         found[name] = {"preset": "tapout", "lengths": [length], **options}
     for name, rule in TOKEN_LEVEL.items():
         found[name] = {**one, "rules": [rule], "lengths": [length]}
+    return found
+
+
+def variants(length: int) -> dict[str, dict[str, Any]]:
+    """TapOut with shorter drafts and more feedback, beside two rules and this project's own."""
+    one: dict[str, Any] = {"preset": "tapout", "policy": "fixed:0", "lengths": [length]}
+    found: dict[str, dict[str, Any]] = {"plain": {"preset": "plain"}}
+    for rule in ("max-confidence:0.4", "adaedl:0.5"):
+        found[rule] = {**one, "rules": [rule]}
+    for cap in (length, 16):
+        for feedback in ("bandit", "prefix"):
+            options = {"preset": "tapout", "lengths": [cap], "feedback": feedback}
+            found[f"TapOut, {cap}, {feedback}"] = options
+    found["draftwise"] = {"preset": "draftwise"}
     return found
 
 
@@ -105,6 +120,7 @@ def main() -> None:
     """Time all methods on the zoo's prompts and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--drafter", default="generalist", help="a drafter of the zoo")
+    parser.add_argument("--part", default="rules", choices=["rules", "settings"])
     parser.add_argument("--length", type=int, default=128, help="the longest draft")
     parser.add_argument("--prompts", type=int, default=2, help="of each domain")
     parser.add_argument("--tokens", type=int, default=96)
@@ -115,7 +131,7 @@ def main() -> None:
     torch.set_num_threads(1)
     methods = {
         name: Counted(args.drafter, options, args.scope, args.tokens)
-        for name, options in settings(args.length).items()
+        for name, options in (settings if args.part == "rules" else variants)(args.length).items()
     }
     encode: Callable[[str], Any] = lambda text: methods["plain"]._spec.tokenizer(text)["input_ids"]  # noqa: E731
     chosen = {domain: found[: args.prompts] for domain, found in zoo.prompts().items()}
