@@ -17,7 +17,7 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
     ``depth`` symbols, so text that repeats itself costs no more passes than other text.
 
     text: [n] symbols below ``num_symbols``, n < 2**32. Cost: O(n log n) a pass, at most
-    1 + log2(depth) passes; about 40 bytes a symbol while it runs.
+    2 + log2(depth) passes; about 60 bytes a symbol while it runs.
 
     >>> sort_suffixes(np.array([1, 0, 1, 0]), num_symbols=2, depth=4).tolist()
     [3, 1, 2, 0]
