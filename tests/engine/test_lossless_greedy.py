@@ -82,7 +82,7 @@ TREES = [TreeShape(1, 4), TreeShape(2, 3), TreeShape(4, 16), TreeShape(8, 40)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("pool", ["good", "bad", "all"])
+@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all"])
 @pytest.mark.parametrize("tree", TREES, ids=str)
 def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
     made = speculator(POOLS[pool], lengths=(1, 5), trees=(tree,), with_none=False)

@@ -26,7 +26,7 @@ class DatastoreDrafter:
     vocabulary size than the target (None = not compared); ValueError if num_matches < 1.
     """
 
-    can_branch = False
+    can_branch = True
     relative_cost = 0.006
 
     def __init__(

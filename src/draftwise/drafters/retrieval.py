@@ -14,7 +14,7 @@ from draftwise.drafters.continuations import (
     tree,
 )
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
-from draftwise.types import Draft, DraftStep, Scores
+from draftwise.types import Draft, DraftStep, Scores, TreeShape
 
 LONGEST_MATCH = 32
 """Matches are measured up to this many tokens: longer ones say nothing more."""
@@ -109,17 +109,24 @@ class RetrievalSession:
         self._rows = [_Row(finder) for finder in finders]
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """The most frequent continuation of each row's match, as far as its guide goes on."""
-        drafts = []
-        for task in tasks:
-            path = self._row(task.context).path(task.length)
-            step, kept = DraftStep(0, task.length), 0
-            while kept < len(path) and task.guide.goes_on(step):
-                counts = path[kept][1] if task.guide.needs_probs else (1,)
-                kept += 1
-                step = describe(kept, task.length, counts)
-            drafts.append(Draft.chain([token for token, _ in path[:kept]], None, self._name))
-        return drafts
+        """What followed each row's match most often: a chain up to its guide's stop, or a tree."""
+        return [
+            self._chain(task) if task.tree is None else self._tree(task, task.tree)
+            for task in tasks
+        ]
+
+    def _chain(self, task: DraftTask) -> Draft:
+        path = self._row(task.context).path(task.length)
+        step, kept = DraftStep(0, task.length), 0
+        while kept < len(path) and task.guide.goes_on(step):
+            counts = path[kept][1] if task.guide.needs_probs else (1,)
+            kept += 1
+            step = describe(kept, task.length, counts)
+        return Draft.chain([token for token, _ in path[:kept]], None, self._name)
+
+    def _tree(self, task: DraftTask, shape: TreeShape) -> Draft:
+        found = self.tree(task.context, shape.total_tokens, top_k=shape.top_k, length=task.length)
+        return Draft(found.tokens, None, [self._name] * len(found.tokens), found.parents)
 
     def tree(
         self, context: Context, num_tokens: int, *, top_k: int | None = None, length: int = 16

@@ -37,7 +37,7 @@ class SuffixDrafter:
     (2, [7, 8, 5, 6])
     """
 
-    can_branch = False
+    can_branch = True
     relative_cost = 0.004
 
     def __init__(self, name: str, max_tokens: int = 262_144, num_matches: int = 8) -> None:
