@@ -301,7 +301,7 @@ def test_without_a_history_requests_do_not_know_each_other() -> None:
 
 def test_a_guide_sees_how_frequent_a_token_was() -> None:
     drafter = SuffixDrafter("suffix")
-    history(drafter, [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6]])
+    history(drafter, [[1, 2, 3, 4, 4], [1, 2, 3, 5, 5], [1, 2, 6]])
     session, context = drafter.start(1, 50), context_of([9, 1])
     (draft,) = session.propose([DraftTask(context, 4, MaxConfidence(0.6))])
     assert draft.tokens.tolist() == [2, 3, 5]  # 3 of 3, 2 of 3, then 1 of 2: the last one stays
