@@ -87,8 +87,9 @@ class Speculator:
         """Load a target and its drafters.
 
         target: a folder, a hub id, a ``transformers`` model, or ``"zoo"`` for the bundled one.
-        drafters: specs such as ``"lm:PATH"``, ``"lookup"``, ``"zoo"`` (all bundled ones),
-            ``"NAME=SPEC"``; models. Default ``["lookup"]``; for the zoo ``["zoo", "lookup"]``.
+        drafters: specs such as ``"lm:PATH"``, ``"lookup"``, ``"suffix"``, ``"datastore:FILE"``,
+            ``"zoo"`` (all bundled ones), ``"NAME=SPEC"``; models. Default ``["lookup"]``; for the
+            zoo ``["zoo", "lookup"]``.
         trees: shapes such as ``"4x16"`` (children x tokens), ``"chain"``; plans are multiplied by
             lengths, rules and trees.
         preset: where policy, reward, feedback and lengths come from, unless given.

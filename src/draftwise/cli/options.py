@@ -30,8 +30,8 @@ Drafters = Annotated[
     list[str] | None,
     _option(
         _MODELS,
-        "`lm:PATH`, `lookup`, `zoo`, `zoo:NAME` or `NAME=SPEC`; repeatable. Default: `lookup`, and "
-        "with the zoo also its drafters.",
+        "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME` or `NAME=SPEC`; "
+        "repeatable. Default: `lookup`, and with the zoo also its drafters.",
         "--drafter",
         metavar="SPEC",
     ),
