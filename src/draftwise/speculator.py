@@ -53,7 +53,6 @@ class Speculator:
             CostMeter({drafter.name: drafter.relative_cost for drafter in drafters}),
             scores_prompt=setting.feedback.split(":")[0] in {"free", "panoramic"},
         )
-        self._reward = registry.make_reward(setting.reward)
         policy = self._make_policy(np.random.SeedSequence(seed))
         if plays_all(policy) and len(drafters) > 1 and not target.serves_trees:
             raise DraftwiseError(
@@ -61,6 +60,9 @@ class Speculator:
                 "chains only; choose another policy, or one drafter"
             )
         self._shared = policy if scope != "request" else None
+        reward = registry.make_reward(setting.reward)
+        # a policy that prices plans by the evidence needs nobody to value them
+        self._reward = None if getattr(policy, "prices_plans", False) else reward
         # an unknown feedback or rule is said at load, not at the first request
         self._new_revealer()
         self._new_guides(np.random.SeedSequence(seed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -96,6 +96,8 @@ class Goodput:
     >>> policy.choose().plan
     0
     """
+
+    prices_plans: ClassVar[bool] = True
 
     def __init__(
         self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
