@@ -2,6 +2,7 @@
 
 python benchmarks/stopping.py --drafter generalist                   # rules, and TapOut over them
 python benchmarks/stopping.py --drafter generalist --part settings   # what else TapOut could be
+python benchmarks/stopping.py --drafter generalist --part means      # blend: rules played, and seen
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def variants(length: int) -> dict[str, dict[str, Any]]:
     for rule in ("max-confidence:0.4", "adaedl:0.5"):
         found[rule] = {**one, "rules": [rule]}
     for cap in (length, 16):
-        for feedback in ("bandit", "prefix"):
+        for feedback in ("bandit", "prefix:rules=true"):
             options = {"preset": "tapout", "lengths": [cap], "feedback": feedback}
             found[f"TapOut, {cap}, {feedback}"] = options
     found["draftwise"] = {"preset": "draftwise"}
@@ -116,11 +117,37 @@ def show(rows: dict[str, dict[str, Any]], methods: dict[str, Counted]) -> None:
     Console(width=160).print(table)
 
 
+def means(args: argparse.Namespace) -> dict[str, Any]:
+    """Mean blend of each rule in the rounds it played, and in all that a feedback showed it in."""
+    found: dict[str, Any] = {}
+    table = Table("policy, feedback", "rule", "rounds", "mean played", "mean seen", "drafted")
+    texts = [text for group in zoo.prompts().values() for text in group[: args.prompts]]
+    for policy, feedback in (("ucb1:beta=1", "bandit"), ("random", "prefix:rules=true")):
+        spec = Speculator.from_pretrained(
+            "zoo", [f"zoo:{args.drafter}"], preset="tapout", policy=policy, feedback=feedback,
+            lengths=[args.length], scope="session",
+        )  # fmt: skip
+        rounds = [
+            (round_.plan.rule, round_.num_drafted, round_.num_accepted, round_.estimates)
+            for text in texts
+            for round_ in spec.start(text, max_new_tokens=args.tokens, ignore_eos=True)
+        ]
+        for index, plan in enumerate(spec.plans):
+            own = [(n, a) for rule, n, a, _ in rounds if rule == plan.rule]
+            blends = [a / 2 / args.length + a / 2 / max(n, 1) for n, a in own]
+            num = max(len(own), 1)
+            row = [len(own), sum(blends) / num, rounds[-1][3][index], sum(n for n, _ in own) / num]
+            found[f"{policy}, {feedback}, {plan.rule}"] = [round(float(x), 3) for x in row]
+            table.add_row(f"{policy}, {feedback}", plan.rule, *(f"{x:.3g}" for x in row))
+    Console().print(table)
+    return {"means": found}
+
+
 def main() -> None:
     """Time all methods on the zoo's prompts and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--drafter", default="generalist", help="a drafter of the zoo")
-    parser.add_argument("--part", default="rules", choices=["rules", "settings"])
+    parser.add_argument("--part", default="rules", choices=["rules", "settings", "means"])
     parser.add_argument("--length", type=int, default=128, help="the longest draft")
     parser.add_argument("--prompts", type=int, default=2, help="of each domain")
     parser.add_argument("--tokens", type=int, default=96)
@@ -129,6 +156,9 @@ def main() -> None:
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.part == "means":
+        save(args.out, means(args))
+        return
     methods = {
         name: Counted(args.drafter, options, args.scope, args.tokens)
         for name, options in (settings if args.part == "rules" else variants)(args.length).items()

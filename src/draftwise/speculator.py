@@ -214,7 +214,6 @@ class Speculator:
             revealer=self._new_revealer(),
             accept_rng=np.random.default_rng(accept_seed),
             guides=self._new_guides(guide_seed),
-            compares_rules=self.setting.feedback.partition(":")[0] in {"prefix", "free"},
         )
 
     def _make_policy(self, seed: np.random.SeedSequence) -> Policy:

@@ -44,22 +44,21 @@ def shown(options: str, reward: str, evidence: Evidence) -> dict[int, float]:
 )
 def test_simple_reward_by_hand(accepted: int, expected: dict[int, float]) -> None:
     evidence = Evidence(PLANS[1], 8, accepted, stops={"svip": 5})
-    assert shown("", "simple", evidence) == expected
-    assert shown(":longer=false", "simple", evidence) == {
-        index: expected[index] for index in (0, 1)
-    }, "rounds in which a rule stops early are not its average rounds"
+    assert shown(":rules=true", "simple", evidence) == expected
+    own = {index: expected[index] for index in (0, 1)}
+    assert shown("", "simple", evidence) == own, "only on demand"
 
 
 def test_blend_counts_what_each_would_have_drafted() -> None:
     """3 accepted of 8; svip would have drafted 5: .5 * 3/8 + .5 * 3/5, and 2 of length 2."""
-    found = shown("", "blend", Evidence(PLANS[1], 8, 3, stops={"svip": 5}))
+    found = shown(":rules=true", "blend", Evidence(PLANS[1], 8, 3, stops={"svip": 5}))
     assert found == pytest.approx(
         {0: 0.0, 1: 3 / 16 + 3 / 16, 2: 3 / 16 + 3 / 10, 3: 2 / 16 + 1 / 2}
     )
 
 
 def test_a_tree_tells_nothing_about_chains() -> None:
-    assert shown("", "simple", Evidence(PLANS[6], 6, 3)) == {0: 0.0, 1: 3 / 8}
+    assert shown(":rules=true", "simple", Evidence(PLANS[6], 6, 3)) == {0: 0.0, 1: 3 / 8}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -119,7 +118,7 @@ def test_a_watched_draft_is_the_one_the_rule_would_have_made(name: str, rule: st
 def test_in_the_engine_every_rule_is_compared_and_no_token_changes(temperature: float) -> None:
     rules = ("fixed", *RULES, "tapout-token")
     made = speculator(
-        POOLS["good+lookup"], "ucb1", feedback="prefix", rules=rules, lengths=(6,),
+        POOLS["good+lookup"], "ucb1", feedback="prefix:rules=true", rules=rules, lengths=(6,),
         with_none=False,
     )  # fmt: skip
     generation = made.start(PROMPTS[:3], max_new_tokens=24, temperature=temperature, seed=3)
@@ -142,9 +141,11 @@ def test_in_the_engine_every_rule_is_compared_and_no_token_changes(temperature: 
     assert "tapout-token" not in {rule for _, _, rule, _ in stops}, "it may not be asked"
 
 
-def test_bandit_feedback_compares_nothing() -> None:
-    made = speculator(["good"], feedback="bandit", rules=("fixed", "svip"), lengths=(6,))
-    generation = made.start(PROMPTS[0], max_new_tokens=20)
-    list(generation)
-    assert not generation._requests[0].compares_rules
-    assert generation._requests[0].stops == {}
+@pytest.mark.parametrize(
+    ("feedback", "num"),
+    [("bandit", 0), ("prefix", 0), ("free", 0), ("prefix:rules=true", 1), ("free:rules=true", 1)],
+)
+def test_rules_are_compared_on_demand_only(feedback: str, num: int) -> None:
+    made = speculator(["good"], feedback=feedback, rules=("fixed", "svip"), lengths=(6,))
+    (request,) = made.start(PROMPTS[0], max_new_tokens=20)._requests
+    assert len(request._others(Plan("good", 6))) == num

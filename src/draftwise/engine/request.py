@@ -66,8 +66,8 @@ class Stats:
 class Request:
     """Everything that belongs to one row while it runs.
 
-    guides: by drafter and rule; they learn from this request's drafts alone. compares_rules:
-    whether rules are also asked about drafts that other rules end; stops: what they said.
+    guides: by drafter and rule; they learn from this request's drafts alone. stops: what rules said
+    of a draft that another one ended, if the feedback ``compares_rules``.
     """
 
     id: int
@@ -78,7 +78,6 @@ class Request:
     revealer: Revealer
     accept_rng: np.random.Generator
     guides: Mapping[tuple[str, str], Guide] = field(default_factory=dict)
-    compares_rules: bool = False
     stops: dict[str, int] = field(default_factory=dict)
     stats: Stats = field(default_factory=Stats)
     sources: list[str] = field(default_factory=list)
@@ -116,7 +115,8 @@ class Request:
 
     def _others(self, plan: Plan) -> dict[str, Guide]:
         """The drafter's other rules, as far as they may be asked about this plan's draft."""
-        if not self.compares_rules or plan.tree is not None or plays_all(self.policy):
+        is_asked = getattr(self.revealer, "compares_rules", False)
+        if not is_asked or plan.tree is not None or plays_all(self.policy):
             return {}
         return {
             rule: guide

@@ -52,14 +52,15 @@ class Prefix:
     """Reveal every plan whose accepted count the played draft determines.
 
     On a chain, after ``a`` accepted tokens, length k of the same drafter and rule would have had
-    min(a, k) accepted; a fully accepted draft of n tokens says this for k <= n only. A rule that
-    would have stopped the same draft after s tokens would have had min(a, s). The plan ``none``
-    emits one token, always. Of trees nothing but the played plan's value is known.
+    min(a, k) accepted; a fully accepted draft of n tokens says this for k <= n only. The plan
+    ``none`` emits one token, always. Of trees nothing but the played plan's value is known.
 
     Lengths beyond the played one are shown after a rejection only, so a policy that averages what
-    it sees underrates them; and a rule is shown in the rounds in which it stops no later than the
-    played one, which are not its average rounds unless it always does. ``longer=false`` shows
-    neither, and every mean is then unbiased.
+    it sees underrates them; ``longer=false`` shows none of them, and every mean is then unbiased.
+
+    With ``rules=true`` also every rule that would have stopped the same draft: after s tokens it
+    would have had min(a, s). A rule is then shown in the rounds in which it stops no later than the
+    played one; unless it always does, means are off (``docs/stopping.md`` has figures).
 
     Source: this project's own (DESIGN section 1). Differs: none.
     State: the switching cost's. Cost: one reward for each plan of the drafter. Errors: as Bandit.
@@ -77,16 +78,19 @@ class Prefix:
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
-        longer: bool = True,
+        longer: bool = True, rules: bool = False,
     ) -> None:  # fmt: skip
         self._valuer, self._longer = Valuer(plans, reward, SwitchingCost(switching)), longer
+        self.compares_rules = rules
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """The values of all lengths that the draft determines."""
         known: dict[int, float] = {}
         if decision.round > 0:
             self._valuer.note(evidence)
-            known = self._valuer.prefixes(decision.plan, evidence, self._longer)
+            known = self._valuer.prefixes(
+                decision.plan, evidence, self._longer, self.compares_rules
+            )
         return [(decision, self._valuer.feedback(known, evidence))]
 
     def flush(self) -> Told:
@@ -97,8 +101,8 @@ class Prefix:
 class Free:
     """Reveal all that is known without one more forward; always, and at once.
 
-    The played drafter's lengths as ``Prefix`` does (``longer`` too), and every other drafter
-    (retrieval, backlog) whose scores cover the round's positions, as far as the reward is
+    The played drafter's lengths as ``Prefix`` does (``longer``, ``rules`` too), and every other
+    drafter (retrieval, backlog) whose scores cover the round's positions, as far as the reward is
     determined by them. The evidence is delivered even when no value is.
 
     Source: this project's own (DESIGN section 1). Differs: none.
@@ -120,9 +124,10 @@ class Free:
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
-        longer: bool = True,
+        longer: bool = True, rules: bool = False,
     ) -> None:  # fmt: skip
         self._valuer, self._longer = Valuer(plans, reward, SwitchingCost(switching)), longer
+        self.compares_rules = rules
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """The values of all plans that the evidence covers, and the evidence itself."""
@@ -132,7 +137,9 @@ class Free:
             for name, scores in evidence.scores.items():
                 if name != evidence.plan.drafter:
                     known |= self._valuer.scored(name, *tail(scores, evidence.emitted_start))
-            known |= self._valuer.prefixes(decision.plan, evidence, self._longer)
+            known |= self._valuer.prefixes(
+                decision.plan, evidence, self._longer, self.compares_rules
+            )
         return [(decision, self._valuer.feedback(known, evidence))]
 
     def flush(self) -> Told:

@@ -50,14 +50,17 @@ class Valuer:
         """The played plan's value."""
         return self._value(index, evidence, evidence.num_drafted, evidence.seconds)
 
-    def prefixes(self, index: int, evidence: Evidence, longer: bool) -> dict[int, float]:
-        """Values of the lengths that the played draft determines, by plan; ``longer`` ones too."""
+    def prefixes(
+        self, index: int, evidence: Evidence, longer: bool, rules: bool = False
+    ) -> dict[int, float]:
+        """Values of what the played draft determines, by plan; ``longer`` ones, other ``rules``."""
         if self.reward is None:
             return {}
         known = self.nothing_drafted()
         for other in self._of.get(evidence.plan.drafter, []):
             num_drafted = drafted_by(self.plans[other], evidence)
-            is_shown = longer or is_within(self.plans[other], evidence.plan)
+            plan, played = self.plans[other], evidence.plan
+            is_shown = rules if plan.rule != played.rule else longer or plan.length <= played.length
             if num_drafted is not None and is_shown:
                 known[other] = self._value(other, evidence, num_drafted)
         known[index] = self.played(index, evidence)
@@ -141,11 +144,6 @@ def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
     if drafted < evidence.plan.length:
         return drafted  # the draft ended by itself, and would again
     return plan.length if plan.rule == "fixed" else None
-
-
-def is_within(plan: Plan, played: Plan) -> bool:
-    """Whether what the played plan's rounds show of this plan does not depend on how they went."""
-    return plan.rule == played.rule and plan.length <= played.length
 
 
 def cut(plan: Plan, most: int) -> Plan:
