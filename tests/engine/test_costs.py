@@ -41,8 +41,17 @@ def test_many_samples_count_by_their_median() -> None:
 
 
 def test_unmeasured_lengths_take_the_value_of_their_neighbours() -> None:
+    """Between measured ones the line, beyond the longest its own; below the shortest its share."""
     meter = metered(*[(2, 1.0), (5, 4.0)] * 3)
-    np.testing.assert_allclose(meter.costs(1, 7).target_s, [1, 1, 2, 3, 4, 4, 4])
+    np.testing.assert_allclose(meter.costs(1, 7).target_s, [0.5, 1, 2, 3, 4, 4, 4])
+
+
+def test_plain_decoding_that_was_never_measured_looks_cheap_enough_to_be_tried() -> None:
+    meter = metered(*[(9, 2.7)] * 3)
+    assert meter.costs(1, 9).target_s[0] == pytest.approx(0.3)
+    meter.saw_target(1, 1, 2.5)
+    meter.saw_target(1, 1, 2.5)
+    assert meter.costs(1, 9).target_s[0] == pytest.approx(2.5)
 
 
 def test_a_length_is_never_dearer_than_a_longer_one() -> None:

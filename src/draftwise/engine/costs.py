@@ -46,10 +46,11 @@ class _Samples:
 class CostMeter:
     """Seconds of target forwards by tokens a row, and of draft steps by drafter, per batch size.
 
-    Never over-estimates on purpose (an estimate too high stops drafting, and then nothing corrects
-    it): unmeasured counts take the value of measured neighbours, a count is never dearer than a
-    larger one, few samples count by their minimum, and old ones are forgotten. Batch sizes share
-    their samples within a factor of two, and one never seen borrows from the nearest.
+    Never over-estimates on purpose (what is thought too dear is not played, and then nothing
+    corrects it): a count is never dearer than a larger one, what lies beyond the largest that was
+    measured costs what that did, fewer than the smallest cost proportionally less (so plain
+    decoding is soon measured), few samples count by their minimum, and old ones are forgotten.
+    Batch sizes share their samples within a factor of two; one never seen borrows from the nearest.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
@@ -77,6 +78,8 @@ class CostMeter:
         target_s = np.ones(max_tokens)
         if curves:
             points = curves[_nearest(curves, size)]
+            fewest, seconds = next(iter(points.items()))
+            points = {1: seconds / fewest} | points
             target_s = np.interp(np.arange(1, max_tokens + 1), list(points), list(points.values()))
         draft_s = {}
         for drafter, relative in self._relative.items():

@@ -14,7 +14,7 @@ import torch
 from draftwise.dist import drafted_alphas
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.records import Round
-from draftwise.engine.request import Request
+from draftwise.engine.request import Request, choose
 from draftwise.engine.verify import verify
 from draftwise.nn.sampling import distributions
 from draftwise.nn.trees import draft_branches
@@ -58,7 +58,7 @@ class Batch:
         while self._active:
             self._num_rounds += 1
             with self._phase("choose"):
-                decisions = [request.policy.choose() for request in self._active]
+                decisions = choose([request.policy for request in self._active])
                 plans = [
                     request.plays(decision, self._pool.plans)
                     for request, decision in zip(self._active, decisions, strict=True)

@@ -191,6 +191,12 @@ class Request:
         return round_
 
 
+def choose(policies: Sequence[Policy]) -> list[Decision]:
+    """A decision for each row: each policy's own, unless they know how to agree (``goodput``)."""
+    together = getattr(policies[0], "choose_together", None)
+    return [policy.choose() for policy in policies] if together is None else together(policies)
+
+
 def plays_all(policy: Policy) -> bool:
     """Whether a policy's choice stands for one plan of every drafter (``draft-all``)."""
     return bool(getattr(policy, "plays_all", False))

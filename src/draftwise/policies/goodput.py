@@ -18,6 +18,7 @@ from draftwise.policies.acceptance import (
 from draftwise.policies.door import check_feedback, check_share
 from draftwise.policies.probability import one_hot
 from draftwise.policies.state import dump, load
+from draftwise.policies.together import best_together
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Ints, Plan, Scores
 
 DEFAULT_DRAFT_SHARE = 0.05
@@ -126,6 +127,23 @@ class Goodput:
         self._num_chosen += 1
         return Decision(int(self._prices().argmax()), 1.0, self._num_chosen)
 
+    @staticmethod
+    def choose_together(policies: Sequence[Goodput]) -> list[Decision]:
+        """The plans of one round, one policy a row, that are best for the batch as a whole."""
+        first = policies[0]
+        if len(policies) == 1 or any(policy._is_blind for policy in policies):
+            return [policy.choose() for policy in policies]
+        forward_s = np.array(first._target_s)
+        drafting = first._seconds - forward_s[np.minimum(first._sizes, len(forward_s) - 1)]
+        tokens = np.array([policy._tokens() for policy in policies])
+        plans = best_together(tokens, first._sizes, first._drafters, drafting, forward_s)
+        for policy in policies:
+            policy._num_chosen += 1
+        return [
+            Decision(int(plan), 1.0, policy._num_chosen)
+            for plan, policy in zip(plans, policies, strict=True)
+        ]
+
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Read the evidence; without evidence or plans, discount and add the seen values."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
@@ -188,11 +206,16 @@ class Goodput:
         return seconds_per_plan(self._target_s, draft_s, self._drafters, self._lengths, self._sizes)
 
     def _prices(self) -> Floats:
-        """[K] expected tokens per second; 0 for a plan that has nothing to propose."""
+        """[K] expected tokens per second; blind, the discounted means."""
         if self._is_blind:
             weight = self._value_counts + PRIOR_WEIGHT
             means: Floats = (self._value_sums + PRIOR_WEIGHT * self._prior) / weight
             return means
+        prices: Floats = self._tokens() / self._seconds
+        return prices
+
+    def _tokens(self) -> Floats:
+        """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""
         rates = [rate(self._rates.get(name, _UNSEEN), self._prior) for name in self._names]
         alphas = np.array(rates)[:, np.newaxis].repeat(self._longest, axis=1)
         can_play = np.ones(len(rates))
@@ -202,5 +225,5 @@ class Goodput:
                 alphas[row] = match_alphas(self._tables[name], match, self._longest)
                 can_play[row] = match > 0
         tokens = tokens_per_plan(alphas, self._drafters, self._lengths)
-        available: Floats = tokens * can_play[self._drafters] / self._seconds
+        available: Floats = tokens * can_play[self._drafters]
         return available

@@ -1,0 +1,87 @@
+"""Plans for rows that verify in one forward: what is best for all of them together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from draftwise.types import Floats, Ints
+
+NUM_STEPS = 4
+"""Of Dinkelbach's iteration, which gains nothing visible after the third."""
+
+
+def best_together(
+    tokens: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
+) -> Ints:
+    """[B] plans that promise the most tokens a second for the whole batch.
+
+    tokens: [B, K] expected emitted tokens of each row's plans, 0 = cannot be played. sizes: [K]
+    tokens that a plan gives the target to verify. drafters: [K] row of who drafts. draft_s: [K]
+    seconds that drafting takes. target_s: [n] seconds of a target forward over 1, 2, .. tokens.
+
+    Source: this project's own. A round lasts as long as its widest verification and all its
+        drafters, one after another: S = T(max size + 1) + sum over drafters of their longest draft.
+    Update: none. The rate sum(tokens) / S is raised as in Dinkelbach (1967): for the present rate r
+        take the plans with the most tokens - r S; each width is tried for all rows at once, and a
+        drafter's seconds are split among the rows that played it in the step before (at first all,
+        or nobody would begin). Then each row
+        in turn takes the plan that raises the rate most while the others stay.
+    Cost: O(steps B K). Plain decoding for all is always among what is compared.
+
+    Plain decoding, or a draft of 8 that one of two rows would like; the other pays with it.
+
+    >>> tokens = np.array([[1.0, 4.0], [1.0, 1.1]])
+    >>> dear, cheap = np.array([1.0] + [4.0] * 8), np.ones(9)
+    >>> plans = np.array([0, 8]), np.array([0, 1]), np.array([0.0, 0.2])
+    >>> [best_together(tokens, *plans, target_s).tolist() for target_s in (dear, cheap)]
+    [[0, 0], [1, 0]]
+    """
+    order = np.argsort(sizes, kind="stable")
+    forward_s = target_s[np.minimum(sizes[order], len(target_s) - 1)]
+    rows = np.arange(len(tokens))
+    best = np.full(len(tokens), order[0])
+    rate = _rate(tokens[rows, best], best, sizes, drafters, draft_s, target_s)
+    shares = np.full(int(drafters.max()) + 1, len(tokens))
+    for _ in range(NUM_STEPS):
+        gains = tokens[:, order] - rate * (draft_s / shares[drafters])[order]
+        gains[tokens[:, order] <= 0] = -np.inf
+        reached = np.maximum.accumulate(gains, axis=1).sum(axis=0) - rate * forward_s
+        widest = int(reached.argmax())
+        tried = order[gains[:, : widest + 1].argmax(axis=1)]
+        found = _rate(tokens[rows, tried], tried, sizes, drafters, draft_s, target_s)
+        if found > rate:
+            best, rate = tried, found
+        shares = np.maximum(np.bincount(drafters[tried], minlength=len(shares)), 1)
+    return _one_by_one(best, tokens, sizes, drafters, draft_s, target_s)
+
+
+def _one_by_one(
+    plans: Ints, tokens: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
+) -> Ints:
+    """[B] each row's best answer to the others, row after row."""
+    plans, rows = plans.copy(), np.arange(len(plans))
+    for row in rows:
+        others = np.delete(plans, row)
+        longest = _longest(others, drafters, draft_s)
+        width = int(sizes[others].max(initial=0))
+        forward_s = target_s[np.minimum(np.maximum(sizes, width), len(target_s) - 1)]
+        drafting_s = longest.sum() + np.maximum(draft_s - longest[drafters], 0.0)
+        emitted = tokens[np.delete(rows, row), others].sum() + tokens[row]
+        rates = np.where(tokens[row] > 0, emitted / (forward_s + drafting_s), 0.0)
+        plans[row] = rates.argmax()
+    return plans
+
+
+def _longest(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
+    """[D] seconds of each drafter's longest draft."""
+    longest = np.zeros(int(drafters.max()) + 1)
+    np.maximum.at(longest, drafters[plans], draft_s[plans])
+    return longest
+
+
+def _rate(
+    tokens: Floats, plans: Ints, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
+) -> float:
+    """Tokens a second of a round in which rows with these ``tokens`` [B] play these ``plans``."""
+    seconds = target_s[min(int(sizes[plans].max()), len(target_s) - 1)]
+    return float(tokens.sum() / (seconds + _longest(plans, drafters, draft_s).sum()))

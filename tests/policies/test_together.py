@@ -1,0 +1,70 @@
+"""Plans for a whole batch, against all assignments there are."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwise.policies.goodput import Goodput
+from draftwise.policies.together import best_together
+from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
+
+SIZES = np.array([0, 1, 3, 1, 4])
+DRAFTERS = np.array([0, 1, 1, 2, 2])
+
+
+def rate(tokens: Any, plans: Any, draft_s: Any, target_s: Any) -> float:
+    """Tokens over seconds, as the engine spends them."""
+    seconds = target_s[SIZES[list(plans)].max()]
+    for drafter in set(DRAFTERS[list(plans)]):
+        seconds += max(draft_s[plan] for plan in plans if DRAFTERS[plan] == drafter)
+    return float(sum(row[plan] for row, plan in zip(tokens, plans, strict=True)) / seconds)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
+def test_close_to_the_best_of_all_assignments_and_never_below_plain(num_rows: int) -> None:
+    random = np.random.default_rng(num_rows)
+    shares = []
+    for _ in range(60):
+        tokens = 1 + random.random((num_rows, len(SIZES))) * SIZES
+        target_s = np.cumsum(random.random(5) ** 2 * 0.5) + 1
+        draft_s = SIZES * random.choice([0.0, 0.05, 0.4], 3)[DRAFTERS]
+        plans = best_together(tokens, SIZES, DRAFTERS, draft_s, target_s)
+        ours = rate(tokens, plans, draft_s, target_s)
+        every = itertools.product(range(len(SIZES)), repeat=num_rows)
+        shares.append(ours / max(rate(tokens, one, draft_s, target_s) for one in every))
+        assert ours >= rate(tokens, [0] * num_rows, draft_s, target_s) - 1e-12
+    assert min(shares) > 0.8
+    assert np.mean(shares) > 0.985
+    assert num_rows > 1 or min(shares) == pytest.approx(1)
+
+
+def test_a_plan_that_cannot_be_played_is_not() -> None:
+    tokens = np.array([[1.0, 0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 4.0, 2.0, 5.0]])
+    plans = best_together(tokens, SIZES, DRAFTERS, np.zeros(5), np.ones(5))
+    assert plans.tolist() == [0, 4]
+
+
+def policies(num: int, match: int) -> list[Goodput]:
+    """Rows of which the first has a long match, and the others know nothing good."""
+    plans = [Plan(NONE, 0), *(Plan("lookup", k) for k in (1, 8))]
+    made = [Goodput(len(plans), plans) for _ in range(num)]
+    nothing = np.zeros(len(plans), dtype=np.bool_)
+    for index, policy in enumerate(made):
+        own = match if index == 0 else 1
+        scores = {"lookup": Scores(0, np.zeros(30), np.zeros(30), np.full(30, 1))}
+        costs = Costs(np.linspace(1.0, 2.0, 9), {"lookup": 0.0})
+        facts = Evidence(plans[0], 0, 0, scores, costs=costs, matches={"lookup": own})
+        policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(len(plans)), nothing, facts))
+    return made
+
+
+def test_one_row_alone_chooses_as_ever_and_many_rows_spare_each_other() -> None:
+    alone = policies(1, match=20)
+    assert [d.plan for d in Goodput.choose_together(alone)] == [alone[0].choose().plan] == [2]
+    together = Goodput.choose_together(policies(12, match=20))
+    assert {decision.plan for decision in together} == {0}
+    assert [decision.round for decision in together] == [1] * 12
