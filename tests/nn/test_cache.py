@@ -210,3 +210,31 @@ def test_teeth_positions_that_forget_the_crop() -> None:
     feed(model, cache, {0: [7, 7]})
     found = feed(model, cache, {0: text[15:]})  # lengths were not lowered
     assert error(model, text, found[0]) > 1e-2
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+@pytest.mark.parametrize("bulk", [10**9, 1])
+@torch.inference_mode()
+def test_tapped_hidden_states_are_those_of_a_plain_forward(
+    kind: str, bulk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of tokens fed without logits, whatever the rows' lengths."""
+    monkeypatch.setattr(model_module, "BULK_LOGITS", bulk)
+    model = make(kind)
+    model.tap([1, -1])
+    cache = model.new_cache(3, 80)
+    texts = texts_of(LENGTHS)
+    logits = model.extend(cache, [0, 1, 2], texts, keep=4)
+    assert sorted(logits.hidden) == [1, model.num_layers]
+    for tap, rows in logits.hidden.items():
+        for text, ours in zip(texts, rows, strict=True):
+            ids = torch.tensor([text])
+            output = model.module(input_ids=ids, use_cache=False, output_hidden_states=True)
+            expected = output.hidden_states[tap][0]
+            assert ours.shape == expected.shape
+            assert float((ours - expected).abs().max() / expected.abs().max()) < TOLERANCE
+
+
+def test_a_layer_that_is_not_there_cannot_be_tapped() -> None:
+    with pytest.raises(ValueError, match="which has 2 layers"):
+        make("llama").tap([3])

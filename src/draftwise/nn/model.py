@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,15 @@ BULK_LOGITS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """What a ragged forward returned: block [R, T, V], of which row r owns the first counts[r]."""
+    """What a ragged forward returned: block [R, T, V], of which row r owns the first counts[r].
+
+    hidden: for each tap of the model, R tensors [num_fed, D]: hidden states after every token that
+    was fed to the row, those fed without logits included.
+    """
 
     block: Tensor
     counts: Sequence[int]
+    hidden: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
 
     def last(self, row: int, num: int) -> Tensor:
         """[num, V] after each of the last ``num`` tokens that were fed to this row."""
@@ -42,6 +47,9 @@ class CausalModel:
         config = module.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
         self.serves_trees = True  # until the self-check says otherwise
+        self.num_layers = int(config.num_hidden_layers)
+        self.hidden_size = int(config.hidden_size)
+        self.taps: frozenset[int] = frozenset()
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
         self.device: torch.device = module.device
@@ -53,6 +61,21 @@ class CausalModel:
         self._can_skip_mask = self._patterns == {"full_attention"} and not self._additive
         self._numbers = torch.arange(0, device=self.device)
         self._can_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    def tap(self, indices: Iterable[int]) -> None:
+        """Return hidden states from now on: 0 = embeddings, i = after layer i, the last normed.
+
+        They are numbered as in ``transformers``; negative ones count from the end.
+        Raises ValueError for a layer that the model does not have.
+        """
+        places = range(self.num_layers + 1)
+        try:
+            self.taps |= {places[index] for index in indices}
+        except IndexError:
+            raise ValueError(
+                f"hidden states {sorted(indices)} are asked of {self.name}, which has "
+                f"{self.num_layers} layers"
+            ) from None
 
     def new_cache(self, num_rows: int, capacity: int) -> RaggedCache:
         """An empty cache for ``num_rows`` rows of at most ``capacity`` tokens."""
@@ -75,12 +98,24 @@ class CausalModel:
         Raises ValueError if a row does not fit into the cache.
         """
         longest = max(len(t) for t in tokens)
+        hidden: dict[int, list[Tensor]] = {}
         if longest > keep and len(rows) * longest * self.vocab_size > BULK_LOGITS:
             head = [t[: max(0, len(t) - keep)] for t in tokens]
-            self._forward(cache, rows, head, without_logits=True)
+            hidden = self._hidden(self._forward(cache, rows, head, without_logits=True), head)
             tokens = [t[max(0, len(t) - keep) :] for t in tokens]
-        logits = self._forward(cache, rows, tokens, trees if any(trees) else ())
-        return Logits(logits, [len(t) for t in tokens])
+        output = self._forward(cache, rows, tokens, trees if any(trees) else ())
+        for tap, states in self._hidden(output, tokens).items():
+            before = hidden.get(tap)
+            pairs = zip(before, states, strict=True) if before else ()
+            hidden[tap] = [torch.cat(pair) for pair in pairs] or states
+        return Logits(output.logits, [len(t) for t in tokens], hidden)
+
+    def _hidden(self, output: Any, tokens: Sequence[Sequence[int]]) -> dict[int, list[Tensor]]:
+        """The tapped hidden states of every row's own tokens."""
+        return {
+            tap: [output.hidden_states[tap][row, : len(fed)] for row, fed in enumerate(tokens)]
+            for tap in sorted(self.taps)
+        }
 
     def _forward(
         self,
@@ -89,8 +124,8 @@ class CausalModel:
         tokens: Sequence[Sequence[int]],
         trees: Sequence[Branches | None] = (),
         without_logits: bool = False,
-    ) -> Tensor:
-        """One forward of ragged rows, padded at the end to the longest. [R, T, V]."""
+    ) -> Any:
+        """One forward of ragged rows, padded at the end to the longest: logits [R, T, V]."""
         counts = [len(t) for t in tokens]
         starts = [cache.lengths[row] for row in rows]
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
@@ -115,17 +150,19 @@ class CausalModel:
         )
         ids = tokens if is_even else [_padded(t, width) for t in tokens]
         extra = {"logits_to_keep": 1} if without_logits and self._can_keep else {}
-        logits: Tensor = self.module(
+        if self.taps:
+            extra["output_hidden_states"] = True
+        output = self.module(
             input_ids=self._tensor(ids),
             attention_mask=mask,
             position_ids=positions.expand(len(counts), width),
             past_key_values=cache,
             use_cache=True,
             **extra,
-        ).logits
+        )
         for row, end in zip(rows, ends, strict=True):
             cache.lengths[row] = end
-        return logits
+        return output
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self.device)
