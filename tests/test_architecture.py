@@ -204,6 +204,7 @@ def test_public_names() -> None:
         "make_guide",
         "make_policy",
         "make_reward",
+        "transformers",
         "verify",
     ]
     for name in draftwise.__all__:

@@ -22,6 +22,7 @@ from draftwise.types import (
 
 if TYPE_CHECKING:
     from draftwise.engine.verify import verify as verify
+    from draftwise.integrations.transformers import CustomGenerate as transformers
     from draftwise.speculator import Speculator as Speculator
 
 __version__ = "0.1.0"
@@ -39,13 +40,19 @@ __all__ = [
     "make_guide",
     "make_policy",
     "make_reward",
+    "transformers",
     "verify",
 ]
 
-_LAZY = {"Speculator": "draftwise.speculator", "verify": "draftwise.engine.verify"}
+_LAZY = {
+    "Speculator": "draftwise.speculator:Speculator",
+    "transformers": "draftwise.integrations.transformers:CustomGenerate",
+    "verify": "draftwise.engine.verify:verify",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        module, attribute = _LAZY[name].split(":")
+        return getattr(importlib.import_module(module), attribute)
     raise AttributeError(f"module 'draftwise' has no attribute {name!r}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from draftwise.drafters.protocol import Context, Drafter
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.drafting import Pool
 from draftwise.engine.generation import Generation
-from draftwise.engine.prompts import encode_all, is_single
+from draftwise.engine.prompts import encode_all, eos_tokens, is_single, randomness
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request, plays_all
 from draftwise.engine.text import Answer, Ending
@@ -65,7 +66,8 @@ class Speculator:
         self._reward = None if getattr(policy, "prices_plans", False) else reward
         # an unknown feedback or rule is said at load, not at the first request
         self._new_revealer()
-        self._new_guides(np.random.SeedSequence(seed))
+        guides = self._new_guides(np.random.SeedSequence(seed))
+        _show_hidden(guides, {drafter.name: drafter for drafter in drafters})
 
     @classmethod
     def from_pretrained(
@@ -132,6 +134,8 @@ class Speculator:
         repetition_penalty: float = 1.0,
         sampling: Sequence[SamplingParams] | None = None,
         stop: str | Sequence[str] = (),
+        stop_when: Callable[[int, Sequence[int]], bool] | None = None,
+        eos_token_ids: Sequence[int] | None = None,
         ignore_eos: bool = False,
         seed: int | Sequence[int] | None = None,
         trace: str | Path | None = None,
@@ -139,7 +143,9 @@ class Speculator:
         """Begin to answer one prompt or a batch; iterate over what is returned.
 
         prompts: text, token ids, or a list of either. sampling: one per prompt, instead of the
-        four sampling options. stop: strings that end an answer. seed: one for all, or one per
+        four sampling options. stop: strings that end an answer. stop_when: asked after each token
+        with the prompt's index and its answer's tokens so far; True ends it. eos_token_ids: in
+        place of the model's own. seed: one for all, or one per
         prompt, which then answers as it would alone. trace: a jsonl file for the rounds (replaced).
         Raises DraftwiseError for an empty prompt or one longer than the model's positions.
         """
@@ -160,12 +166,14 @@ class Speculator:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and self.tokenizer is None:
             raise DraftwiseError("stop strings need a tokenizer: pass tokenizer=... when loading")
-        eos = frozenset() if ignore_eos else self._eos()
-        streams = self._streams(seed, len(texts))
+        own = eos_tokens(self.target, self.tokenizer)
+        eos = frozenset([] if ignore_eos else own if eos_token_ids is None else eos_token_ids)
+        streams = randomness(self._seed if seed is None else seed, len(texts))
         requests = []
         for i, (text, params, budget) in enumerate(zip(texts, samplings, budgets, strict=True)):
             room = self.target.max_positions - len(text)
-            ending = Ending(min(budget, room), eos, stops)
+            ends = None if stop_when is None else partial(stop_when, i)
+            ending = Ending(min(budget, room), eos, stops, ends)
             requests.append(self._request(i, text, params, ending, streams[i]))
         return Generation(self._pool, requests, trace)
 
@@ -187,14 +195,6 @@ class Speculator:
             text = generation.text(0)
             yield text[shown:], round_
             shown = len(text)
-
-    def _streams(self, seed: int | Sequence[int] | None, num: int) -> list[np.random.SeedSequence]:
-        """One source of randomness a prompt; a prompt alone gets what its own seed gives it."""
-        if isinstance(seed, Sequence):
-            if len(seed) != num:
-                raise DraftwiseError(f"{len(seed)} seeds for {num} prompts: give one, or one each")
-            return [np.random.SeedSequence(own).spawn(1)[0] for own in seed]
-        return np.random.SeedSequence(self._seed if seed is None else seed).spawn(num)
 
     def _request(
         self,
@@ -232,18 +232,30 @@ class Speculator:
     def _new_guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], Guide]:
         """One guide, with its own randomness, for each drafter and rule that plans name."""
         names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
-        seeds = seed.spawn(len(names))
+        homes = {d.name: getattr(d, "home", None) for d in self._pool.drafters}
         return {
-            name: registry.make_guide(name[1], own) for name, own in zip(names, seeds, strict=True)
+            name: registry.make_guide(name[1], own, home=homes[name[0]])
+            for name, own in zip(names, seed.spawn(len(names)), strict=True)
         }
 
-    def _eos(self) -> frozenset[int]:
-        """The tokens that end an answer, as the model's own generation config says."""
-        config = getattr(self.target.module, "generation_config", None)
-        eos = getattr(config, "eos_token_id", None)
-        if eos is None:
-            eos = getattr(self.tokenizer, "eos_token_id", None)
-        return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+
+def _show_hidden(
+    guides: Mapping[tuple[str, str], Guide], drafters: Mapping[str, Drafter]
+) -> None:
+    """Have drafters show hidden states to the rules that read them, where they have any.
+
+    Raises DraftwiseError for a rule that reads states of another size, or has no weights.
+    """
+    for (name, rule), guide in guides.items():
+        size = getattr(drafters[name], "hidden_size", 0)
+        if not size or not (needed := getattr(guide, "needs_hidden", 0)):
+            continue
+        if needed != size:
+            raise DraftwiseError(
+                f"rule {rule!r} reads hidden states of size {needed}, and drafter {name} has "
+                f"hidden size {size}: train a head on this drafter (draftwise train head)"
+            )
+        drafters[name].show_hidden()  # type: ignore[attr-defined]
 
 
 def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) -> list[Plan]:

@@ -6,7 +6,7 @@ K plans. ``p`` is always the target's distribution and ``q`` the drafter's (Levi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,19 @@ class SamplingParams:
     """How tokens are drawn, applied alike to target and drafter; names as in vLLM.
 
     temperature: 0 = greedy; top_k: 0 = all; top_p: in (0, 1]; repetition_penalty: > 0, 1 = none.
+    process: whatever else is done to [V] logits first, given all tokens before; None = nothing.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    process: Callable[[Sequence[int], Any], Any] | None = None
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a distribution depends on the tokens before it, and not on logits alone."""
+        return self.repetition_penalty != 1.0 or self.process is not None
 
     def __post_init__(self) -> None:
         checks = {

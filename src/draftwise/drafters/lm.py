@@ -165,7 +165,7 @@ class LMSession:
         logits = self._model.extend(self._cache, rows, [[c.tokens[-1]] for c in chains], keep=1)
         for index, chain in enumerate(chains):
             block = logits.last(index, 1)
-            text = [*chain.context.tokens, *chain.tokens] if chain.is_penalised else []
+            text = [*chain.context.tokens, *chain.tokens] if chain.reads_text else []
             chain.see(distributions(block, chain.context.sampling, text, [])[0], block[0])
 
 
@@ -175,7 +175,7 @@ class _Chain:
     def __init__(self, task: DraftTask) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
         self._guide = task.guide
-        self.is_penalised = task.context.sampling.repetition_penalty != 1.0
+        self.reads_text = task.context.sampling.reads_text
         self.tokens: list[int] = []
         self.dists: list[Dist] = []
         self._next: Dist = -1

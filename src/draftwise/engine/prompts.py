@@ -1,9 +1,11 @@
-"""Whatever a caller gives as prompts, as token ids that the target can take."""
+"""Whatever a caller gives as prompts and seeds, as token ids and streams of randomness."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
@@ -32,6 +34,24 @@ def encode_all(prompts: Any, tokenizer: Any, target: CausalModel) -> list[list[i
     if not batch:
         raise DraftwiseError("no prompt was given")
     return [_encode(index, prompt, tokenizer, target) for index, prompt in enumerate(batch)]
+
+
+def randomness(seed: int | Sequence[int], num: int) -> list[np.random.SeedSequence]:
+    """One source of randomness a prompt; a prompt alone gets what its own seed gives it."""
+    if not isinstance(seed, Sequence):
+        return np.random.SeedSequence(seed).spawn(num)
+    if len(seed) != num:
+        raise DraftwiseError(f"{len(seed)} seeds for {num} prompts: give one, or one each")
+    return [np.random.SeedSequence(own).spawn(1)[0] for own in seed]
+
+
+def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
+    """The tokens that end an answer, as the model's own generation config says."""
+    config = getattr(target.module, "generation_config", None)
+    eos = getattr(config, "eos_token_id", None)
+    if eos is None:
+        eos = getattr(tokenizer, "eos_token_id", None)
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
 def _encode(index: int, prompt: Any, tokenizer: Any, target: CausalModel) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +52,20 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """When an answer ends: a token of ``eos``, one of the ``stop`` strings, or its full length."""
+    """When an answer ends: a token of ``eos``, one of the ``stop`` strings, or its full length.
+
+    stop_when: asked after each token with the answer's tokens so far; True ends it there.
+    """
 
     max_new_tokens: int
     eos: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
+    stop_when: Callable[[Sequence[int]], bool] | None = None
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token has to be looked at by itself."""
+        return bool(self.stop) or self.stop_when is not None
 
 
 class Answer:
@@ -69,6 +78,7 @@ class Answer:
     def __init__(self, ending: Ending, tokenizer: Any) -> None:
         self._ending, self._detokenizer = ending, Detokenizer(tokenizer)
         self.num_tokens = 0
+        self._tokens: list[int] = []
         self.text, self._waiting = "", ""
         self.finish_reason: str | None = None
 
@@ -80,7 +90,7 @@ class Answer:
     def push(self, tokens: Sequence[int]) -> int:
         """Take emitted tokens up to where the answer ends; return how many were taken."""
         before = self.num_tokens
-        step = 1 if self._ending.stop else max(1, len(tokens))
+        step = 1 if self._ending.by_token else max(1, len(tokens))
         for start in range(0, len(tokens), step):
             self._take(tokens[start : start + step])
             if self.finish_reason:
@@ -98,6 +108,7 @@ class Answer:
         ends = [i for i, token in enumerate(taken) if token in self._ending.eos]
         taken = taken[: ends[0] + 1] if ends else taken
         self.num_tokens += len(taken)
+        self._tokens.extend(taken)
         self._show(self._detokenizer.push(taken))
         if self.finish_reason is not None:
             return
@@ -105,6 +116,8 @@ class Answer:
             self.finish("eos")
         elif self.num_left == 0:
             self.finish("length")
+        elif self._ending.stop_when is not None and self._ending.stop_when(self._tokens):
+            self.finish("stop")
 
     def _show(self, piece: str) -> None:
         """Add to the text what no stop string can begin in, or all before one that is complete."""

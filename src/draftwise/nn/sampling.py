@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +19,16 @@ def distributions(
     drafted: Sequence[int],
     parents: Ints | None = None,
 ) -> list[Dist]:
-    """[T, V] logits to T distributions: after repetition penalty, temperature, top-k, top-p.
+    """[T, V] logits to T distributions: processed, penalised, then temperature, top-k, top-p.
 
     Row t is conditioned on ``text`` and the first t tokens of ``drafted``, or in a tree, whose
-    ``parents`` are given, on the path to node t - 1 (the penalty looks at them). At temperature 0
-    each is the token itself, a point mass. Order and meaning are those of ``transformers``. A row
+    ``parents`` are given, on the path to node t - 1 (what ``reads_text`` looks at). At temperature
+    0 each is the token itself, a point mass. Order and meaning are those of ``transformers``. A row
     that is not finite comes back as the token -1.
     """
     scores = logits
+    if sampling.process is not None:
+        scores = _processed(scores, sampling.process, text, drafted, parents)
     if sampling.repetition_penalty != 1.0:
         scores = _penalised(scores, sampling.repetition_penalty, text, drafted, parents)
     if sampling.temperature == 0:
@@ -58,6 +61,22 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     before = probs.cumsum(-1) - probs
     kept = probs.masked_fill(before >= top_p, 0.0)
     return kept / kept.sum(-1, keepdim=True)
+
+
+def _processed(
+    logits: Tensor,
+    process: Callable[[Sequence[int], Any], Any],
+    text: Sequence[int],
+    drafted: Sequence[int],
+    parents: Ints | None,
+) -> Tensor:
+    """Each row by itself, with the text and the path that it is conditioned on."""
+    paths = [list(text)]
+    for node, token in enumerate(drafted[: len(logits) - 1]):
+        paths.append([*paths[node if parents is None else parents[node] + 1], token])
+    # a copy each: processors may write into what they are given
+    rows = [process(path, row.float().clone()) for path, row in zip(paths, logits, strict=True)]
+    return torch.stack(rows)
 
 
 def _penalised(

@@ -1,0 +1,1 @@
+"""draftwise inside other software."""

@@ -1,0 +1,213 @@
+"""``model.generate(..., custom_generate=draftwise.transformers())``: one argument, the same text.
+
+Everything that ``generate`` prepared is honoured (its config, processors, stopping criteria, left
+padding, several sequences a prompt), or refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import logits_process as processing
+from transformers.generation import stopping_criteria as stopping
+
+from draftwise.engine.generation import Result
+from draftwise.speculator import Speculator
+from draftwise.types import DraftwiseError, SamplingParams
+
+_REFUSED = (
+    processing.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    processing.SynthIDTextWatermarkLogitsProcessor,
+    processing.WhisperTimeStampLogitsProcessor,
+)
+"""Processors with a memory of their last call: positions of a draft are not calls in order."""
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+class CustomGenerate:
+    """A ``custom_generate`` for ``model.generate``: drafts, verifies, and learns what pays.
+
+    drafters and options: as for ``Speculator.from_pretrained``. streamer: gets the tokens as they
+    are accepted (``generate`` does not pass its own on). State: a ``Speculator`` for each model
+    that was used, so that costs measured in one call serve the next; ``results``, the last call's
+    answers with their statistics.
+    Source: the hook is ``transformers``' own; see its documentation of ``custom_generate``.
+    Differs: randomness comes from a stream of its own, seeded by torch's global generator, so
+    sampled text has the law of ``generate`` and not its very tokens (and is repeatable only with a
+    preset that does not look at the clock, as the default does). A row that a criterion ended is
+    padded even where the config has no end token. An answer ends at the model's last position.
+    Errors: DraftwiseError for beams, outputs other than the sequences, a cache that was passed in,
+    padding that is not on the left, and processors that remember their last call.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Any] | None = None, *, streamer: Any = None, **options: Any
+    ) -> None:
+        self._drafters, self._options, self._streamer = drafters, options, streamer
+        self._speculators: WeakKeyDictionary[Any, Speculator] = WeakKeyDictionary()
+        self.results: list[Result] = []
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = (),
+        stopping_criteria: Any = (),
+        generation_config: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """[B, T] prompts to [B, T + longest answer], shorter ones padded at the end."""
+        config = generation_config if generation_config is not None else model.generation_config
+        _refuse(config, model_kwargs, logits_processor)
+        prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+        paddings = [input_ids.shape[1] - len(prompt) for prompt in prompts]
+        rows = [input_ids[i, :num].tolist() for i, num in enumerate(paddings)]
+        speculator = self._speculators.get(model) or Speculator.from_pretrained(
+            model, self._drafters, **self._options
+        )
+        self._speculators[model] = speculator
+        criteria = [c for c in stopping_criteria if not isinstance(c, _NATIVE_CRITERIA)]
+
+        def stop_when(index: int, answer: Sequence[int]) -> bool:
+            ids = input_ids.new_tensor([[*rows[index], *prompts[index], *answer]])
+            return any(bool(torch.as_tensor(c(ids, None)).all()) for c in criteria)
+
+        eos = config.eos_token_id
+        generation = speculator.start(
+            prompts,
+            max_new_tokens=config.max_length - input_ids.shape[1],
+            sampling=[
+                _sampling(config, _of_row(logits_processor, i, len(rows)), row)
+                for i, row in enumerate(rows)
+            ],
+            stop_when=stop_when if criteria else None,
+            eos_token_ids=[] if eos is None else torch.as_tensor(eos).flatten().tolist(),
+            seed=int(torch.randint(2**62, (1,))),
+        )
+        if self._streamer is not None:
+            self._streamer.put(input_ids.cpu())
+        for round_ in generation:
+            if self._streamer is not None:
+                self._streamer.put(torch.tensor(round_.tokens))
+        if self._streamer is not None:
+            self._streamer.end()
+        self.results = generation.results()
+        return _output(config, input_ids, [result.tokens for result in self.results])
+
+
+_NATIVE_CRITERIA = (stopping.EosTokenCriteria, stopping.MaxLengthCriteria)
+"""Criteria that the engine watches by itself."""
+
+
+def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
+    """DraftwiseError for what cannot be honoured."""
+    cache = model_kwargs.get("past_key_values")
+    refusals = {
+        "beam search": (config.num_beams or 1) > 1,
+        "a cache that already holds tokens": cache is not None and cache.get_seq_length() > 0,
+        f"cache_implementation={config.cache_implementation!r}": bool(config.cache_implementation),
+        "inputs_embeds": model_kwargs.get("inputs_embeds") is not None,
+        **{name: bool(getattr(config, name, False)) for name in _OUTPUTS},
+        **{type(p).__name__: True for p in processors if isinstance(p, _REFUSED)},
+    }
+    found = [name for name, is_met in refusals.items() if is_met]
+    if found:
+        raise DraftwiseError(
+            f"draftwise cannot honour {', '.join(found)}: leave it out, or call generate without "
+            "custom_generate"
+        )
+
+
+def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    """Each prompt's own tokens; DraftwiseError where padding is not on the left."""
+    if mask is None:
+        return [list(row) for row in input_ids.tolist()]
+    if bool((mask.diff(dim=-1) < 0).any()):
+        raise DraftwiseError(
+            "the attention mask has gaps or padding on the right: pad prompts on the left "
+            "(tokenizer.padding_side = 'left')"
+        )
+    return [ids[kept.bool()].tolist() for ids, kept in zip(input_ids, mask, strict=True)]
+
+
+def _of_row(processors: Any, row: int, num_rows: int) -> list[Any]:
+    """Processors that are right for one row alone."""
+    found = []
+    for processor in processors:
+        if num_rows > 1 and isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
+            raise DraftwiseError(
+                "prefix_allowed_tokens_fn is told the row of a batch, and here rows are processed "
+                "one by one: generate one prompt at a time"
+            )
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, Tensor):  # the padding of each row
+            penalty, length = processor.penalty, int(ignored[row])
+            processor = processing.RepetitionPenaltyLogitsProcessor(penalty, length)
+        found.append(processor)
+    return found
+
+
+def _sampling(config: Any, processors: Sequence[Any], padding: Sequence[int]) -> SamplingParams:
+    """One row's sampling: in the engine's own terms where it has them, else by the processors."""
+    temperature = 1.0 if config.do_sample else 0.0
+    native = _native(processors, temperature, len(padding))
+    if native is not None:
+        return native
+
+    def process(prefix: Sequence[int], logits: Tensor) -> Tensor:
+        ids = torch.tensor([[*padding, *prefix]], device=logits.device)
+        scores = logits[None]
+        for processor in processors:
+            scores = processor(ids, scores)
+        return scores[0]
+
+    return SamplingParams(temperature, process=process)
+
+
+_NATIVE = (
+    (processing.RepetitionPenaltyLogitsProcessor, "penalty", "repetition_penalty"),
+    (processing.TemperatureLogitsWarper, "temperature", "temperature"),
+    (processing.TopKLogitsWarper, "top_k", "top_k"),
+    (processing.TopPLogitsWarper, "top_p", "top_p"),
+)
+"""Processors that the engine applies by itself, in the order in which it does."""
+
+
+def _native(
+    processors: Sequence[Any], temperature: float, num_padding: int
+) -> SamplingParams | None:
+    """The engine's own terms for these processors; None if it has none for all, in this order.
+
+    The engine's repetition penalty looks at all of the text, and never at padding.
+    """
+    found: dict[str, Any] = {"temperature": temperature}
+    place = 0
+    for processor in processors:
+        kinds = [kind for kind, _, _ in _NATIVE]
+        if type(processor) not in kinds[place:]:
+            return None
+        place = kinds.index(type(processor)) + 1
+        _, theirs, ours = _NATIVE[place - 1]
+        found[ours] = getattr(processor, theirs)
+        if place == 1 and (processor.prompt_ignore_length or 0) != num_padding:
+            return None
+    return SamplingParams(**found)
+
+
+def _output(config: Any, input_ids: Tensor, answers: Sequence[Sequence[int]]) -> Any:
+    """What ``generate`` would return."""
+    width = max(len(answer) for answer in answers)
+    pad = config.pad_token_id
+    eos = 0 if config.eos_token_id is None else config.eos_token_id
+    filler = int(torch.as_tensor(eos).flatten()[0]) if pad is None else int(pad)
+    padded = [[*answer, *[filler] * (width - len(answer))] for answer in answers]
+    sequences = torch.cat([input_ids, input_ids.new_tensor(padded)], dim=-1)
+    if config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=sequences)
+    return sequences
