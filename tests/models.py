@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +70,23 @@ def tiny_model(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **ch
             elif "lm_head" in name or "embed" in name or "wte" in name:
                 parameter.normal_(0, 0.3)
     return model.eval()
+
+
+@cache
+def head_home(hidden_size: int = 32, num_layers: int = 2) -> Path:
+    """A drafter's folder with a random head in it that likes some states and not others."""
+    from draftwise.nn.acceptance_head import AcceptanceHead, save
+
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        head = AcceptanceHead(hidden_size, num_layers)
+        with torch.no_grad():
+            for weights in head.parameters():
+                weights.mul_(3.0)
+    home = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, home)
+    save(head, home / "head")
+    return home
 
 
 def near_copy(model: Any, noise: float, seed: int = 1) -> Any:

@@ -48,8 +48,14 @@ def load_drafters(
             source = spec.removeprefix("lm:") if isinstance(spec, str) else spec
             model = load_model(source, dtype=dtype, device=device)
             _check_pair(model, target, source, target_source)
-            named[name] = LMDrafter(name, model, target)
+            named[name] = LMDrafter(name, model, target, _folder(source))
     return list(named.values())
+
+
+def _folder(source: Any) -> Path | None:
+    """Where a model was loaded from, if that is a folder."""
+    is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
+    return Path(source) if is_folder else None
 
 
 def _expand(specs: Sequence[Any]) -> list[Any]:

@@ -73,6 +73,14 @@ PRESETS: dict[str, Preset] = {
         rules=("max-confidence", "svip", "adaedl", "svip-difference", "logit-margin"),
         source="TapOut, table 1, sections 3.2, 3.3 and 4; meant for one drafter",
     ),
+    "specdecpp": Preset(
+        "fixed:0",
+        "length",
+        "bandit",
+        (20,),
+        rules=("head",),
+        source="SpecDec++, algorithm 1 and section 5.1; one drafter, with its trained head",
+    ),
     "draftwise": Preset(
         "goodput",
         "length",

@@ -16,6 +16,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ GUIDES: Table = {
     "logit-margin": ("guides.logit_margin:LogitMargin", {"threshold": 0.2}),
     "adaedl": ("guides.adaedl:AdaEdl", {"epsilon": 0.5}),
     "any-of": ("guides.any_of:AnyOf", {"rules": "max-confidence:0.5+svip-difference"}),
+    "head": ("guides.head:Head", {}),
     "tapout-token": ("guides.tapout_token:TapOutToken", {"bandit": "thompson-bernoulli"}),
 }
 DRAFTERS: Table = {
@@ -137,12 +139,21 @@ def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) ->
     return revealer
 
 
-def make_guide(spec: str, seed: int | np.random.SeedSequence | np.random.Generator = 0) -> Guide:
-    """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as above."""
+def make_guide(
+    spec: str,
+    seed: int | np.random.SeedSequence | np.random.Generator = 0,
+    *,
+    home: Path | None = None,
+) -> Guide:
+    """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as above.
+
+    home: the folder of the drafter whose drafts it ends, where a trained rule may lie.
+    """
     rng = np.random.default_rng(seed)
     given = {
         "rng": rng,
-        "make_rule": functools.partial(make_guide, seed=rng),
+        "home": home,
+        "make_rule": functools.partial(make_guide, seed=rng, home=home),
         "make_bandit": functools.partial(make_policy, seed=rng),
     }
     guide: Guide = build("guide", GUIDES, spec, given)

@@ -236,6 +236,8 @@ class DraftStep:
     depth: tokens kept so far. The rest describes q of the token kept LAST (nan at depth 0): its
     own probability, the largest probability, the entropy in nats, the gap between the two largest;
     entropy_before: the entropy of the one kept before it (nan where there is none).
+    hidden: [D] the drafter's last hidden state at the token kept last, hidden_before: at the one
+    before it; None where no rule reads them, or where the token was not read yet.
     """
 
     depth: int
@@ -245,6 +247,8 @@ class DraftStep:
     entropy: float = float("nan")
     margin: float = float("nan")
     entropy_before: float = float("nan")
+    hidden: NDArray[np.float32] | None = field(default=None, compare=False)
+    hidden_before: NDArray[np.float32] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from draftwise.registry import GUIDES
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
 from engine.exact import Model, World, completed, law, model, own_law, texts_of
 from engine.pairs import lm, spec
+from models import head_home
 
 ALL = pytest.mark.parametrize("name", sorted(GUIDES))
 STEPS = [
@@ -37,7 +38,13 @@ def _without_gradients() -> Iterator[None]:
 
 
 def make(name: str, seed: int = 0) -> Guide:
-    return make_guide(spec(GUIDES, name), seed)
+    return make_guide(spec(GUIDES, name), seed, home=head_home())
+
+
+def state_of(*facts: float) -> Any:
+    """A made-up hidden state [32], a function of what is known of a token."""
+    rng = np.random.default_rng([int(1000 * fact) for fact in facts])
+    return rng.normal(size=32).astype(np.float32)
 
 
 def described(q: Any, token: int, before: DraftStep) -> DraftStep:
@@ -45,7 +52,8 @@ def described(q: Any, token: int, before: DraftStep) -> DraftStep:
     low, top = sorted(float(x) for x in q)[-2:]
     entropy = -sum(float(x) * math.log(x) for x in q if x)
     seen = (float(q[token]), top, entropy, top - low, before.entropy)
-    return DraftStep(before.depth + 1, before.length, *seen)
+    states = (state_of(float(q[token]), top, token), before.hidden)
+    return DraftStep(before.depth + 1, before.length, *seen, *states)
 
 
 def round_of(
@@ -175,7 +183,7 @@ class OfItsOwn:
     def goes_on(self, step: DraftStep) -> bool:
         own = -math.log(step.prob)  # nan at depth 0
         before, self._before = self._before, own
-        seen = (step.prob, step.prob, own, step.prob, before)
+        seen = (step.prob, step.prob, own, step.prob, before, step.hidden)
         return self._guide.goes_on(DraftStep(step.depth, step.length, *seen))
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:

@@ -21,7 +21,7 @@ from draftwise.presets import Preset
 from draftwise.registry import Table
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
-from models import near_copy, tiny_model
+from models import head_home, near_copy, tiny_model
 
 POOLS = {
     "good": ["good"],
@@ -79,7 +79,7 @@ def lm(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
         if name == "good"
         else reader(kind, seed=7, vocab_size=vocab_size)
     )
-    return LMDrafter(name, CausalModel(module, name), model)
+    return LMDrafter(name, CausalModel(module, name), model, head_home(model.hidden_size))
 
 
 @cache

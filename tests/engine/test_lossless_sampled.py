@@ -242,10 +242,10 @@ def raw_q_reported(patch: pytest.MonkeyPatch) -> None:
     sound_see, sound_draft = lm_module._Chain.see, lm_module._Chain.draft
     raw: dict[int, list[Any]] = {}
 
-    def see(self: Any, dist: Any, logits: torch.Tensor) -> None:
+    def see(self: Any, dist: Any, logits: torch.Tensor, *more: Any) -> None:
         if not is_broken(dist):
             raw.setdefault(id(self), []).append(logits.softmax(-1).numpy())
-        sound_see(self, dist, logits)
+        sound_see(self, dist, logits, *more)
 
     def draft(self: Any, source: str) -> Draft:
         self.dists = raw.pop(id(self))[: len(self.tokens)]

@@ -7,9 +7,11 @@ import pytest
 
 from draftwise.guides.adaedl import AdaEdl
 from draftwise.registry import make_guide
+from draftwise.sim.play import guides_of
 from draftwise.sim.request import SimulatedRequest
 from draftwise.sim.text import Text, Track, runs_of
-from draftwise.types import Plan
+from draftwise.types import DraftwiseError, Plan
+from models import head_home
 from sim.worlds import COSTS, tiny_text
 
 NUM = 16
@@ -37,3 +39,8 @@ def test_entropies_come_with_the_one_before() -> None:
         guides = {plan.rule: make_guide(plan.rule)}
         request = SimulatedRequest(text_of(entropies), [plan], COSTS, guides)
         assert request.play(plan).num_drafted == expected
+
+
+def test_a_rule_that_reads_hidden_states_is_refused() -> None:
+    with pytest.raises(DraftwiseError, match=r"'head:.*' reads hidden states"):
+        guides_of([Plan("a", 4, f"head:{head_home() / 'head'}")])

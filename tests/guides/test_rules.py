@@ -71,9 +71,11 @@ def test_by_hand(spec: str, step: DraftStep, expected: bool) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {spec.partition(":")[0] for spec, _, _ in CASES} | {"fixed", "tapout-token"} == set(
-        GUIDES
-    )
+    assert {spec.partition(":")[0] for spec, _, _ in CASES} | {
+        "fixed",
+        "head",
+        "tapout-token",
+    } == set(GUIDES)
 
 
 def test_lambda_moves_as_printed() -> None:

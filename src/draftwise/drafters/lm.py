@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.dist import draw, is_broken
 from draftwise.drafters.lm_tree import Growth
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
 from draftwise.guides.fixed import Fixed
-from draftwise.nn.model import CausalModel
+from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import distributions
 from draftwise.types import Dist, Draft, DraftStep, Scores
 
@@ -24,11 +27,19 @@ class LMDrafter:
     none. Memory: one ragged KV cache a batch. Time: one forward a token, the first over whatever it
     missed. probs: q after temperature, top-k and top-p (None when greedy); trees are made of the
     likeliest tokens, which nobody draws (None). Both are lossless: ``docs/verification.md``.
+    home: the folder it was loaded from, where a head for it may lie.
     """
 
-    def __init__(self, name: str, model: CausalModel, target: CausalModel) -> None:
+    def __init__(
+        self, name: str, model: CausalModel, target: CausalModel, home: Path | None = None
+    ) -> None:
         self.name, self.model, self.can_branch = name, model, model.serves_trees
+        self.home, self.hidden_size = home, model.hidden_size
         self.relative_cost = model.num_parameters / max(1, target.num_parameters)
+
+    def show_hidden(self) -> None:
+        """Let guides see hidden states from now on; it costs a copy of them each step."""
+        self.model.tap([-1])
 
     def start(self, num_rows: int, capacity: int) -> LMSession:
         """An empty cache and nothing scored."""
@@ -75,19 +86,27 @@ class LMSession:
         fitting = [c for c in chains if len(c.context.tokens) + c.num_slots <= self._cache.capacity]
         if fitting:
             self._feed(fitting, [len(chain.context.tokens) for chain in fitting])
-        active = [chain for chain in fitting if chain.tree is None]
-        while active := [chain for chain in active if chain.goes_on()]:
+        active = [chain for chain in fitting if chain.tree is None and chain.begins()]
+        while active:
             for chain in active:
                 chain.draw()
                 self._known[chain.context.row].dists.append(chain.dists[-1])
-            active = [chain for chain in active if len(chain.tokens) < chain.length]
+            active = [chain for chain in active if chain.wants_to_read()]
             if active:
                 self._step(active)
+            active = [chain for chain in active if self._draws_on(chain)]
         for chain in chains:
             known = self._known[chain.context.row]
             known.base, known.drafted = len(chain.context.tokens), chain.tokens
         trees = self._grow([chain for chain in fitting if chain.tree is not None])
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
+
+    def _draws_on(self, chain: _Chain) -> bool:
+        """Whether the chain draws again; if not, the q that it did not use is kept for scoring."""
+        draws = chain.wants_to_draw()
+        if not draws and not is_broken(chain.next):
+            self._known[chain.context.row].dists.append(chain.next)
+        return draws
 
     def commit(self, contexts: Sequence[Context]) -> None:
         """Cut the cache and the known q's back to where draft and text agree."""
@@ -157,7 +176,7 @@ class LMSession:
             if known.start + len(known.dists) != first:
                 known.start, known.dists = first, []
             known.dists.extend(dists[: len(text) - first])
-            chain.see(dists[-1], block[-1])
+            chain.see(dists[-1], block[-1], self._hidden(logits, index))
 
     def _step(self, chains: Sequence[_Chain]) -> None:
         """Feed the token each chain drew last: q of its next."""
@@ -166,7 +185,13 @@ class LMSession:
         for index, chain in enumerate(chains):
             block = logits.last(index, 1)
             text = [*chain.context.tokens, *chain.tokens] if chain.reads_text else []
-            chain.see(distributions(block, chain.context.sampling, text, [])[0], block[0])
+            dist = distributions(block, chain.context.sampling, text, [])[0]
+            chain.see(dist, block[0], self._hidden(logits, index))
+
+    def _hidden(self, logits: Logits, index: int) -> NDArray[np.float32] | None:
+        """[D] at the token that was fed last, where some guide reads it."""
+        states = logits.hidden.get(self._model.num_layers)
+        return None if states is None else states[index][-1].float().cpu().numpy()
 
 
 class _Chain:
@@ -178,8 +203,9 @@ class _Chain:
         self.reads_text = task.context.sampling.reads_text
         self.tokens: list[int] = []
         self.dists: list[Dist] = []
-        self._next: Dist = -1
+        self.next: Dist = -1
         self.logits = torch.empty(0)
+        self._hidden: NDArray[np.float32] | None = None
         self._step = DraftStep(0, task.length)
 
     @property
@@ -187,28 +213,48 @@ class _Chain:
         """Tokens that the draft may put into the cache."""
         return self.length if self.tree is None else self.tree.top_k * (self.length - 1)
 
-    def see(self, dist: Dist, logits: Tensor) -> None:
-        """q of the coming token, and the [V] logits it came from."""
-        self._next, self.logits = dist, logits
+    def see(self, dist: Dist, logits: Tensor, hidden: NDArray[np.float32] | None) -> None:
+        """q of the coming token, the [V] logits it came from, and the state at the last token."""
+        self.next, self.logits, self._hidden = dist, logits, hidden
+        if hidden is not None and self.tokens:
+            self._step = replace(self._step, hidden=hidden)
 
-    def goes_on(self) -> bool:
-        """Whether to draw one more: below the length, the guide agrees, and q is finite."""
-        if len(self.tokens) >= self.length or is_broken(self._next):
+    def begins(self) -> bool:
+        """Whether to draw a first token: the guide agrees, and q is finite."""
+        allowed = self.length > 0 and not is_broken(self.next)
+        return allowed and self._guide.goes_on(self._step)
+
+    def wants_to_read(self) -> bool:
+        """Whether to read the token just drawn: below the length, and the guide agrees.
+
+        Reading is a forward, so guides are asked before it, except those that judge what it shows.
+        """
+        if len(self.tokens) >= self.length:
             return False
-        return self._guide.goes_on(self._step)
+        return self._waits() or self._guide.goes_on(self._step)
+
+    def wants_to_draw(self) -> bool:
+        """Whether to draw from the q that reading gave; a guide that waited for it is asked now."""
+        if is_broken(self.next):
+            return False
+        return not self._waits() or self._guide.goes_on(self._step)
+
+    def _waits(self) -> bool:
+        """Where hidden states are shown, a guide that says nothing else (a watched one) waits."""
+        return self._hidden is not None and getattr(self._guide, "waits_for_hidden", True)
 
     def draw(self) -> None:
         """Draw from q and keep the token, whatever it is."""
-        q = self._next
+        q = self.next
         token = draw(q, self.context.rng.random()) if not isinstance(q, int) else q
         self.tokens.append(token)
         self.dists.append(q)
         if self._guide.needs_probs:
             before = self._step.entropy
             step = _describe(self.logits, q, token, len(self.tokens), self.length)
-            self._step = replace(step, entropy_before=before)
+            self._step = replace(step, entropy_before=before, hidden_before=self._hidden)
         else:
-            self._step = DraftStep(len(self.tokens), self.length)
+            self._step = DraftStep(len(self.tokens), self.length, hidden_before=self._hidden)
 
     def draft(self, source: str) -> Draft:
         """The chain as a draft; greedy tokens are point masses."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from draftwise.protocols import Guide
-from draftwise.types import DraftStep
+from draftwise.types import DraftStep, DraftwiseError
 
 TABLE_1 = "max-confidence+svip+adaedl+svip-difference+logit-margin"
 """The five rules of TapOut's table 1, each with the paper's threshold."""
@@ -21,6 +21,22 @@ def split_rules(text: str) -> list[str]:
     if not all(specs):
         raise ValueError(f"rules is {text!r}: write rules joined by +, such as svip+max-confidence")
     return specs
+
+
+def hidden_size(rules: Sequence[Guide]) -> int:
+    """The size of the hidden states that some of the rules read; 0 where none does.
+
+    Raises DraftwiseError where they read states of different sizes.
+    """
+    sizes = sorted({size for rule in rules if (size := getattr(rule, "needs_hidden", 0))})
+    if len(sizes) > 1:
+        raise DraftwiseError(f"rules read hidden states of sizes {sizes}: one drafter has one size")
+    return sizes[0] if sizes else 0
+
+
+def waits_for_hidden(rules: Sequence[Guide]) -> bool:
+    """Whether some rule judges the token kept last by its hidden state."""
+    return any(getattr(rule, "waits_for_hidden", False) for rule in rules)
 
 
 class AnyOf:
@@ -42,6 +58,12 @@ class AnyOf:
         self._rules = [make_rule(spec) for spec in split_rules(rules)]
         self.needs_probs = any(rule.needs_probs for rule in self._rules)
         self.is_pure = all(rule.is_pure for rule in self._rules)
+        self.waits_for_hidden = waits_for_hidden(self._rules)
+
+    @property
+    def needs_hidden(self) -> int:
+        """The size of the hidden states that its rules read, 0 = none."""
+        return hidden_size(self._rules)
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether all rules go on; each is asked, as some remember what they said."""

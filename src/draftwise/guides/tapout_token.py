@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from draftwise.guides.any_of import TABLE_1, split_rules
+from draftwise.guides.any_of import TABLE_1, hidden_size, split_rules, waits_for_hidden
 from draftwise.protocols import Guide, Policy
 from draftwise.types import Decision, DraftStep, Feedback
 
@@ -50,6 +50,12 @@ class TapOutToken:
         self._bandit, self._make_bandit = bandit.replace(";", ","), make_bandit
         self._bandits = [self._new_bandit()]
         self._made: list[Decision] = []
+        self.waits_for_hidden = waits_for_hidden(self._rules)
+
+    @property
+    def needs_hidden(self) -> int:
+        """The size of the hidden states that its rules read, 0 = none."""
+        return hidden_size(self._rules)
 
     def goes_on(self, step: DraftStep) -> bool:
         """What the rule says that this position's bandit picks; always at depth 0."""

@@ -15,7 +15,7 @@ from draftwise.sim.costs import CostTable
 from draftwise.sim.hindsight import rounds_to_reach
 from draftwise.sim.request import SimulatedRequest
 from draftwise.sim.text import Text
-from draftwise.types import Decision, Plan
+from draftwise.types import Decision, DraftwiseError, Plan
 
 Row = dict[str, Any]
 """One round: seed, domain, text, policy, round, plan, plan_index, drafted, accepted, emitted,
@@ -44,9 +44,16 @@ class Reference:
 
 
 def guides_of(plans: Sequence[Plan]) -> dict[str, Guide]:
-    """The stop rules that plans name; ``fixed`` needs none."""
+    """The stop rules that plans name; ``fixed`` needs none.
+
+    Raises DraftwiseError for a rule that reads hidden states: simulated text has none.
+    """
     rules = {plan.rule for plan in plans} - {"fixed"}
-    return {rule: registry.make_guide(rule) for rule in sorted(rules)}
+    guides = {rule: registry.make_guide(rule) for rule in sorted(rules)}
+    for rule, guide in guides.items():
+        if getattr(guide, "needs_hidden", 0):
+            raise DraftwiseError(f"rule {rule!r} reads hidden states, and simulated text has none")
+    return guides
 
 
 def play(

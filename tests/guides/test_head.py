@@ -1,0 +1,284 @@
+"""SpecDec++'s rule: the stored layout, the product of predictions, and where hidden states go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise import make_guide
+from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.guides.head_file import load_head
+from draftwise.nn.acceptance_head import AcceptanceHead, load, save
+from draftwise.nn.model import CausalModel
+from draftwise.presets import preset
+from draftwise.speculator import Speculator
+from draftwise.types import DraftStep, DraftwiseError, SamplingParams
+from engine.pairs import PROMPTS, lm, plain_greedy, speculator, target
+from models import head_home, near_copy
+
+SIZE = 4
+
+
+def linear(folder: Path, size: int = SIZE) -> Path:
+    """A head without residual layers: the log-odds are the first number of the state."""
+    head = AcceptanceHead(size, 0)
+    with torch.no_grad():
+        for weights in head.parameters():
+            weights.zero_()
+        head.model[0].weight[1, 0] = 1.0
+    save(head, folder)
+    return folder
+
+
+def state(acceptance: float, size: int = SIZE) -> Any:
+    """A state that the linear head predicts this acceptance of."""
+    return np.array([np.log(acceptance / (1 - acceptance)), *[9.0] * (size - 1)], np.float32)
+
+
+def depth_of(spec: str, acceptances: list[float], length: int = 20) -> int:
+    """Tokens that are drafted when these are the predictions of the first, second, ... token."""
+    guide, step = make_guide(spec), DraftStep(0, length)
+    while step.depth < length and guide.goes_on(step):
+        states = (state(acceptances[step.depth]), step.hidden)
+        step = DraftStep(step.depth + 1, length, hidden=states[0], hidden_before=states[1])
+    return step.depth
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # 1 - .8 = .2; 1 - .8 * .7 = .44; 1 - .56 * .5 = .72; stop where it is above h
+        ("h=0.1", 1),
+        ("h=0.3", 2),
+        ("h=0.5", 3),
+        ("h=0.7", 3),
+        ("h=0.73", 4),
+        ("h=1", 5),
+        # one token late: the last one is never judged
+        ("h=0.1,lag=true", 2),
+        ("h=0.3,lag=true", 3),
+        ("h=0.7,lag=true", 4),
+    ],
+)
+def test_the_product_of_predictions_ends_the_draft(
+    options: str, expected: int, tmp_path: Path
+) -> None:
+    rule = f"head:{linear(tmp_path)},{options}"
+    assert depth_of(rule, [0.8, 0.7, 0.5, 0.9, 0.9], length=5) == expected
+
+
+def test_a_new_draft_begins_with_trust(tmp_path: Path) -> None:
+    guide = make_guide(f"head:{linear(tmp_path)},h=0.5")
+    for _ in range(3):
+        assert guide.goes_on(DraftStep(0, 8)) is True
+        assert guide.goes_on(DraftStep(1, 8, hidden=state(0.6))) is True
+        assert guide.goes_on(DraftStep(2, 8, hidden=state(0.6))) is False
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("num_layers", range(5))
+def test_numpy_computes_what_torch_does(num_layers: int, tied: bool, tmp_path: Path) -> None:
+    torch.manual_seed(num_layers)
+    save(AcceptanceHead(SIZE, num_layers, tied=tied), tmp_path)
+    states = torch.randn(20, SIZE) * 3
+    with torch.no_grad():
+        expected = torch.sigmoid(load(tmp_path)(states)).tolist()
+    head = load_head(tmp_path)
+    assert [head.acceptance(x) for x in states.numpy()] == pytest.approx(expected, abs=1e-6)
+    blocks = [weights for weights, _ in head.blocks]
+    assert len(blocks) == num_layers
+    assert all(np.array_equal(blocks[0], other) == tied for other in blocks[1:])
+
+
+def authors_file(folder: Path, kind: str) -> AcceptanceHead:
+    """Two tied layers as the released code writes them: one module twice, class 1 = accept."""
+    torch.manual_seed(1)
+    head = AcceptanceHead(SIZE, 2, tied=True)
+    config = {"hidden_size": SIZE, "num_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    if kind == "bin":
+        torch.save(head.state_dict(), folder / "pytorch_model.bin")
+    else:
+        from safetensors.torch import save_model
+
+        dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+        save_model(head.to(dtype), str(folder / "model.safetensors"))  # stores shared layers once
+    return head
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bin"])
+def test_the_authors_files_can_be_read(kind: str, tmp_path: Path) -> None:
+    head = authors_file(tmp_path, kind)
+    if kind == "bin":
+        with pytest.raises(DraftwiseError, match="rewrite it once"):
+            load_head(tmp_path)
+        save(load(tmp_path), tmp_path)
+    states = torch.randn(5, SIZE)
+    with torch.no_grad():
+        expected = torch.sigmoid(head.float()(states)).tolist()
+    found = [load_head(tmp_path).acceptance(x) for x in states.numpy()]
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert {key.partition(".")[0] for key in load(tmp_path).state_dict()} == {"model"}
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    save(AcceptanceHead(SIZE, 0), linear(tmp_path))
+    first = load_head(tmp_path)
+    assert load_head(tmp_path) is first, "every request makes its own guide"
+    save(AcceptanceHead(SIZE, 1), tmp_path)
+    assert len(load_head(tmp_path).blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "there is no acceptance head in"),
+        (lambda folder: (folder / "config.json").unlink(), "cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "cannot be read"),
+        (lambda folder: (folder / "config.json").write_text('{"hidden_size": 8}'), "shape"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"nonsense"), "cannot be read"),
+    ],
+)
+def test_a_damaged_head_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
+    damage(linear(tmp_path))
+    with pytest.raises(DraftwiseError, match=message):
+        make_guide(f"head:{tmp_path}")
+
+
+@pytest.mark.parametrize("rule", ["head:{},h=2", "head:{},h=nan"])
+def test_a_threshold_that_is_none_is_refused(rule: str, tmp_path: Path) -> None:
+    with pytest.raises(DraftwiseError, match="a probability lies in"):
+        make_guide(rule.format(linear(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "rule", ["head:{}", "any-of:rules=svip+head:{}", "tapout-token:rules=head:{}"]
+)
+def test_a_head_for_another_size_is_refused_at_load(rule: str, tmp_path: Path) -> None:
+    with pytest.raises(DraftwiseError, match="size 4, and drafter good has hidden size 32"):
+        speculator(["good"], rules=(rule.format(linear(tmp_path)),))
+
+
+def test_two_sizes_in_one_rule_are_refused(tmp_path: Path) -> None:
+    heads = [linear(tmp_path / str(size), size) for size in (4, 32)]
+    with pytest.raises(DraftwiseError, match=r"sizes \[4, 32\]"):
+        speculator(["good"], rules=(f"any-of:rules=head:{heads[0]}+head:{heads[1]}",))
+
+
+def test_a_drafter_without_a_head_is_told_how_to_get_one(tmp_path: Path) -> None:
+    model = target()
+    for home, message in ((tmp_path, "draftwise train head"), (None, "has no weights")):
+        drafter = LMDrafter("small", lm("good").model, model, home)
+        with pytest.raises(DraftwiseError, match=message):
+            Speculator(model, None, [drafter], preset("specdecpp"))
+
+
+def fresh(home: Path | None = None) -> LMDrafter:
+    """A drafter of which no hidden state was asked yet."""
+    model = CausalModel(near_copy(target().module, noise=0.04), "good")
+    return LMDrafter("good", model, target(), home or head_home())
+
+
+def test_hidden_states_are_shown_only_where_a_rule_reads_them() -> None:
+    for rule, is_tapped in (("svip", False), ("head", True), ("any-of:rules=svip+head", True)):
+        drafter = fresh()
+        setting = replace(preset("specdecpp"), rules=(rule,))
+        Speculator(target(), None, [drafter], setting)
+        assert bool(drafter.model.taps) is is_tapped
+
+
+class Spy:
+    """Goes on and writes down each step."""
+
+    needs_probs = False
+    is_pure = False
+
+    def __init__(self, waits: bool) -> None:
+        self.waits_for_hidden, self.steps = waits, []
+
+    def goes_on(self, step: DraftStep) -> bool:
+        self.steps.append(step)  # type: ignore[attr-defined]
+        return step.depth < 5
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        raise AssertionError("nobody verified")
+
+
+def expected_states(drafter: LMDrafter, tokens: list[int]) -> Any:
+    """[T, D] the last hidden states of the whole text, from one forward of the module itself."""
+    ids = torch.tensor([tokens])
+    return drafter.model.module.model(input_ids=ids).last_hidden_state[0].numpy()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_step_shows_the_state_of_the_very_token(waits: bool, temperature: float) -> None:
+    """And a guide that does not wait for it is asked before the token is read: one forward less."""
+    drafter = fresh()
+    drafter.show_hidden()
+    num_calls, extend = 0, drafter.model.extend
+
+    def counted(*args: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return extend(*args)
+
+    drafter.model.extend = lambda *args, **more: counted(*args, *more.values())  # type: ignore[method-assign]
+    spy, text = Spy(waits), [5, 9, 33, 5]
+    context = Context(0, text, SamplingParams(temperature), np.random.default_rng(0))
+    with torch.inference_mode():
+        (draft,) = drafter.start(1, 60).propose([DraftTask(context, 8, spy)])
+        states = expected_states(drafter, [*text, *draft.tokens.tolist()])
+    assert len(draft) == 5
+    assert num_calls == (6 if waits else 5)
+    for step in spy.steps[1:]:  # type: ignore[attr-defined]
+        at = len(text) - 1 + step.depth
+        assert np.allclose(step.hidden_before, states[at - 1], atol=1e-4)
+        if waits:
+            assert np.allclose(step.hidden, states[at], atol=1e-4)
+        else:
+            assert step.hidden is None
+
+
+def test_retrieval_shows_no_states_and_is_never_ended() -> None:
+    guide = make_guide("head", home=head_home())
+    assert all(guide.goes_on(DraftStep(depth, 8, 1.0, 1.0, 0.0, 1.0)) for depth in range(8))
+
+
+@pytest.mark.parametrize("options", ["", "h=0.2,lag=true"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_draft_that_stopped_late_scores_its_last_q(options: str, temperature: float) -> None:
+    """What was read for the head alone is known of the bonus token's position, too."""
+    rule = f"head:{head_home() / 'head'},{options}" if options else "head"
+    made = speculator(["good"], "fixed:0", rules=(rule,), lengths=(8,), with_none=False,
+                      feedback="bandit")  # fmt: skip
+    prompt = PROMPTS[2]
+    rounds = list(made.start(prompt, max_new_tokens=40, temperature=temperature))
+    scores = [round_.scores["good"] for round_ in rounds if "good" in round_.scores]
+    seen = {at for found in scores for at in range(found.start, found.start + len(found.alphas))}
+    assert len(seen & set(range(len(prompt), len(prompt) + 40))) >= 38
+    if not temperature:
+        tokens = [token for r in rounds for token in r.tokens]
+        assert tokens == plain_greedy(prompt, 40)
+
+
+def test_the_preset_of_the_paper() -> None:
+    """One drafter, its own head, 20 tokens at most; the tokens are the target's."""
+    setting = preset("specdecpp")
+    assert [(p.length, p.rule) for p in setting.plans(["good"])] == [(20, "head")]
+    made = Speculator(target(), None, [fresh()], setting)
+    for prompt in PROMPTS:
+        assert made.generate(prompt, max_new_tokens=30).tokens == plain_greedy(prompt, 30)
+
+
+def test_drafts_are_of_many_lengths() -> None:
+    made = Speculator(target(), None, [fresh()], preset("specdecpp"))
+    rounds = list(made.start(PROMPTS[2], max_new_tokens=80, temperature=1.0))
+    assert len({round_.num_drafted for round_ in rounds}) > 2
