@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 WORDS = {"types", "protocols", "dist"}
-FACADE = {"pool", "presets", "speculator"}
+FACADE = {"learning", "pool", "presets", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
@@ -40,7 +40,8 @@ ARROWS: dict[str, set[str]] = {
     "zoo": WORDS | {"nn", "drafters", "train"},
     "engine": WORDS | {"feedback", "nn", "drafters.protocol"},
     "pool": WORDS | {"registry", "nn", "drafters", "zoo"},
-    "speculator": WORDS | {"registry", "nn", "drafters.protocol", "engine", "pool", "presets"},
+    "learning": WORDS | {"feedback", "registry", "nn", "drafters.protocol", "engine", "presets"},
+    "speculator": WORDS | {"nn", "drafters.protocol", "engine", "learning", "pool", "presets"},
 }
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {"types", "dist", "protocols", "rewards", "feedback", "policies", "guides"} | {

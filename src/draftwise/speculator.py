@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,28 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from draftwise import presets, registry
+from draftwise import presets
 from draftwise.drafters.protocol import Context, Drafter
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.drafting import Pool
 from draftwise.engine.generation import Generation
+from draftwise.engine.memory import Memory
 from draftwise.engine.prompts import encode_all, eos_tokens, is_single, randomness
 from draftwise.engine.records import Round
-from draftwise.engine.request import Request, plays_all
+from draftwise.engine.request import Request
 from draftwise.engine.text import Answer, Ending
+from draftwise.learning import Learning
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, resolve_target
 from draftwise.presets import Preset
-from draftwise.protocols import Guide, Policy
-from draftwise.types import NONE, DraftwiseError, Plan, SamplingParams
+from draftwise.types import DraftwiseError, Plan, SamplingParams
 
 
 class Speculator:
     """A target that generates with the help of drafters, without changing what it says.
 
-    Build it with ``from_pretrained``. State: the costs measured so far and, with ``scope``
-    ``session``, one policy that all requests share and teach.
+    Build it with ``from_pretrained``. State: the costs measured so far, and ``memory``.
     """
 
     def __init__(
@@ -43,31 +43,15 @@ class Speculator:
         scope: str = "request",
         seed: int = 0,
     ) -> None:
-        if scope not in {"request", "session"}:
-            raise DraftwiseError(f"unknown scope {scope!r}; the scopes are: request, session")
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
-        self.plans: list[Plan] = _plans(setting, target, drafters)
+        self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
         self._pool = Pool(
             target,
             drafters,
-            self.plans,
+            self._learning.plans,
             CostMeter({drafter.name: drafter.relative_cost for drafter in drafters}),
             scores_prompt=setting.feedback.split(":")[0] in {"free", "panoramic"},
         )
-        policy = self._make_policy(np.random.SeedSequence(seed))
-        if plays_all(policy) and len(drafters) > 1 and not target.serves_trees:
-            raise DraftwiseError(
-                f"{setting.policy} verifies all drafts as one tree, and {target.name} serves "
-                "chains only; choose another policy, or one drafter"
-            )
-        self._shared = policy if scope != "request" else None
-        reward = registry.make_reward(setting.reward)
-        # a policy that prices plans by the evidence needs nobody to value them
-        self._reward = None if getattr(policy, "prices_plans", False) else reward
-        # an unknown feedback or rule is said at load, not at the first request
-        self._new_revealer()
-        guides = self._new_guides(np.random.SeedSequence(seed))
-        _show_hidden(guides, {drafter.name: drafter for drafter in drafters})
 
     @classmethod
     def from_pretrained(
@@ -97,7 +81,8 @@ class Speculator:
         trees: shapes such as ``"4x16"`` (children x tokens), ``"chain"``; plans are multiplied by
             lengths, rules and trees.
         preset: where policy, reward, feedback and lengths come from, unless given.
-        scope: ``request`` = each request learns anew; ``session`` = they share one policy.
+        scope: ``request`` = each request learns anew; ``session`` or ``task:LABEL`` = they share
+            one policy, which ``memory.save`` and ``memory.load`` keep in a file.
         Raises DraftwiseError for anything that cannot be loaded, paired or understood.
         """
         given = {"policy": policy, "reward": reward, "feedback": feedback}
@@ -122,6 +107,16 @@ class Speculator:
     def drafters(self) -> Sequence[Drafter]:
         """What it may draft with, in the order of the plans."""
         return self._pool.drafters
+
+    @property
+    def plans(self) -> list[Plan]:
+        """What a policy chooses among."""
+        return self._learning.plans
+
+    @property
+    def memory(self) -> Memory:
+        """What requests taught each other, if the scope has them share it; saved and loaded."""
+        return self._learning.memory
 
     def start(
         self,
@@ -210,62 +205,8 @@ class Speculator:
             prompt=tuple(text),
             context=Context(id_, list(text), sampling, np.random.default_rng(draft_seed)),
             answer=Answer(ending, self.tokenizer),
-            policy=self._shared or self._routed(self._make_policy(policy_seed), text),
-            revealer=self._new_revealer(),
+            policy=self._learning.policy(text, policy_seed),
+            revealer=self._learning.revealer(),
             accept_rng=np.random.default_rng(accept_seed),
-            guides=self._new_guides(guide_seed),
+            guides=self._learning.guides(guide_seed),
         )
-
-    def _make_policy(self, seed: np.random.SeedSequence) -> Policy:
-        return registry.make_policy(self.setting.policy, len(self.plans), seed, plans=self.plans)
-
-    def _routed(self, policy: Policy, prompt: list[int]) -> Policy:
-        """A policy that chooses by the prompt (``router``) is shown it."""
-        route = getattr(policy, "route", None)
-        if route is not None and self.tokenizer is not None:
-            route(self.tokenizer.decode(prompt))
-        return policy
-
-    def _new_revealer(self) -> Any:
-        return registry.make_feedback(self.setting.feedback, plans=self.plans, reward=self._reward)
-
-    def _new_guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], Guide]:
-        """One guide, with its own randomness, for each drafter and rule that plans name."""
-        names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
-        homes = {d.name: getattr(d, "home", None) for d in self._pool.drafters}
-        return {
-            name: registry.make_guide(name[1], own, home=homes[name[0]])
-            for name, own in zip(names, seed.spawn(len(names)), strict=True)
-        }
-
-
-def _show_hidden(
-    guides: Mapping[tuple[str, str], Guide], drafters: Mapping[str, Drafter]
-) -> None:
-    """Have drafters show hidden states to the rules that read them, where they have any.
-
-    Raises DraftwiseError for a rule that reads states of another size, or has no weights.
-    """
-    for (name, rule), guide in guides.items():
-        size = getattr(drafters[name], "hidden_size", 0)
-        if not size or not (needed := getattr(guide, "needs_hidden", 0)):
-            continue
-        if needed != size:
-            raise DraftwiseError(
-                f"rule {rule!r} reads hidden states of size {needed}, and drafter {name} has "
-                f"hidden size {size}: train a head on this drafter (draftwise train head)"
-            )
-        drafters[name].show_hidden()  # type: ignore[attr-defined]
-
-
-def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) -> list[Plan]:
-    """The setting's plans over these drafters; DraftwiseError for trees that nobody can serve."""
-    branching = [drafter.name for drafter in drafters if drafter.can_branch]
-    if any(setting.trees) and not (branching and target.serves_trees):
-        why = (
-            f"{target.name} serves chains only"
-            if branching
-            else "no drafter of the pool drafts any"
-        )
-        raise DraftwiseError(f"trees were asked for, but {why}; leave them out")
-    return setting.plans([drafter.name for drafter in drafters], branching)

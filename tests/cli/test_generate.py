@@ -137,3 +137,21 @@ def test_logits_that_break_midway_keep_the_tokens_so_far(tmp_path: Path, generat
     assert answer["finish_reason"] == "non-finite logits"
     assert "not finite" in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    options = ("--policy", "ucb1", "--json", "--state", state, *SHORT)
+    generate("Hello", *options, "--scope", "session")
+    first = json.loads(state.read_text())
+    generate("Hello", *options, "--scope", "session")
+    generate("Hello", *options, "--scope", "task:other")
+    last = json.loads(state.read_text())
+    assert set(last["scopes"]) == {"session", "task:other"}
+    assert str(first["scopes"]["session"]) != str(last["scopes"]["session"])
+    assert last["plans"] == first["plans"]
+    refusal = generate("Hello", *options, "--scope", "session", "--plan-lengths", "3").refusal
+    assert "it was learnt with the plans" in refusal
+    state.write_text("not json")
+    assert str(state) in generate("Hello", *options, "--scope", "session").refusal
+    assert state.read_text() == "not json"

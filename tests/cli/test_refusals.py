@@ -22,7 +22,7 @@ from draftwise.presets import PRESETS
         ("--rule", registry.GUIDES),
         ("--preset", PRESETS),
         ("--drafter", registry.DRAFTERS),
-        ("--scope", ["request", "session"]),
+        ("--scope", ["request", "session", "task:LABEL"]),
     ],
 )
 def test_unknown_names_list_the_valid_ones(generate: Run, option: str, valid: list[str]) -> None:
@@ -51,6 +51,8 @@ def test_unknown_names_list_the_valid_ones(generate: Run, option: str, valid: li
         (["--prompt-lookup-min", "5", "--prompt-lookup-max", "2"], "1 <= min <= max"),
         (["--file", "also.txt"], "not both"),
         (["--batch", "also.txt"], "not both"),
+        (["--scope", "task:"], "task:LABEL"),
+        (["--state", "state.json"], "--scope session"),
         (["--trace", "/nonexistent/trace.jsonl"], "/nonexistent/trace.jsonl"),
     ],
 )

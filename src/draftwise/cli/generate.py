@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftwise.cli import options as o
 from draftwise.cli.failures import quiet, refusals, refused_values
 from draftwise.cli.load import Wanted, check, check_sampling, load
 from draftwise.cli.prompts import read_batch, read_prompt
 from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.engine.records import TraceWriter
+    from draftwise.speculator import Speculator
 
 
 @refusals()
@@ -25,6 +32,7 @@ def generate(
     rule: o.Rules = None,
     tree: o.Trees = None,
     scope: o.Scope = "request",
+    state: o.State = None,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
@@ -59,6 +67,7 @@ def generate(
         dtype=dtype,
         device=device,
         scope=scope,
+        state=state,
         seed=seed,
         threads=threads,
     )
@@ -88,11 +97,8 @@ def generate(
         with refused_values():
             writer = None if trace is None else TraceWriter(trace)
         job = Job(speculator, sampling, writer, as_json)
-        try:
+        with _kept(writer, speculator, state):
             code = run_single(job, texts[0]) if batch is None else run_batch(job, texts, batch_size)
-        finally:
-            if writer is not None:
-                writer.close()
     raise SystemExit(code)
 
 
@@ -109,6 +115,18 @@ def _prompts(
     if batch_size < 1:
         raise DraftwiseError(f"--batch-size {batch_size}: it must be 1 or more")
     return prompts
+
+
+@contextmanager
+def _kept(writer: TraceWriter | None, speculator: Speculator, state: Path | None) -> Iterator[None]:
+    """Whatever ends the work, the trace is closed and what was learnt is saved."""
+    try:
+        yield
+    finally:
+        if writer is not None:
+            writer.close()
+        if state is not None:
+            speculator.memory.save(state)
 
 
 def _check_writable(trace: Path | None) -> None:

@@ -6,17 +6,18 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from draftwise import presets, registry
+from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.types import DraftwiseError, SamplingParams
 
 if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
-SCOPES = ("request", "session")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 
@@ -37,6 +38,7 @@ class Wanted:
     dtype: str = "auto"
     device: str = "auto"
     scope: str = "request"
+    state: Path | None = None
     seed: int = 0
     threads: int = 1
 
@@ -58,9 +60,13 @@ def check(wanted: Wanted) -> None:
         presets.parse_tree(tree)
     for rule in wanted.rules or ():
         registry.make_guide(rule)
-    for kind, name, valid in (("scope", wanted.scope, SCOPES), ("dtype", wanted.dtype, DTYPES)):
-        if name not in valid:
-            raise DraftwiseError(f"unknown {kind} {name!r}; the {kind}s are: {', '.join(valid)}")
+    if wanted.dtype not in DTYPES:
+        raise DraftwiseError(f"unknown dtype {wanted.dtype!r}; the dtypes are: {', '.join(DTYPES)}")
+    if check_scope(wanted.scope) == REQUEST and wanted.state is not None:
+        raise DraftwiseError(
+            f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
+            " add --scope session, or --scope task:LABEL"
+        )
     if wanted.threads < 1:
         raise DraftwiseError(f"--threads {wanted.threads}: it must be 1 or more")
 
@@ -78,7 +84,7 @@ def load(wanted: Wanted) -> Speculator:
     with loading(wanted.target, wanted.threads):
         from draftwise.speculator import Speculator
 
-        return Speculator.from_pretrained(
+        speculator = Speculator.from_pretrained(
             wanted.target,
             wanted.drafters,
             preset=wanted.preset,
@@ -93,6 +99,9 @@ def load(wanted: Wanted) -> Speculator:
             scope=wanted.scope,
             seed=wanted.seed,
         )
+        if wanted.state is not None and wanted.state.exists():
+            speculator.memory.load(wanted.state)
+        return speculator
 
 
 @contextmanager

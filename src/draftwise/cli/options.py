@@ -64,7 +64,16 @@ Trees = Annotated[
     ),
 ]
 Scope = Annotated[
-    str, _option(_LEARNING, "request: each learns anew; session: all share one policy.", "--scope")
+    str,
+    _option(
+        _LEARNING,
+        "request: each learns anew; session, task:LABEL: all share a policy.",
+        "--scope",
+    ),
+]
+State = Annotated[
+    Path | None,
+    _option(_LEARNING, "File where a shared policy's memory is kept from run to run.", "--state"),
 ]
 Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.", "--temperature")]
 TopK = Annotated[int, _option(_SAMPLING, "0 is all tokens.", "--top-k")]

@@ -1,0 +1,84 @@
+"""Policies that outlive a request: who shares, what a file keeps, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftwise import DraftwiseError, Speculator
+from engine.pairs import POOLS, speculator
+
+OPTIONS = {"max_new_tokens": 30}
+PROMPT = [3, 5, 8, 3, 5, 8]
+
+
+def made(scope: str, policy: str = "ucb1:beta=0.1") -> Speculator:
+    return speculator(POOLS["all"], policy, scope=scope)
+
+
+def test_a_loaded_policy_goes_on_as_the_saved_one_would(tmp_path: Path) -> None:
+    first, second = made("task:a"), made("task:a")
+    first.generate(PROMPT, **OPTIONS)
+    first.memory.save(tmp_path / "state.json")
+    second.memory.load(tmp_path / "state.json")
+    assert second.memory.policy is not None
+    assert first.memory.policy is not None
+    assert second.memory.policy.state() == first.memory.policy.state()
+    pulls = [spec.generate(PROMPT, **OPTIONS).stats.pulls for spec in (first, second)]
+    assert pulls[0] == pulls[1]
+
+
+def test_other_tasks_in_a_file_are_neither_taken_up_nor_lost(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    first, other, fresh = made("task:a"), made("task:b"), made("task:b")
+    first.generate(PROMPT, **OPTIONS)
+    first.memory.save(path)
+    other.memory.load(path)
+    assert other.memory.policy is not None
+    assert fresh.memory.policy is not None
+    assert other.memory.policy.state() == fresh.memory.policy.state()
+    other.memory.save(path)
+    assert set(json.loads(path.read_text())["scopes"]) == {"task:a", "task:b"}
+
+
+def test_default_policy_is_saved_and_loaded(tmp_path: Path) -> None:
+    first, second = made("session", "goodput"), made("session", "goodput")
+    first.generate(PROMPT, **OPTIONS)
+    first.memory.save(tmp_path / "state.json")
+    second.memory.load(tmp_path / "state.json")
+    second.generate(PROMPT, **OPTIONS)
+
+
+def test_what_cannot_be_taken_up_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    saved = made("session")
+    saved.memory.save(path)
+    whole = json.loads(path.read_text())
+    reader = made("session")
+    before = reader.memory.policy.state() if reader.memory.policy else None
+    wrong = {
+        "its version": whole | {"draftwise": 99},
+        "it was learnt with the policy": whole | {"policy": "exp3"},
+        "it was learnt with the plans": whole | {"plans": ["none"]},
+        "it is not a state": {"a": 1},
+        "needs": whole | {"scopes": {"session": {"nonsense": 1}}},
+    }
+    for said, content in wrong.items():
+        path.write_text(json.dumps(content))
+        with pytest.raises(DraftwiseError, match=said):
+            reader.memory.load(path)
+    path.write_text("{")
+    with pytest.raises(DraftwiseError, match="cannot take up"):
+        reader.memory.load(path)
+    assert reader.memory.policy is not None
+    assert reader.memory.policy.state() == before
+
+
+def test_a_scope_that_keeps_nothing_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(DraftwiseError, match="choose session or task:LABEL"):
+        made("request").memory.save(tmp_path / "state.json")
+    for scope in ("task:", "requests", ""):
+        with pytest.raises(DraftwiseError, match="unknown scope"):
+            made(scope)
