@@ -10,6 +10,7 @@ from draftwise.cli.failures import refusals
 from draftwise.cli.generate import generate
 from draftwise.cli.models import models
 from draftwise.cli.simulate import simulate
+from draftwise.cli.train import app as train
 from draftwise.cli.zoo import app as zoo
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app.command()(demo)
 app.command()(models)
 app.command()(simulate)
 app.add_typer(datastore, name="datastore", help="Datastores to draft from: build one.")
+app.add_typer(train, name="train", help="Drafters, and heads that end their drafts: train them.")
 app.add_typer(zoo, name="zoo", help="The bundled tiny models: remake them, look at them.")
 
 

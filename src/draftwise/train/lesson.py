@@ -58,9 +58,21 @@ class Batch:
 
 def answer_logits(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
     """Logits [A, V] at flat `positions` [A] of `tokens` [B, T]; the head runs nowhere else."""
-    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-    logits: Tensor = model.lm_head(hidden.flatten(0, 1)[positions])
-    return logits
+    return head_logits(model, answer_hidden(model, tokens, positions))
+
+
+def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+    """The last hidden states [A, D], normed, at flat `positions` [A] of `tokens` [B, T]."""
+    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    found: Tensor = hidden.flatten(0, 1)[positions]
+    return found
+
+
+def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """What the model makes of its last hidden states [A, D]: logits [A, V]."""
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def pad(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from draftwise.types import DraftwiseError
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """(model, batch) -> a scalar, the mean loss in nats a token."""
@@ -69,6 +72,8 @@ def fit(
     With `checkpoint` the run is saved there every `settings.checkpoint_s` seconds and at the end,
     and resumes from it; on one machine a resumed run gives the weights of an uninterrupted one,
     bit by bit. `stop_at` ends a run early (after a checkpoint) without changing its schedule.
+    Errors: DraftwiseError where the loss or its gradient is no number (the model, in memory and in
+    the checkpoint, is that of the last good step) or the checkpoint cannot be written.
     """
     optimizer = make_optimizer(model, settings)
     losses = _resume(checkpoint, model, optimizer)
@@ -77,7 +82,10 @@ def fit(
     last = settings.steps if stop_at is None else min(stop_at, settings.steps)
     while len(losses) < last:
         step = len(losses)
-        losses.append(_advance(model, optimizer, loss, batches(step), settings, step))
+        found = _advance(model, optimizer, loss, batches(step), settings, step)
+        if found is None:
+            raise DraftwiseError(_stopped(checkpoint, model, optimizer, losses))
+        losses.append(found)
         if progress is not None:
             progress(len(losses), losses[-1])
         if checkpoint is not None and (
@@ -105,20 +113,36 @@ def _advance(
     batch: Any,
     settings: Settings,
     step: int,
-) -> float:
+) -> float | None:
+    """One step; its loss, or None, and nothing changed, where loss or gradient is no number."""
     for group in optimizer.param_groups:
         group["lr"] = settings.rate(step)
     device = next(model.parameters()).device.type
     with torch.autocast(device, torch.bfloat16, enabled=settings.bf16):
         value = loss(model, batch)
     value.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     found = float(value.detach())
-    if found != found:
-        raise FloatingPointError(f"the loss became NaN at step {step}: lower the learning rate")
-    return found
+    is_sound = math.isfinite(found) and math.isfinite(float(norm))
+    if is_sound:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return found if is_sound else None
+
+
+def _stopped(
+    checkpoint: Path | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    losses: list[float],
+) -> str:
+    """Keep what was learned before the step that went wrong, and say what to do."""
+    kept = ""
+    if checkpoint is not None:
+        _save(checkpoint, model, optimizer, losses)
+        kept = f" (the weights before that step are kept in {checkpoint})"
+    step = len(losses)
+    return f"the loss is no number at step {step}{kept}: start anew with a lower learning rate"
 
 
 def _save(
@@ -132,8 +156,18 @@ def _save(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
-    torch.save(state, unfinished)
-    os.replace(unfinished, path)  # atomic: a crash leaves the previous checkpoint whole
+    try:
+        with unfinished.open("wb") as file:
+            torch.save(state, file)
+        os.replace(unfinished, path)  # atomic: a crash leaves the previous checkpoint whole
+    except (OSError, RuntimeError) as error:  # torch wraps what the file says
+        unfinished.unlink(missing_ok=True)
+        why = error.strerror if isinstance(error, OSError) else error.__cause__ or error
+        before = "; the one before it is whole" if path.exists() else ""
+        raise DraftwiseError(
+            f"the checkpoint {path} cannot be written ({why}){before}: make room, and give the "
+            "same command again to go on"
+        ) from error
 
 
 def _resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:

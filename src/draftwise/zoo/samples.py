@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 from collections.abc import Callable
 from itertools import count, islice
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.train.generate import continue_prompts
+from draftwise.train.answers import answers as sample_answers
 from draftwise.train.lesson import Lesson, Text, teach
 from draftwise.zoo.corpus import encode, encode_prompt
 from draftwise.zoo.domains import Document, sample
@@ -58,23 +56,16 @@ def answers(
     seed: int,
 ) -> list[Text]:
     """The target's answers to `prompts`, in batches; `path` keeps finished ones for a resume."""
-    rows: list[list[int]] = json.loads(path.read_text("utf-8")) if path.exists() else []
-    while len(rows) < len(prompts):
-        chunk = slice(len(rows), len(rows) + ROWS_PER_SAMPLING)
-        given = [encode_prompt(tokenizer, prompt) for prompt in prompts[chunk]]
-        new = continue_prompts(
-            target,
-            given,
-            temperatures[chunk],
-            max_new_tokens=MAX_NEW_TOKENS,
-            eos_token_id=tokenizer.eos_token_id,
-            seed=seed + len(rows),
-        )
-        rows += [[len(a), *a, *b] for a, b in zip(given, new, strict=True)]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".tmp").write_text(json.dumps(rows), "utf-8")
-        os.replace(path.with_suffix(".tmp"), path)
-    return [Text(tuple(row[1:]), row[0]) for row in rows]
+    return sample_answers(
+        target,
+        [encode_prompt(tokenizer, prompt) for prompt in prompts],
+        temperatures,
+        path,
+        max_new_tokens=MAX_NEW_TOKENS,
+        eos_token_id=tokenizer.eos_token_id,
+        seed=seed,
+        rows=ROWS_PER_SAMPLING,
+    )
 
 
 def make_lesson(

@@ -1,0 +1,10 @@
+"""``draftwise train``: drafters and what belongs to them, for any pair; one file a command."""
+
+from __future__ import annotations
+
+import typer
+
+from draftwise.cli.train_head import head
+
+app = typer.Typer(no_args_is_help=True)
+app.command()(head)

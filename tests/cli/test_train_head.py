@@ -1,0 +1,111 @@
+"""``draftwise train head``: from prompts to a head that generation finds, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.conftest import Ran, run_command
+
+PROMPTS = [f"say {word} and more" for word in ("one", "two", "three", "four", "five", "six")] * 4
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    file.write_text("\n".join(PROMPTS))
+    return file
+
+
+def train(pair: tuple[Path, Path], prompts: Path, out: Path, *more: object) -> Ran:
+    return run_command(
+        "train", "head", "--target", pair[0], "--drafter", pair[1], "--prompts", prompts,
+        "--out", out, "--max-new-tokens", 12, "--epochs", 2, *more,
+    )  # fmt: skip
+
+
+def test_a_head_is_trained_found_and_obeyed(
+    pair: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(pair[1], drafter)
+    ran = train(
+        (pair[0], drafter), prompts, drafter / "head", "--json", "--work", tmp_path / "work"
+    )
+    assert ran.code == 0, ran.err
+    numbers = ran.objects[0]
+    assert numbers["num_taught"] > 100
+    assert json.loads((drafter / "head" / "report.json").read_text()) == numbers
+    assert {p.name for p in (drafter / "head").iterdir()} == {
+        "config.json", "model.safetensors", "report.json", "reliability.png",
+    }  # fmt: skip
+
+    def answer(*more: object) -> dict[str, Any]:
+        models = ("--target", pair[0], "--drafter", f"lm:{drafter}")
+        more = (*more, "--max-new-tokens", 30, "--json")
+        return run_command("generate", "Hello", *models, *more).objects[0]
+
+    plain, ours = answer("--preset", "plain"), answer("--preset", "specdecpp")
+    assert ours["tokens"] == plain["tokens"]
+    assert ours["num_drafted"] > 0
+
+
+def test_the_same_command_again_goes_on_and_ends_alike(
+    pair: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    outs = [tmp_path / "a", tmp_path / "b"]
+    assert train(pair, prompts, outs[0]).code == 0
+    for _ in range(2):
+        assert train(pair, prompts, outs[1]).code == 0
+    files = [(out / "model.safetensors").read_bytes() for out in outs]
+    assert files[0] == files[1]
+
+
+def test_another_head_takes_the_same_work(
+    pair: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    work = ("--work", tmp_path / "work")
+    assert train(pair, prompts, tmp_path / "a", *work).code == 0
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "work").rglob("*.npz")}
+    more = ("--depth", 0, "--w-rej", 1, "--label", "analytic", "--tied")
+    assert train(pair, prompts, tmp_path / "b", *work, *more).code == 0
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "work").rglob("*.npz")} == times
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["num_layers"] == 0
+    refused = train(pair, prompts, tmp_path / "c", *work, "--seed", 1)
+    assert "give another --work" in refused.refusal
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ('{"prompt": "a"}\nnonsense\n', "p.jsonl", "line 2: this is not JSON"),
+        ('{"prompt": "a"}\n\n{"text": "b"}\n', "p.jsonl", "line 3: no text under"),
+        ("", "p.txt", "has no prompts"),
+        ("a\n" + "b" * 395 + "\n", "p.txt", "prompt 2 has 395 tokens"),
+    ],
+)
+def test_prompts_that_do_not_parse_are_named(
+    pair: tuple[Path, Path], tmp_path: Path, text: str, name: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert message in train(pair, tmp_path / name, tmp_path / "out").refusal
+    assert not (tmp_path / "out").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--label", "x"), "sampled or analytic"),
+        (("--mixing", 1), "below 1"),
+        (("--temperature", -1), "0 or more"),
+        (("--drafter", "/nowhere"), "no model folder /nowhere"),
+    ],
+)
+def test_options_that_make_no_sense(
+    pair: tuple[Path, Path], prompts: Path, tmp_path: Path, options: tuple[Any, ...], message: str
+) -> None:
+    assert message in train(pair, prompts, tmp_path / "out", *options).refusal
