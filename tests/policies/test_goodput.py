@@ -53,12 +53,38 @@ def test_fresh_prices_by_hand() -> None:
     assert prices(policy())[1:4].tolist() == pytest.approx(expected)
 
 
+def two_rates(alphas: list[float], fading: float = 1.0) -> float:
+    """The two rates and their weights as plain loops; what was learnt fades by ``fading`` then."""
+    rates, errors = [], []
+    for g in (0.97, 0.8):
+        num = den = error = 0.0
+        for alpha in alphas:
+            error = 0.97 * error + ((num + 1.1) / (den + 2) - alpha) ** 2
+            num, den = g * num + alpha, g * den + 1
+        rates.append((fading * num + 1.1) / (fading * den + 2))
+        errors.append(fading * error)
+    good = 0.12 * np.exp(-3 * errors[1]), 0.88 * np.exp(-3 * errors[0])
+    return float((good[0] * rates[1] + good[1] * rates[0]) / sum(good))
+
+
 def test_rate_by_hand() -> None:
-    """Alphas 1, 0, .5 at g = .97: num = .97^2 * 1 + .5 = 1.4409, den = .97^2 + .97 + 1 = 2.9109,
-    a = (1.4409 + 1.1) / 4.9109."""
+    """Alphas 1, 0, .5. Slow: num = .97^2 + .5 = 1.4409, den = .97^2 + .97 + 1 = 2.9109; fast: num =
+    .8^2 + .5 = 1.14, den = 2.44. Both foretold .55 and .7; the third was foretold as 2.07 / 3.97
+    and as 1.9 / 3.8 = .5, so the fast one is ahead by (2.07 / 3.97 - .5)^2."""
     played = learn(policy(), evidence(scores=lm([1.0, 0.0, 0.5])))
-    alpha = (1.4409 + 1.1) / 4.9109
+    slow, fast = (1.4409 + 1.1) / 4.9109, (1.14 + 1.1) / 4.44
+    odds = 0.12 / 0.88 * np.exp(3 * (2.07 / 3.97 - 0.5) ** 2)
+    alpha = (slow + odds * fast) / (1 + odds)
     assert prices(played)[1] == pytest.approx((1 + alpha) / 1.05)
+    assert two_rates([1.0, 0.0, 0.5]) == pytest.approx(alpha)
+
+
+def test_a_change_is_believed_sooner_than_the_slow_rate_would() -> None:
+    """Perfect for 60 tokens, then useless: after six of them drafting four no longer pays."""
+    told = [evidence(scores=lm([1.0] * 60)), evidence(scores=lm([0.0] * 6))]
+    played = learn(policy(), *told, evidence(matches={"lookup": 0}))
+    assert two_rates([1.0] * 60 + [0.0] * 6) < 0.5
+    assert PLANS[played.choose().plan].length < 4
 
 
 def test_scores_in_pieces_or_at_once_are_the_same() -> None:
@@ -132,10 +158,7 @@ def test_every_price_against_a_plain_loop() -> None:
     of.learn(Decision(0, 1.0, 0), Feedback(np.zeros(31), np.zeros(31, dtype=bool), none))
     expected = []
     for plan in plans:
-        num = den = 0.0
-        for alpha in alphas.get(plan.drafter, ()):
-            num, den = 0.97 * num + alpha, 0.97 * den + 1
-        rate = (num + 2 * 0.55) / (den + 2)
+        rate = two_rates(list(alphas.get(plan.drafter, ())))
         tokens = 1 + sum(rate**j for j in range(1, plan.length + 1))
         forward = costs.target_s[min(plan.length, 5)]
         expected.append(tokens / (forward + plan.length * costs.draft_s.get(plan.drafter, 0)))
@@ -147,7 +170,7 @@ def test_a_draft_longer_than_any_measured_costs_what_the_longest_did() -> None:
     """Overestimating the target stops drafting, and then nothing is learned ever after."""
     costs = Costs(np.array([1.0, 1.5]), {"lm": 0.0})
     played = learn(policy(), evidence(scores=lm([1.0] * 500), costs=costs))
-    rate = (1 / 0.03 + 1.1) / (1 / 0.03 + 2)
+    rate = two_rates([1.0] * 500)
     tokens = sum(rate**j for j in range(5))
     assert prices(played)[3] == pytest.approx(tokens / 1.5, rel=1e-6)
 
@@ -206,15 +229,14 @@ def test_state_carries_prices_and_context() -> None:
 
 
 def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
-    """Eight zeros: num 0, den D = (1 - .97^8) / .03; 3 tokens emitted without it: den .97^3 D."""
+    """Eight zeros, then 3 tokens emitted without it: all that was learnt counts .97^3."""
     failed = learn(policy(), evidence(scores=lm([0.0] * 8)))
     unscored = Feedback(
         np.zeros(len(PLANS)),
         np.zeros(len(PLANS), dtype=bool),
         Evidence(Plan("lookup", 4), 4, 2, lookup([1.0, 1.0, 0.0], [4, 5, 6]), costs=FLAT),
     )
-    weight = 0.97**3 * (1 - 0.97**8) / 0.03
-    alpha = 1.1 / (weight + 2)
+    alpha = two_rates([0.0] * 8, fading=0.97**3)
     assert prices(learn(failed, unscored))[1] == pytest.approx((1 + alpha) / 1.05)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,6 +17,15 @@ MATCH_PRIORS = (0.3, 0.45, 0.55, 0.65, 0.8, 0.9)
 
 MATCH_DISCOUNT = 0.995
 """What older alphas of a bucket are worth when a new one falls into it."""
+
+FAST_DISCOUNT = 0.8
+"""What each alpha loses by the next in the rate that forgets fast: it remembers some five."""
+
+FAST_ODDS = math.log(0.12 / 0.88)
+"""How little the fast rate is believed before it has predicted better (log odds)."""
+
+ERROR_WEIGHT = 3.0
+"""Log odds for each unit of squared error that one rate made and the other did not."""
 
 _LONGEST = 17
 _BUCKET_OF = np.array([0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5])  # by match length 0 .. 17
@@ -49,6 +59,42 @@ def add_alphas(tally: Tally2, alphas: Iterable[float], discount: float) -> None:
 def rate(tally: Tally2, prior: float) -> float:
     """``(num + 2 prior) / (den + 2)``, in [0, 1]."""
     return (tally[0] + PRIOR_WEIGHT * prior) / (tally[1] + PRIOR_WEIGHT)
+
+
+def new_rates() -> list[float]:
+    """No alphas yet: [num, den] slow, [num, den] fast, squared errors of slow and fast."""
+    return [0.0] * 6
+
+
+def add_to_rates(rates: list[float], alphas: Iterable[float], discount: float, p: float) -> None:
+    """Each alpha, in text order, to a slow and to a fast rate, which are judged by it first.
+
+    discount: of the slow rate, and of the errors. p: the prior of both.
+
+    >>> rates = new_rates()
+    >>> add_to_rates(rates, [1.0] * 30 + [0.0] * 4, discount=0.97, p=0.55)
+    >>> [round(rate(rates[i : i + 2], 0.55), 2) for i in (0, 2)]
+    [0.8, 0.45]
+    >>> round(best_rate(rates, 0.55), 2)
+    0.54
+    """
+    slow_num, slow_den, fast_num, fast_den, slow_error, fast_error = rates
+    held = PRIOR_WEIGHT * p
+    for alpha in alphas:
+        slow = (slow_num + held) / (slow_den + PRIOR_WEIGHT) - alpha
+        fast = (fast_num + held) / (fast_den + PRIOR_WEIGHT) - alpha
+        slow_error = discount * slow_error + slow * slow
+        fast_error = discount * fast_error + fast * fast
+        slow_num, slow_den = discount * slow_num + alpha, discount * slow_den + 1.0
+        fast_num, fast_den = FAST_DISCOUNT * fast_num + alpha, FAST_DISCOUNT * fast_den + 1.0
+    rates[:] = slow_num, slow_den, fast_num, fast_den, slow_error, fast_error
+
+
+def best_rate(rates: list[float], prior: float) -> float:
+    """The two rates, weighted by how well each has predicted: Hedge with a prior for the slow."""
+    odds = FAST_ODDS + ERROR_WEIGHT * (rates[4] - rates[5])
+    fast = 1.0 / (1.0 + math.exp(-min(max(odds, -30.0), 30.0)))
+    return fast * rate(rates[2:4], prior) + (1.0 - fast) * rate(rates[0:2], prior)
 
 
 def new_table() -> list[Tally2]:

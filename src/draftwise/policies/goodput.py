@@ -9,11 +9,12 @@ import numpy as np
 
 from draftwise.policies.acceptance import (
     PRIOR_WEIGHT,
-    add_alphas,
     add_matches,
+    add_to_rates,
+    best_rate,
     match_alphas,
+    new_rates,
     new_table,
-    rate,
 )
 from draftwise.policies.door import check_feedback, check_share
 from draftwise.policies.probability import one_hot
@@ -25,7 +26,7 @@ DEFAULT_DRAFT_SHARE = 0.05
 """A draft step's seconds, as a share of a target forward, where nobody measured it."""
 
 _TINY = 1e-12  # seconds; a clock too coarse to see a step must not divide by zero
-_UNSEEN = [0.0, 0.0]
+_UNSEEN = new_rates()
 _FIELDS = (
     "_rates", "_tables", "_matches", "_target_s", "_draft_s", "_value_sums", "_value_counts",
     "_is_blind", "_num_chosen",
@@ -72,11 +73,13 @@ class Goodput:
     Source: this project's own (DESIGN section 7); no paper has it. The expected tokens of a draft
         under a constant acceptance probability are Leviathan et al. (2023).
     Update: per LM drafter num, den <- g num + alpha, g den + 1 for every alpha in the evidence, a =
-        (num + prior * 2) / (den + 2); a drafter that was not scored fades towards the prior by g
-        for each emitted token, so that none is given up for good. Per retrieval drafter such a rate
-        in each of six buckets of match length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) =
-        a^j, or for retrieval the product of the rates of match lengths m, m + 1, ..; plan =
-        argmax V. No exploration: the mildly optimistic prior does it.
+        (num + prior * 2) / (den + 2), once with g = .97 and once with .8; the two are weighted by
+        how well each has predicted (exponential weights, squared error, .88 of the prior for the
+        slow). A drafter that was not scored fades towards the prior by g for each emitted token, so
+        that none is given up for good. Per retrieval drafter a rate in each of six buckets of match
+        length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the
+        product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploration: the
+        mildly optimistic prior does it.
     Differs: no in-draft chain (that is a guide's part); a plan's stop rule is priced as ``fixed``,
         and a tree as a chain that costs all of its tokens, so it is chosen where nothing else is.
     Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
@@ -84,8 +87,9 @@ class Goodput:
         1 s and a draft step 0.05 s; a length dearer than any measured costs what the longest
         measured does. Without plans or evidence it ranks plans by the discounted mean of their
         seen values with the same prior.
-    State: num, den per LM drafter (in alphas); tables [6] by retrieval drafter; latest costs in
-        seconds, match lengths in tokens; discounted sums and counts of values float64[K].
+    State: num, den and squared error per LM drafter and rate (in alphas); tables [6] by retrieval
+        drafter; latest costs in seconds, match lengths in tokens; discounted sums and counts of
+        values float64[K].
     Cost: O(K + D L) a choice, D drafters, L the longest length; O(alphas) a round.
     Errors: ValueError from the door, and for a prior or discount outside (0, 1].
 
@@ -189,8 +193,8 @@ class Goodput:
         if scores.matches is not None:
             add_matches(self._tables.setdefault(name, new_table()), scores)
         else:
-            tally = self._rates.setdefault(name, [0.0, 0.0])
-            add_alphas(tally, scores.alphas.tolist(), self._discount)
+            rates = self._rates.setdefault(name, new_rates())
+            add_to_rates(rates, scores.alphas.tolist(), self._discount, self._prior)
 
     def _take_costs(self, costs: Costs) -> None:
         """Latest costs; where nothing is measured yet the former stay in place."""
@@ -216,7 +220,7 @@ class Goodput:
 
     def _tokens(self) -> Floats:
         """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""
-        rates = [rate(self._rates.get(name, _UNSEEN), self._prior) for name in self._names]
+        rates = [best_rate(self._rates.get(name, _UNSEEN), self._prior) for name in self._names]
         alphas = np.array(rates)[:, np.newaxis].repeat(self._longest, axis=1)
         can_play = np.ones(len(rates))
         for row, name in enumerate(self._names):

@@ -28,13 +28,14 @@ def best_together(
         in turn takes the plan that raises the rate most while the others stay.
     Cost: O(steps B K). Plain decoding for all is always among what is compared.
 
-    Plain decoding, or a draft of 8 that one of two rows would like; the other pays with it.
+    A draft of 8 that one of two rows would like: where verifying it is dear both decode plainly;
+    where it costs nothing both draft, since for the other row, too, the seconds are spent already.
 
     >>> tokens = np.array([[1.0, 4.0], [1.0, 1.1]])
     >>> dear, cheap = np.array([1.0] + [4.0] * 8), np.ones(9)
     >>> plans = np.array([0, 8]), np.array([0, 1]), np.array([0.0, 0.2])
     >>> [best_together(tokens, *plans, target_s).tolist() for target_s in (dear, cheap)]
-    [[0, 0], [1, 0]]
+    [[0, 0], [1, 1]]
     """
     order = np.argsort(sizes, kind="stable")
     forward_s = target_s[np.minimum(sizes[order], len(target_s) - 1)]
