@@ -136,7 +136,7 @@ class CausalModel:
             slots, positions = None, self._slots(used)[used - width :][None]
             mask = None if sees_all else self._mask(positions, self._slots(used))
         else:
-            places = _ragged(starts, counts)
+            places = ragged_slots(starts, counts)
             slots = positions = self._tensor(places)
             if trees:
                 queries, keys, seen = tree_masks(trees, places, used)
@@ -198,7 +198,7 @@ class CausalModel:
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, lowest)
 
 
-def _ragged(starts: Sequence[int], counts: Sequence[int]) -> Ints:
+def ragged_slots(starts: Sequence[int], counts: Sequence[int]) -> Ints:
     """[R, T] the slots of rows that differ; without trees these are the positions, too.
 
     Padding repeats its row's last token in that token's own place: it needs no room, changes

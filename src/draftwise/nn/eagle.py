@@ -1,0 +1,237 @@
+"""EAGLE heads: one decoder layer that drafts from the target's own hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q [R, H, T, d], k and v [R, G, T, d] of the T new tokens) -> [R, H, T, d]."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """The shape of a head.
+
+    generation: 1 (EAGLE-1 and EAGLE-2, which differ in the tree alone) or 3. taps: the hidden
+    states it reads, as ``CausalModel.tap`` numbers them. rope: as ``rope_parameters`` of
+    ``transformers``. draft_vocab_size: tokens that it can draft; fewer than ``vocab_size`` need
+    ``d2t``. qk_norm: Qwen3's norms of queries and keys. norm_before_residual: the residual is the
+    normed hidden state (some heads of vLLM's ``speculators``).
+    """
+
+    generation: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
+    max_positions: int = 2048
+    eps: float = 1e-6
+    act: str = "silu"
+    fc_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norm_before_residual: bool = False
+
+
+class EagleHead(nn.Module):
+    """A head's weights and arithmetic; what it borrows of the target is no part of its state.
+
+    Source: EAGLE (Li et al. 2024), section 3; EAGLE-3 (Li et al. 2025), section 3.1. Slot s of its
+        text reads token s + 1 and the target's hidden states after token s, and its output g says
+        what token s + 2 may be. EAGLE-1 mixes both by ``fc`` at every step, has no norm before its
+        layer, and uses the target's ``lm_head``. EAGLE-3 reduces three layers' states by ``fc``,
+        gives its attention both, normed, side by side, and takes g itself, before ``norm``, in
+        place of the target's states where it drafts on.
+    Differs: none. Names of parameters are those of the authors' EAGLE-3 checkpoints.
+    State: the weights; a table of rotary angles. Cost: one layer and one ``lm_head`` a forward.
+    """
+
+    def __init__(
+        self, config: EagleConfig, embed: nn.Module | None = None, lm_head: nn.Module | None = None
+    ) -> None:
+        """embed, lm_head: the target's, where the head has none of its own."""
+        super().__init__()
+        self.config = config
+        size, is_third = config.hidden_size, config.generation == 3
+        inputs = len(config.taps) * config.target_hidden_size if is_third else 2 * size
+        self.fc = nn.Linear(inputs, size, bias=config.fc_bias)
+        self.midlayer = _Layer(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, size) if embed is None else None
+        self.norm = nn.RMSNorm(size, eps=config.eps) if is_third else None
+        is_own = lm_head is None
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if is_own else None
+        if config.draft_vocab_size != config.vocab_size:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self._borrowed = (embed, lm_head)  # in a tuple, so that torch does not count them as ours
+        self._angles: tuple[Tensor, Tensor] | None = None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[..., h] embeddings of target tokens."""
+        found: Tensor = (self.embed_tokens or self._borrowed[0])(tokens)  # type: ignore[misc]
+        return found
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's states [..., taps x D] as what ``forward`` takes: [..., h]."""
+        if self.config.generation == 3:
+            states = self.fc(states)
+        return states
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """g [R, T, h] of tokens [R, T] with fused or self-made states [R, T, h] beside them."""
+        embedded = self.embed(tokens)
+        cos, sin = self._rotary(positions)
+        if self.config.generation == 3:
+            return self.midlayer.third(embedded, hidden, cos, sin, attend)
+        mixed = self.fc(torch.cat((embedded, hidden), dim=-1))
+        return self.midlayer.first(mixed, cos, sin, attend)
+
+    def draft_logits(self, states: Tensor) -> Tensor:
+        """[..., draft_vocab_size] logits of states g."""
+        if self.norm is not None:
+            states = self.norm(states)
+        found: Tensor = (self.lm_head or self._borrowed[1])(states)  # type: ignore[misc]
+        return found
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., vocab_size] logits: minus infinity for tokens that it cannot draft."""
+        drafted = self.draft_logits(states)
+        if self.draft_ids is None:
+            return drafted
+        shape = (*drafted.shape[:-1], self.config.vocab_size)
+        full = drafted.new_full(shape, float("-inf"))
+        full[..., self.draft_ids] = drafted
+        return full
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """[draft_vocab_size] the target's token for each drafted one; None = all, as they are."""
+        offsets = getattr(self, "d2t", None)
+        if offsets is None:
+            return None
+        found: Tensor = torch.arange(len(offsets), device=offsets.device) + offsets
+        return found
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights that a draft step multiplies with: an embedding is only looked up."""
+        own = sum(p.numel() for name, p in self.named_parameters() if "embed_tokens" not in name)
+        borrowed = self._borrowed[1]
+        return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
+
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [R, 1, T, d] from a table that grows by doubling."""
+        needed = int(positions.max()) + 1
+        if self._angles is None or needed > len(self._angles[0]):
+            with torch.inference_mode(False):  # training may look at it later
+                self._angles = _rotary_table(self.config, max(256, 2 * needed), self.fc.weight)
+        cos, sin = self._angles
+        return cos[positions][:, None], sin[positions][:, None]
+
+
+class _Layer(nn.Module):
+    """The decoder layer of a head."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        size, is_third = config.hidden_size, config.generation == 3
+        self.self_attn = _Attention(config, 2 * size if is_third else size)
+        self.mlp = _Mlp(config)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps=config.eps)
+        self.input_layernorm = nn.RMSNorm(size, eps=config.eps) if is_third else None
+        self.hidden_norm = nn.RMSNorm(size, eps=config.eps) if is_third else None
+        self._residual_is_normed = config.norm_before_residual
+
+    def third(
+        self, embedded: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> Tensor:
+        """EAGLE-3: attention looks at both inputs, the residual is the hidden state."""
+        assert self.input_layernorm is not None
+        assert self.hidden_norm is not None
+        normed = self.hidden_norm(hidden)
+        both = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
+        residual = normed if self._residual_is_normed else hidden
+        return self._rest(residual, self.self_attn(both, cos, sin, attend))
+
+    def first(self, mixed: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """EAGLE-1: an ordinary layer without the norm before its attention."""
+        return self._rest(mixed, self.self_attn(mixed, cos, sin, attend))
+
+    def _rest(self, residual: Tensor, attended: Tensor) -> Tensor:
+        hidden = residual + attended
+        added: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return added
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: EagleConfig, num_inputs: int) -> None:
+        super().__init__()
+        self._dim, bias = config.head_dim, config.attention_bias
+        queries, keys = (n * self._dim for n in (config.num_heads, config.num_kv_heads))
+        self.q_proj = nn.Linear(num_inputs, queries, bias=bias)
+        self.k_proj = nn.Linear(num_inputs, keys, bias=bias)
+        self.v_proj = nn.Linear(num_inputs, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+        self.q_norm = nn.RMSNorm(self._dim, eps=config.eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(self._dim, eps=config.eps) if config.qk_norm else None
+
+    def forward(self, inputs: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        rows, width, _ = inputs.shape
+        q, k, v = (
+            projection(inputs).view(rows, width, -1, self._dim)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        found = attend(_turned(q, cos, sin), _turned(k, cos, sin), v)
+        output: Tensor = self.o_proj(found.transpose(1, 2).reshape(rows, width, -1))
+        return output
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(size, inner, bias=bias)
+        self.up_proj = nn.Linear(size, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, size, bias=bias)
+        self._act = ACT2FN[config.act]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self.down_proj(self._act(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return found
+
+
+def _turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions, halves as pairs (the layout of Llama and Qwen)."""
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _rotary_table(config: EagleConfig, num: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [num, d], whatever kind of scaling the configuration asks for."""
+    llama = LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_positions,
+        rope_parameters=dict(config.rope),
+    )
+    rotary = LlamaRotaryEmbedding(llama).to(like.device)
+    cos, sin = rotary(like, torch.arange(num, device=like.device)[None])
+    return cos[0].to(like.dtype), sin[0].to(like.dtype)

@@ -1,0 +1,239 @@
+"""EAGLE heads on disk: strict about every key, in the authors' layout and in vLLM's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftwise.nn.eagle import EagleConfig, EagleHead
+from draftwise.nn.model import CausalModel
+from draftwise.types import DraftwiseError
+
+_OURS = {
+    "layers.0.": "midlayer.",
+    "transformer.": "midlayer.",
+    "fusion_fc.": "fc.",
+    "draft_id_to_target_id": "d2t",
+    "target_id_to_draft_id": "t2d",
+}
+"""How names of the layouts begin, and what the same is called here (and in EAGLE-3's own files)."""
+_UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "layernorms")
+"""Variants that some heads of ``speculators`` have: a head drafts nonsense if they are ignored."""
+_ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
+
+
+def load_head(source: str | Path, target: CausalModel) -> EagleHead:
+    """A head for this target from a folder or hub id, in the target's dtype and on its device.
+
+    Takes the authors' layout (``config.json`` beside ``model.safetensors`` or
+    ``pytorch_model.bin``) and that of vLLM's ``speculators``. Embeddings and ``lm_head`` that are
+    not there are the target's. Raises DraftwiseError that names a missing or unmatched key, a
+    shape, a variant that is not served, or both sizes where the head was made for another target.
+    """
+    folder = _folder(str(source))
+    settings = _read_settings(folder)
+    weights = _renamed(_read_weights(folder), folder)
+    config = _config(settings, weights, target, folder)
+    _refuse_other_target(config, target, folder)
+    lends_head = "lm_head.weight" not in weights and config.draft_vocab_size == config.vocab_size
+    with torch.device("meta"):  # the weights come from the file
+        head = EagleHead(
+            config,
+            None if "embed_tokens.weight" in weights else target.module.get_input_embeddings(),
+            target.module.get_output_embeddings() if lends_head else None,
+        )
+    _fill(head, weights, target, folder)
+    return head.eval().requires_grad_(False)
+
+
+def _folder(source: str) -> Path:
+    path = Path(source).expanduser()
+    if not path.is_dir():
+        if source.startswith((".", "/", "~")) or source.count("/") != 1:
+            raise DraftwiseError(f"there is no EAGLE head in {source}: give a folder or a hub id")
+        try:
+            from huggingface_hub import snapshot_download
+
+            wanted = ["config.json", "*.safetensors", "*.bin"]
+            path = Path(snapshot_download(source, allow_patterns=wanted))
+        except Exception as error:
+            raise DraftwiseError(f"cannot get the EAGLE head {source}: {error}") from error
+    return path
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DraftwiseError(f"{folder} has no config.json of an EAGLE head: {error}") from error
+    return found
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise DraftwiseError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            weights |= (
+                load_file(file)
+                if file.suffix == ".safetensors"
+                else torch.load(file, map_location="cpu", weights_only=True)
+            )
+        except Exception as error:
+            raise DraftwiseError(f"{file} cannot be read as weights: {error}") from error
+    return weights
+
+
+def _renamed(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The same weights by our names; ``t2d`` follows from ``d2t`` and is left out."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        start = next((start for start in _OURS if name.startswith(start)), "")
+        ours = _OURS.get(start, "") + name.removeprefix(start)
+        if ours in found:
+            raise DraftwiseError(f"{folder}: {name!r} is there twice, under two layouts' names")
+        found[ours] = tensor
+    found.pop("t2d", None)
+    return found
+
+
+def _config(
+    settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: CausalModel, folder: Path
+) -> EagleConfig:
+    layer = settings.get("transformer_layer_config", settings)
+    missing = [
+        key
+        for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+        if not isinstance(layer.get(key), int)
+    ]
+    if missing:
+        raise DraftwiseError(f"{folder}/config.json has no {missing[0]!r}: is this an EAGLE head?")
+    served = [name for name in _UNKNOWN if settings.get(name)]
+    if served or layer.get("num_hidden_layers", 1) != 1:
+        what = served[0] if served else f"{layer['num_hidden_layers']} layers"
+        raise DraftwiseError(f"{folder} is an EAGLE head with {what}, which is not served")
+    is_third, size, heads = (
+        _is_third(settings, weights),
+        layer["hidden_size"],
+        "num_attention_heads",
+    )
+    attention = "midlayer.self_attn."
+    return EagleConfig(
+        generation=3 if is_third else 1,
+        hidden_size=size,
+        intermediate_size=layer["intermediate_size"],
+        num_heads=layer[heads],
+        num_kv_heads=layer.get("num_key_value_heads") or layer[heads],
+        head_dim=layer.get("head_dim") or size // layer[heads],
+        vocab_size=layer["vocab_size"],
+        draft_vocab_size=settings.get("draft_vocab_size") or layer["vocab_size"],
+        target_hidden_size=settings.get("target_hidden_size") or size,
+        taps=_taps(settings, target) if is_third else (target.num_layers,),
+        rope=_rope(layer, target),
+        max_positions=layer.get("max_position_embeddings") or 2048,
+        eps=layer.get("rms_norm_eps") or 1e-6,
+        act=layer.get("hidden_act") or "silu",
+        fc_bias="fc.bias" in weights or bool(settings.get("fusion_bias")),
+        attention_bias=f"{attention}q_proj.bias" in weights,
+        mlp_bias="midlayer.mlp.up_proj.bias" in weights,
+        qk_norm=f"{attention}q_norm.weight" in weights,
+        norm_before_residual=bool(settings.get("norm_before_residual")),
+    )
+
+
+def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
+    kind = settings.get("speculators_model_type")
+    if kind not in {None, "eagle", "eagle3"}:
+        raise DraftwiseError(f"this is a speculator of the kind {kind!r}; served: eagle, eagle3")
+    is_named = any("eagle3" in str(name).lower() for name in settings.get("architectures") or [])
+    marks = {"midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "d2t"}
+    return kind == "eagle3" or is_named or bool(marks & weights.keys())
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """What EAGLE-3 heads look at unless they say otherwise: inputs of layers 2, n/2 and n - 3.
+
+    >>> default_taps(32)
+    (2, 16, 29)
+    """
+    return tuple(sorted((min(2, num_layers), num_layers // 2, max(0, num_layers - 3))))
+
+
+def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
+    """In rising order, as the states stand side by side."""
+    given = settings.get("eagle_aux_hidden_state_layer_ids") or (
+        settings.get("eagle_config") or {}
+    ).get("eagle_aux_hidden_state_layer_ids")
+    return tuple(sorted(given)) if given else default_taps(target.num_layers)
+
+
+def _rope(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
+    """The head's own rotary settings in the form of transformers 5, or else the target's."""
+    theirs: dict[str, Any] = layer.get("rope_parameters") or {}
+    if not theirs and any(layer.get(key) for key in _ROPE):
+        theirs = dict(layer.get("rope_scaling") or {})
+        theirs["rope_type"] = theirs.pop("type", None) or theirs.get("rope_type", "default")
+        theirs["rope_theta"] = layer.get("rope_theta") or 10000.0
+    if not theirs:
+        config = target.module.config.get_text_config()
+        theirs = getattr(config, "rope_parameters", None) or {}
+    return {"rope_type": "default", "rope_theta": 10000.0} | dict(theirs)
+
+
+def _refuse_other_target(config: EagleConfig, target: CausalModel, folder: Path) -> None:
+    for what, theirs, ours in (
+        ("hidden size", config.target_hidden_size, target.hidden_size),
+        ("vocabulary", config.vocab_size, target.vocab_size),
+    ):
+        if theirs != ours:
+            raise DraftwiseError(
+                f"EAGLE head {folder} was made for a target of {what} {theirs}, and {target.name} "
+                f"has {ours}: a head serves only the target that it was trained on"
+            )
+
+
+def _fill(head: EagleHead, weights: dict[str, Tensor], target: CausalModel, folder: Path) -> None:
+    """Load every weight into its place; refuse what is missing, left over or of another shape."""
+    wanted = {name: tuple(place.shape) for name, place in head.state_dict().items()}
+    offsets = weights.get("d2t")
+    if "d2t" not in wanted and offsets is not None and not offsets.any():
+        weights.pop("d2t")  # the whole vocabulary, in its own order
+    if missing := sorted(wanted.keys() - weights.keys()):
+        raise DraftwiseError(f"EAGLE head {folder} lacks {_listed(missing)}")
+    if unmatched := sorted(weights.keys() - wanted.keys()):
+        raise DraftwiseError(f"EAGLE head {folder} has {_listed(unmatched)}, which has no place")
+    for name, shape in wanted.items():
+        if tuple(weights[name].shape) != shape:
+            raise DraftwiseError(
+                f"EAGLE head {folder}: {name} has the shape {tuple(weights[name].shape)}, and its "
+                f"config.json asks for {shape}"
+            )
+    cast = {
+        name: tensor.to(target.device, None if name == "d2t" else target.dtype)
+        for name, tensor in weights.items()
+    }
+    head.load_state_dict(cast, strict=True, assign=True)
+    ids = head.draft_ids
+    if ids is not None and (len(set(ids.tolist())) < len(ids) or not _inside(ids, target)):
+        raise DraftwiseError(
+            f"EAGLE head {folder}: d2t does not lead to {len(ids)} different tokens below "
+            f"{target.vocab_size}"
+        )
+
+
+def _inside(ids: Tensor, target: CausalModel) -> bool:
+    return bool(ids.min() >= 0) and bool(ids.max() < target.vocab_size)
+
+
+def _listed(names: list[str]) -> str:
+    """Quoted, and not all of very many."""
+    shown = ", ".join(repr(name) for name in names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

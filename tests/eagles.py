@@ -1,0 +1,64 @@
+"""Tiny EAGLE heads for tiny targets: random ones, and taught ones that know what is coming."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from draftwise.nn.eagle import EagleConfig, EagleHead
+from draftwise.nn.eagle_files import default_taps
+from draftwise.nn.features import Features
+from draftwise.nn.model import CausalModel
+
+
+def eagle_config(target: CausalModel, generation: int = 3, **changes: Any) -> EagleConfig:
+    """The shape of a small head for this target."""
+    taps = default_taps(target.num_layers) if generation == 3 else (target.num_layers,)
+    given: dict[str, Any] = {
+        "generation": generation,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 48,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": target.hidden_size // 4,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": target.vocab_size,
+        "target_hidden_size": target.hidden_size,
+        "taps": taps,
+    }
+    return EagleConfig(**(given | changes))
+
+
+def eagle_head(
+    target: CausalModel, generation: int = 3, seed: int = 0, own: bool = True, **changes: Any
+) -> EagleHead:
+    """A random head; with ``own``, nothing is borrowed that could be."""
+    torch.manual_seed(seed)
+    config = eagle_config(target, generation, **changes)
+    lends_head = not own and config.draft_vocab_size == config.vocab_size
+    head = EagleHead(
+        config,
+        None if own else target.module.get_input_embeddings(),
+        target.module.get_output_embeddings() if lends_head else None,
+    )
+    with torch.no_grad():
+        for name, weights in head.named_parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.3 if "lm_head" in name or "embed" in name else 0.15)
+        if config.draft_vocab_size < config.vocab_size:
+            ids = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
+            head.d2t.copy_(ids - torch.arange(len(ids)))
+    return head.eval().requires_grad_(False)
+
+
+@torch.inference_mode()
+def features_of(target: CausalModel, text: Sequence[int]) -> Features:
+    """Hidden states along a text but for its last token, as the engine collects them."""
+    found = Features()
+    if len(text) > 1:
+        ids = torch.tensor([list(text)[:-1]])
+        states = target.module(input_ids=ids, use_cache=False, output_hidden_states=True)
+        found.put(0, {tap: states.hidden_states[tap][0] for tap in target.taps})
+    return found
