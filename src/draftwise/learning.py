@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from draftwise.feedback import Revealer
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.protocols import Guide, Policy
-from draftwise.types import NONE, DraftwiseError, Plan
+from draftwise.types import NONE, DraftwiseError, Plan, TreeShape
 
 
 class Learning:
@@ -93,11 +94,22 @@ class Learning:
 def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) -> list[Plan]:
     """The setting's plans over these drafters; DraftwiseError for trees that nobody can serve."""
     branching = [drafter.name for drafter in drafters if drafter.can_branch]
-    if any(setting.trees) and not (branching and target.serves_trees):
+    own = {d.name: (getattr(d, "max_length", None), getattr(d, "tree", None)) for d in drafters}
+    wants_trees = any(setting.trees) or any(tree for _, tree in own.values())
+    if wants_trees and not (branching and target.serves_trees):
         why = (
             f"{target.name} serves chains only"
             if branching
             else "no drafter of the pool drafts any"
         )
         raise DraftwiseError(f"trees were asked for, but {why}; leave them out")
-    return setting.plans([drafter.name for drafter in drafters], branching)
+    plans = setting.plans([drafter.name for drafter in drafters], branching)
+    return list(
+        dict.fromkeys(_shaped(plan, *own.get(plan.drafter, (None, None))) for plan in plans)
+    )
+
+
+def _shaped(plan: Plan, max_length: int | None, tree: TreeShape | None) -> Plan:
+    """A plan within its drafter's own limit, and of its shape where the setting names none."""
+    length = plan.length if max_length is None else min(plan.length, max_length)
+    return replace(plan, length=length, tree=plan.tree or tree)

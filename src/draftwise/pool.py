@@ -42,7 +42,7 @@ def load_drafters(
         if isinstance(spec, str) and not spec.startswith("lm:"):
             if Path(spec).is_dir():
                 raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
-            filled = {"name": name, "vocab_size": target.vocab_size}
+            filled = {"name": name, "vocab_size": target.vocab_size, "target": target}
             named[name] = registry.build("drafter", registry.DRAFTERS, spec, filled)
         else:
             source = spec.removeprefix("lm:") if isinstance(spec, str) else spec

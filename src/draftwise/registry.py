@@ -83,6 +83,7 @@ DRAFTERS: Table = {
     "lookup": ("drafters.lookup:LookupDrafter", {}),
     "suffix": ("drafters.suffix:SuffixDrafter", {"max_tokens": 1000}),
     "datastore": ("drafters.datastore:DatastoreDrafter", {}),
+    "eagle": ("drafters.eagle:load_eagle", {}),
 }
 
 

@@ -14,6 +14,7 @@ import torch
 from draftwise import registry
 from draftwise.drafters.datastore import DatastoreDrafter
 from draftwise.drafters.datastore_file import replacing, write
+from draftwise.drafters.eagle import EagleDrafter
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.protocol import Drafter
 from draftwise.nn.model import CausalModel
@@ -21,6 +22,7 @@ from draftwise.presets import Preset
 from draftwise.registry import Table
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
+from eagles import eagle_head
 from models import head_home, near_copy, tiny_model
 
 POOLS = {
@@ -31,6 +33,8 @@ POOLS = {
     "good+lookup": ["good", "lookup"],
     "good+suffix+datastore": ["good", "suffix", "datastore"],
     "all": ["good", "bad", "lookup"],
+    "eagle": ["eagle"],
+    "eagle+good+lookup": ["eagle", "good", "lookup"],
 }
 """Names of pools, and the drafters in them.
 
@@ -83,6 +87,20 @@ def lm(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
 
 
 @cache
+def eagle_target(kind: str = "llama", vocab_size: int = 64) -> CausalModel:
+    """The same model, for pools with an EAGLE head: the others' hidden states stay untapped."""
+    return CausalModel(target(kind, vocab_size).module, "target")
+
+
+@cache
+def eagle(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
+    """An EAGLE-3 head that cannot draft every token."""
+    model = eagle_target(kind, vocab_size)
+    head = eagle_head(model, draft_vocab_size=vocab_size - vocab_size // 6, own=False)
+    return EagleDrafter("eagle", head, model)
+
+
+@cache
 def store(vocab_size: int = 64) -> DatastoreDrafter:
     """Text of the target's own vocabulary: the prompts, one of the target's answers, and noise."""
     noise = np.random.default_rng(0).integers(0, vocab_size, (20, 30)).tolist()
@@ -103,6 +121,8 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
         if name in {"good", "bad"}
         else store(vocab_size)
         if name == "datastore"
+        else eagle(kind, vocab_size)
+        if name == "eagle"
         else registry.build("drafter", registry.DRAFTERS, name, {"name": name})
         for name in names
     ]
@@ -126,7 +146,8 @@ def speculator(
     setting = Preset(policy, reward, feedback, lengths, with_none, rules, trees=trees)
     tokenizer = options.pop("tokenizer", None)
     pool = drafters(names, kind, vocab_size)
-    return Speculator(target(kind, vocab_size), tokenizer, pool, setting, **options)
+    model = (eagle_target if "eagle" in names else target)(kind, vocab_size)
+    return Speculator(model, tokenizer, pool, setting, **options)
 
 
 def spec(table: Table, name: str) -> str:

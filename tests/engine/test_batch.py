@@ -12,7 +12,7 @@ import pytest
 from draftwise.engine.generation import Generation
 from draftwise.engine.text import Ending
 from draftwise.speculator import Speculator
-from draftwise.types import DraftwiseError, SamplingParams
+from draftwise.types import DraftwiseError, SamplingParams, TreeShape
 from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, reader, speculator
 from engine.scripted import byte_tokenizer
 from models import near_copy
@@ -33,11 +33,17 @@ def run(made: Speculator, rows: list[int], params: SamplingParams) -> list[tuple
     return [(r.tokens, r.sources, dict(r.stats.pulls)) for r in generation.results()]
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+COOL = SamplingParams(temperature=0.7)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), COOL, SAMPLED], ids=["greedy", "cool", "all"])
 @pytest.mark.parametrize("policy", ["random", "exp3spec", "ucb1"])
-def test_a_row_is_the_same_alone_and_in_any_company(policy: str, params: SamplingParams) -> None:
+@pytest.mark.parametrize("pool", ["all", "eagle", "eagle+good+lookup"])
+def test_a_row_is_the_same_alone_and_in_any_company(
+    pool: str, policy: str, params: SamplingParams
+) -> None:
     """Tokens, who wrote them and which plans were played; policies here know no clock."""
-    made = speculator(POOLS["all"], policy)
+    made = speculator(POOLS[pool], policy, trees=(None, TreeShape(3, 8)))
     alone = [run(made, [row], params)[0] for row in range(4)]
     assert run(made, [0, 1, 2, 3], params) == alone
     assert run(made, [2, 0], params) == [alone[2], alone[0]]

@@ -66,9 +66,10 @@ def test_panoramic_options(options: str) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("pool", ["all", "eagle"])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_every_kind_of_model(kind: str, num_rows: int) -> None:
-    made = speculator(POOLS["all"], kind=kind, feedback="panoramic")
+def test_every_kind_of_model(kind: str, pool: str, num_rows: int) -> None:
+    made = speculator(POOLS[pool], kind=kind, feedback="panoramic")
     assert_greedy(made, num_rows, kind)
 
 
@@ -82,7 +83,7 @@ TREES = [TreeShape(1, 4), TreeShape(2, 3), TreeShape(4, 16), TreeShape(8, 40)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all"])
+@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all", "eagle"])
 @pytest.mark.parametrize("tree", TREES, ids=str)
 def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
     made = speculator(POOLS[pool], lengths=(1, 5), trees=(tree,), with_none=False)
@@ -92,7 +93,11 @@ def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_trees_and_chains_in_one_batch_on_every_kind_of_model(kind: str) -> None:
     made = speculator(
-        POOLS["all"], kind=kind, feedback="panoramic", lengths=(4,), trees=(None, *TREES[1:])
+        [*POOLS["all"], "eagle"],
+        kind=kind,
+        feedback="panoramic",
+        lengths=(4,),
+        trees=(None, *TREES[1:]),
     )
     assert_greedy(made, 4, kind)
 

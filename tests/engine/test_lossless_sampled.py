@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from draftwise.dist import is_broken
-from draftwise.drafters import lm as lm_module
+from draftwise.drafters import chain as chain_module
 from draftwise.engine import loop as loop_module
 from draftwise.engine import verify as verify_module
 from draftwise.registry import GUIDES
@@ -91,6 +91,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "policy": "random",
         "lengths": (3,),
         "with_none": False,
+    },
+    "eagle": {"names": ["eagle"], "policy": "fixed:1", "lengths": (3,)},
+    "eagle's tree": {
+        "names": ["eagle"],
+        "policy": "fixed:1",
+        "lengths": (3,),
+        "trees": (TreeShape(2, 5),),
+    },
+    "eagle among others": {
+        "names": ["eagle", "bad", "lookup"],
+        "policy": "exp3spec",
+        "feedback": "panoramic",
+        "lengths": (1, 3),
+        "trees": (None, TreeShape(3, 6)),
     },
     "bandit": {"names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (1, 3)},
     "full information": {
@@ -207,6 +221,11 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("drafts from other answers", "plain"),
         ("drafts from other answers", "all"),
         ("full information", "top-p"),
+        ("eagle", "plain"),
+        ("eagle", "all"),
+        ("eagle's tree", "plain"),
+        ("eagle's tree", "cool, top-k"),
+        ("eagle among others", "all"),
     ],
 )
 def test_answers_have_the_law_of_the_target(setting: str, sampling: str) -> None:
@@ -226,7 +245,7 @@ def no_residual(patch: pytest.MonkeyPatch) -> None:
 
 def draw_and_discard(patch: pytest.MonkeyPatch) -> None:
     """A drawn token of low probability is dropped from the end of the draft."""
-    sound = lm_module._Chain.draft
+    sound = chain_module.Chain.draft
 
     def draft(self: Any, source: str) -> Draft:
         while self.tokens and self.dists[-1][self.tokens[-1]] < 0.3:
@@ -234,12 +253,12 @@ def draw_and_discard(patch: pytest.MonkeyPatch) -> None:
             self.dists.pop()
         return sound(self, source)
 
-    patch.setattr(lm_module._Chain, "draft", draft)
+    patch.setattr(chain_module.Chain, "draft", draft)
 
 
 def raw_q_reported(patch: pytest.MonkeyPatch) -> None:
     """q is reported as it was before top-p, though tokens are drawn after it."""
-    sound_see, sound_draft = lm_module._Chain.see, lm_module._Chain.draft
+    sound_see, sound_draft = chain_module.Chain.see, chain_module.Chain.draft
     raw: dict[int, list[Any]] = {}
 
     def see(self: Any, dist: Any, logits: torch.Tensor, *more: Any) -> None:
@@ -251,8 +270,8 @@ def raw_q_reported(patch: pytest.MonkeyPatch) -> None:
         self.dists = raw.pop(id(self))[: len(self.tokens)]
         return sound_draft(self, source)
 
-    patch.setattr(lm_module._Chain, "see", see)
-    patch.setattr(lm_module._Chain, "draft", draft)
+    patch.setattr(chain_module.Chain, "see", see)
+    patch.setattr(chain_module.Chain, "draft", draft)
 
 
 def longest_of_several(patch: pytest.MonkeyPatch) -> None:

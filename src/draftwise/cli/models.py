@@ -24,7 +24,7 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.nn.model import CausalModel
 
-_GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward", "vocab_size", "home"} | {
+_GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward", "vocab_size", "home", "target"} | {
     f"make_{part}" for part in ("base", "rule", "bandit")
 }
 """Parameters that the engine fills in: nobody writes them in a spec."""

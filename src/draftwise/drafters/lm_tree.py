@@ -14,10 +14,14 @@ from draftwise.types import Draft, TreeShape
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What the drafter reads next: tokens [n], and how they stand in the tree so far."""
+    """What the drafter reads next: tokens [n], and how they stand in the tree so far.
+
+    parents: for each token, which of all that were fed before it continues; -1 = the text.
+    """
 
     tokens: list[int]
     tree: Branches
+    parents: list[int]
 
 
 class Growth:
@@ -50,7 +54,8 @@ class Growth:
         place = {node: index for index, node in enumerate(self._fed)}
         parents = [place.get(self._parents[node], -1) for node in self._fed]
         tokens = [self._tokens[node] for node in self._frontier]
-        return Feed(tokens, branches(parents, base, num_fed=len(tokens)))
+        tree = branches(parents, base, num_fed=len(tokens))
+        return Feed(tokens, tree, parents[-len(tokens) :])
 
     def see(self, logits: Tensor) -> None:
         """[n, V] after each token of the last feed (at first [1, V], after the text)."""

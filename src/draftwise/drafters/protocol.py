@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from draftwise.dist import overlap, ratio
 from draftwise.protocols import Guide
 from draftwise.types import Dist, Draft, SamplingParams, Scores, TreeShape
+
+if TYPE_CHECKING:
+    from draftwise.nn.features import Features
 
 MAX_TARGETS = 64
 """Verified target distributions kept a request: what a backlog is scored against, at most."""
@@ -22,7 +25,8 @@ class Context:
 
     row: its row in every cache of the batch. tokens: prompt and emitted tokens. rng: the request's
     draft stream. targets: p at the positions ``targets_start``, ``targets_start + 1``, ... of the
-    text, at most ``MAX_TARGETS`` of the latest.
+    text, at most ``MAX_TARGETS`` of the latest. features: the target's hidden states along the text
+    but for its last token, where some drafter looks at them.
     """
 
     row: int
@@ -31,6 +35,7 @@ class Context:
     rng: np.random.Generator
     targets: list[Dist] = field(default_factory=list)
     targets_start: int = 0
+    features: Features | None = None
 
     def extend(self, tokens: Sequence[int], targets: Sequence[Dist]) -> None:
         """Append emitted tokens with the p that each was verified against."""

@@ -6,16 +6,18 @@ that chose the same drafter draft together, and one target forward verifies all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from draftwise.dist import drafted_alphas
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request, choose
 from draftwise.engine.verify import verify
+from draftwise.nn.features import Features
 from draftwise.nn.sampling import distributions
 from draftwise.nn.trees import draft_branches
 from draftwise.types import (
@@ -42,6 +44,10 @@ class Batch:
         self._pool, self._active = pool, list(requests)
         self._cache = pool.target.new_cache(len(requests), capacity)
         self._drafting = Drafting(pool, len(requests), capacity)
+        self._hidden: Mapping[int, Sequence[Tensor]] = {}
+        if pool.target.taps:
+            for request in requests:
+                request.context.features = Features()
         self._num_rounds = 0
         self._seconds: dict[str, float] = {}
 
@@ -91,6 +97,8 @@ class Batch:
         rows = [r.context.row for r in requests]
         texts = [r.prompt[:-1] for r in requests]
         logits = self._pool.target.extend(self._cache, rows, texts, keep=PROMPT_SCORES)
+        for index, request in enumerate(requests):
+            request.see_hidden(0, logits.hidden, index, slice(None))
         if not self._pool.scores_prompt:
             return
         for index, request in enumerate(requests):
@@ -133,6 +141,7 @@ class Batch:
             for draft, r in zip(drafts, rows, strict=True)
         ]
         logits = self._pool.target.extend(self._cache, rows, tokens, self._longest + 1, trees)
+        self._hidden = logits.hidden
         targets = []
         for index, (request, draft) in enumerate(zip(self._active, drafts, strict=True)):
             context, block = request.context, logits.last(index, len(draft) + 1)
@@ -159,13 +168,14 @@ class Batch:
     ) -> list[int]:
         """Append what was kept, cut the caches back; return the tokens emitted a row."""
         emitted = []
-        for request, draft, verdict, dists in zip(
-            self._active, drafts, verdicts, targets, strict=True
+        for index, (request, draft, verdict, dists) in enumerate(
+            zip(self._active, drafts, verdicts, targets, strict=True)
         ):
             base = len(request.context.tokens) - 1
             num = request.commit(draft, verdict, dists)
             kept = [0, *(verdict.path + 1).tolist()][:num]
             self._cache.keep_path(request.context.row, base, kept)
+            request.see_hidden(base, self._hidden, index, kept)
             emitted.append(num)
         contexts = [request.context for request in self._active]
         self._drafting.commit(contexts)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
@@ -145,6 +146,21 @@ class Request:
         self.context.extend(tokens[:num], [targets[node + 1] for node in before[:num]])
         self.sources.extend([*(draft.sources[node] for node in path), TARGET][:num])
         return num
+
+    def see_hidden(
+        self,
+        start: int,
+        hidden: Mapping[int, Sequence[Tensor]],
+        row: int,
+        kept: Sequence[int] | slice,
+    ) -> None:
+        """Keep what a forward said at the tokens of one row that stay, from position ``start`` on.
+
+        hidden: as ``Logits.hidden``; where the target is not tapped, nothing is kept.
+        """
+        if self.context.features is not None:
+            states = {tap: rows[row][kept] for tap, rows in hidden.items()}
+            self.context.features.put(start, states)
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
         """Tell the guide how its draft ended, and the policy whatever feedback this completes."""

@@ -1,0 +1,247 @@
+"""EAGLE heads in the engine: hidden states arrive, catching up is exact, trees and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.drafters import eagle as eagle_module
+from draftwise.drafters.eagle import EagleSession
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.guides.fixed import Fixed
+from draftwise.nn import model as model_module
+from draftwise.nn.eagle_save import save_head
+from draftwise.nn.model import CausalModel
+from draftwise.nn.sampling import distributions
+from draftwise.speculator import Speculator
+from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
+from eagles import eagle_head, features_of
+from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator
+from engine.scripted import Playlist
+
+TARGET = eagle_target("llama", 64)
+SAMPLED = SamplingParams(temperature=1.0)
+TREE = TreeShape(3, 7)
+
+
+@pytest.fixture
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def drafted(session: EagleSession, context: Context, tree: TreeShape | None) -> Draft:
+    """The draft at the end of a text, with randomness of its own, so that drafts compare."""
+    context.rng = np.random.default_rng(9)
+    return session.propose([DraftTask(context, 4, Fixed(), tree)])[0]
+
+
+def texts_of_rounds(num: int) -> list[list[int]]:
+    """One text as it grows by one to four tokens a round."""
+    whole = PROMPTS[2] + plain_greedy(PROMPTS[2], 4 * num)
+    ends = np.cumsum([len(PROMPTS[2]), *(1 + i % 4 for i in range(num))])
+    return [whole[:end] for end in ends]
+
+
+def draft_at_the_end(
+    plays: list[bool], sampling: SamplingParams, tree: TreeShape | None = None
+) -> Draft:
+    """The draft after rounds in which the head drafted, or did not."""
+    session = eagle().start(1, 120)
+    texts = texts_of_rounds(len(plays))
+    context = Context(0, [], sampling, np.random.default_rng(0))
+    for text, is_played in zip(texts, [*plays, True], strict=True):
+        context.tokens, context.features = text, features_of(TARGET, text)
+        session.commit([context])
+        if is_played:
+            found = drafted(session, context, tree)
+    return found
+
+
+def same(one: Draft, other: Draft) -> bool:
+    parents = [None if d.parents is None else d.parents.tolist() for d in (one, other)]
+    return (
+        one.tokens.tolist() == other.tokens.tolist()
+        and parents[0] == parents[1]
+        and all(np.allclose(one.q(n), other.q(n), atol=1e-5) for n in range(len(one)))
+    )
+
+
+NUM = 12
+PLAYED = {
+    "never before": [False] * NUM,
+    "once, long ago": [True, *[False] * (NUM - 1)],
+    "now and then": [i % 3 == 0 for i in range(NUM)],
+}
+
+
+@pytest.mark.usefixtures("_without_gradients")
+@pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("chunk", [1024, 4])
+@pytest.mark.parametrize("plays", PLAYED)
+def test_after_rounds_unplayed_the_draft_is_that_of_one_who_always_played(
+    plays: str, chunk: int, sampling: SamplingParams, tree: TreeShape | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    always = draft_at_the_end([True] * NUM, sampling, tree)
+    monkeypatch.setattr(eagle_module, "CHUNK", chunk)
+    found = draft_at_the_end(PLAYED[plays], sampling, tree)
+    assert len(found) == (7 if tree else 4)
+    assert same(found, always)
+
+
+@pytest.mark.usefixtures("_without_gradients")
+def test_teeth_states_of_a_draft_that_stay_for_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: accepted tokens keep the slots that were read with the draft's own states."""
+    honest = draft_at_the_end([False] * NUM, SAMPLED)
+    sound = EagleSession.propose
+
+    def propose(self: EagleSession, tasks: Any) -> list[Draft]:
+        drafts = sound(self, tasks)
+        for task in tasks:  # as if all of the draft but the last had been accepted
+            self._cache.lengths[task.context.row] += 2
+        return drafts
+
+    monkeypatch.setattr(EagleSession, "propose", propose)
+    assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
+
+
+@pytest.mark.usefixtures("_without_gradients")
+def test_teeth_states_of_one_token_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: the hidden states that are read are those of the position before."""
+    honest = draft_at_the_end([True] * NUM, SAMPLED)
+    sound = features_of(TARGET, [1]).__class__.get
+
+    def get(self: Any, taps: Any, start: int, end: int) -> Any:
+        states = sound(self, taps, max(0, start - 1), end - 1)
+        return states if start else torch.cat((states[:1], states))
+
+    monkeypatch.setattr("draftwise.nn.features.Features.get", get)
+    assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
+
+
+@pytest.mark.usefixtures("_without_gradients")
+def test_q_is_what_the_head_says_with_the_targets_own_states() -> None:
+    """The first token's q, and the scores of a backlog, from one plain forward of the head."""
+    text = PROMPTS[2] + plain_greedy(PROMPTS[2], 20)
+    context = Context(0, text, SAMPLED, np.random.default_rng(0))
+    context.features = features_of(TARGET, text)
+    truth = TARGET.module(input_ids=torch.tensor([text])).logits[0]
+    p = distributions(truth[:-1], SAMPLED, text[:1], text[1:])
+    context.remember(1, p)
+    session = eagle().start(1, 80)
+    (draft,) = session.propose([DraftTask(context, 1, Fixed())])
+    (scores,) = session.score([context], everything=True)
+    head, states = eagle().head, context.features.get(eagle().head.config.taps, 0, len(text) - 1)
+    from draftwise.nn.cache import RaggedCache
+    from draftwise.nn.eagle_read import read
+
+    (found,) = read(head, RaggedCache(1, 80), [0], [text[1:]], [head.fuse(states)])
+    q = head.logits(found).softmax(-1).numpy()
+    assert np.allclose(draft.q(0), q[-1], atol=1e-5)
+    assert scores is not None
+    assert scores.start == 2
+    expected = [np.minimum(p[i], q[i - 1]).sum() for i in range(1, len(text) - 1)]
+    assert np.allclose(scores.alphas, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("bulk", [1 << 24, 1])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_engine_keeps_the_targets_states_of_every_position(
+    temperature: float, bulk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that need two forwards, batches, kept paths of trees, rows that end early."""
+    monkeypatch.setattr(model_module, "BULK_LOGITS", bulk)
+    made = speculator(
+        ["eagle", "good", "lookup"], lengths=(1, 4), trees=(None, TREE, TreeShape(8, 30))
+    )
+    generation = made.start(PROMPTS, max_new_tokens=[30, 12, 18, 25], temperature=temperature)
+    for count, _ in enumerate(generation):
+        if count % 5:
+            continue
+        for request in generation._requests:
+            tokens, kept = request.context.tokens, request.context.features
+            assert kept is not None
+            assert kept.length == len(tokens) - 1
+            taps, expected = eagle().head.config.taps, features_of(TARGET, tokens)
+            ours, theirs = (f.get(taps, 0, kept.length) for f in (kept, expected))
+            assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def test_whoever_has_no_eagle_pays_nothing() -> None:
+    made = speculator(["good", "lookup"])
+    generation = made.start(PROMPTS, max_new_tokens=6)
+    list(generation)
+    assert made.target.taps == frozenset()
+    assert [r.context.features for r in generation._requests] == [None] * 4
+
+
+def test_a_draft_without_hidden_states_is_a_bug_that_is_said() -> None:
+    context = Context(0, [1, 2, 3], SAMPLED, np.random.default_rng(0))
+    with pytest.raises(RuntimeError, match="tap it before prefill"):
+        eagle().start(1, 40).propose([DraftTask(context, 2, Fixed())])
+
+
+def test_accepted_drafts_of_a_head_that_knows_the_target() -> None:
+    """Unplayed rounds between, chains and trees: the head's tokens are kept, and the text right."""
+    made = speculator(["eagle", "lookup"], "fixed:0", lengths=(5,), trees=(None, TREE))
+    for plans in ([1] * 40, [2] * 40, [0, 0, 1, 0, 2] * 10):
+        generation = made.start(PROMPTS[0], max_new_tokens=40)
+        generation._requests[0].policy = Playlist(plans, len(made.plans))
+        list(generation)
+        (result,) = generation.results()
+        assert result.tokens == plain_greedy(PROMPTS[0], 40)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Any, Path]:
+    """A target's module, and a head for it on disk."""
+    module = reader()
+    head = eagle_head(CausalModel(module, "t"), draft_vocab_size=40, own=False)
+    save_head(head, tmp_path)
+    return module, tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "plans"),
+    [
+        ("", ["eaglex2", "eaglex6"]),
+        (",depth=4", ["eaglex2", "eaglex4"]),
+        (",depth=2", ["eaglex2"]),
+        (",top_k=4,total_tokens=12", ["eaglex2/tree4x12", "eaglex6/tree4x12"]),
+        (",depth=5,top_k=8", ["eaglex2/tree8x60", "eaglex5/tree8x60"]),
+    ],
+)
+def test_a_spec_with_limits(saved: tuple[Any, Path], options: str, plans: list[str]) -> None:
+    module, folder = saved
+    made = Speculator.from_pretrained(
+        module, [f"eagle:{folder}{options}"], preset="metasd", lengths=[2, 6]
+    )
+    assert [str(plan) for plan in made.plans] == plans
+    result = made.generate(PROMPTS[0], max_new_tokens=8)
+    assert result.tokens == plain_greedy(PROMPTS[0], 8)
+    asked = Speculator.from_pretrained(
+        module, [f"eagle:{folder}{options}"], preset="metasd", lengths=[2], trees=["2x4"]
+    )
+    assert [str(plan) for plan in asked.plans] == ["eaglex2/tree2x4"]
+
+
+def test_what_a_spec_cannot_say(saved: tuple[Any, Path]) -> None:
+    module, folder = saved
+    for spec, complaint in (
+        (f"eagle:{folder},depth=0", "depth=0: it must be 1 or more"),
+        (f"eagle:{folder},width=2", "no option 'width'; its options are: path, depth, top_k, to"),
+        ("eagle", "needs path"),
+        ("eagle:./gone", r"no EAGLE head in \./gone"),
+    ):
+        with pytest.raises(DraftwiseError, match=complaint):
+            Speculator.from_pretrained(module, [spec])
+    other = reader(hidden_size=48)
+    with pytest.raises(DraftwiseError, match=r"target of hidden size 32, and Llama.* has 48"):
+        Speculator.from_pretrained(other, [f"eagle:{folder}"])
