@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from draftwise.feedback.panoramic import Panoramic
+from draftwise.feedback.valuer import drafted_by
 from draftwise.registry import FEEDBACKS, make_feedback, make_policy, make_reward
 from draftwise.types import (
     PLAIN,
@@ -20,6 +21,7 @@ from draftwise.types import (
     Outcome,
     Plan,
     Scores,
+    TreeShape,
 )
 
 A = [Plan("a", k) for k in (1, 2, 4, 8)]
@@ -519,3 +521,10 @@ def test_everything_composes(feedback: str, reward: str, policy: str) -> None:
 def test_bad_specs_say_what_is_valid(text: str, message: str) -> None:
     with pytest.raises(DraftwiseError, match=message):
         make(text)
+
+
+def test_a_tree_says_nothing_of_chains_nor_a_chain_of_trees() -> None:
+    """How many tokens a chain would have had behind a tree's first children is not known."""
+    chain, tree = Plan("a", 4), Plan("a", 4, tree=TreeShape(2, 8))
+    for played, asked in ((chain, tree), (tree, chain), (tree, tree)):
+        assert drafted_by(asked, Evidence(played, num_drafted=4, num_accepted=1)) is None
