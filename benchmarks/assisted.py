@@ -3,9 +3,9 @@
     python benchmarks/assisted.py --part loop    # same drafter, same length: the loop itself
     python benchmarks/assisted.py --part best    # everyone's best setting
 
-The second part first ranks transformers' settings (drafter x length x threshold x schedule, and
-prompt lookup) on a few prompts, then times the best ones, every single drafter of draftwise at its
-best fixed length, and the default of draftwise, side by side.
+The second part first ranks transformers' settings (drafter x length x constant, heuristic or
+confidence threshold, and prompt lookup) on a few prompts, then times the best ones, every single
+drafter of draftwise at its best fixed length, and the default of draftwise, side by side.
 """
 
 from __future__ import annotations
@@ -17,49 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 from paired import Method, measure, report, save
-from transformers import AutoModelForCausalLM
 
 from draftwise import Speculator, zoo
+from draftwise.bench.methods import Peer, parse_method
+from draftwise.bench.ours import Asked
+from draftwise.bench.peers import PeerContestant
 
 BASE = "model.generate"
 
 
-class Peers:
-    """transformers' ways to generate, on the same weights."""
-
-    def __init__(self, spec: Speculator, num_tokens: int) -> None:
-        self.model, self.num_tokens = spec.target.module, num_tokens
-        self._drafters = {
-            name: AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa").eval()
-            for name, path in zoo.drafter_paths().items()
-        }
-
-    def generate(self, **options: Any) -> Method:
-        """``model.generate`` with these options, greedy."""
-
-        def run(prompt: list[int]) -> list[int]:
-            ids = torch.tensor([prompt])
-            with torch.inference_mode():
-                output = self.model.generate(
-                    ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                    max_new_tokens=self.num_tokens, **options,
-                )  # fmt: skip
-            return output[0, len(prompt) :].tolist()
-
-        return run
-
-    def assisted(self, drafter: str, length: int, threshold: float, schedule: str) -> Method:
-        """Assisted generation; its options live in the assistant's generation config."""
-        assistant = self._drafters[drafter]
-
-        def run(prompt: list[int]) -> list[int]:
-            config = assistant.generation_config
-            config.num_assistant_tokens = length
-            config.num_assistant_tokens_schedule = schedule
-            config.assistant_confidence_threshold = threshold
-            return self.generate(assistant_model=assistant)(prompt)
-
-        return run
+def peer(base: Speculator, spec: str, num_tokens: int) -> Method:
+    """One of transformers' ways to generate, on the same weights: a method of `draftwise bench`."""
+    parsed = parse_method(spec)
+    assert isinstance(parsed, Peer)
+    contestant = PeerContestant(parsed, base, Asked(num_tokens))
+    return lambda prompt: contestant.answer(prompt, 0).tokens
 
 
 def ours(spec: Speculator, num_tokens: int) -> Method:
@@ -89,11 +61,10 @@ def fixed(drafter: str, length: int) -> Speculator:
 def part_loop(args: argparse.Namespace) -> dict[str, Any]:
     """Same drafter, same draft length, same tokens: only the loop differs."""
     results = {}
-    base = Speculator.from_pretrained("zoo", ["lookup"], preset="plain")
-    peers = Peers(base, args.tokens)
+    base = Speculator.from_pretrained("zoo")
     for length in (3, 5, 8):
         methods: dict[str, Method] = {
-            f"transformers x{length}": peers.assisted("generalist", length, 0.0, "constant"),
+            f"transformers x{length}": peer(base, f"transformers:generalistx{length}", args.tokens),
             f"draftwise x{length}": ours(fixed("generalist", length), args.tokens),
         }
         timing = measure(methods, prompts_of(base, args.prompts), args.repeats, next(iter(methods)))
@@ -106,19 +77,15 @@ def part_loop(args: argparse.Namespace) -> dict[str, Any]:
 def part_best(args: argparse.Namespace) -> dict[str, Any]:
     """Everyone's best: others tuned in hindsight, draftwise as it is."""
     spec = Speculator.from_pretrained("zoo", preset="draftwise")
-    peers = Peers(spec, args.tokens)
     prompts = prompts_of(spec, args.prompts)
     drafters = list(zoo.drafter_paths())
-    settings: dict[str, Method] = {
-        "transformers lookup": peers.generate(prompt_lookup_num_tokens=10)
-    }
-    settings |= {
-        f"transformers {d} x{n} thr {t} {s}": peers.assisted(d, n, t, s)
-        for d in drafters
-        for n in (3, 5, 8, 20)
-        for t in (0.0, 0.4)
-        for s in ("constant", "heuristic")
-    }  # fmt: skip
+    ways = ["transformers:lookup"]
+    for drafter in drafters:
+        for n in (3, 5, 8, 20):
+            ways += [
+                f"transformers:{drafter}x{n}{way}" for way in ("", "/heuristic", "/confidence")
+            ]
+    settings = {way: peer(spec, way, args.tokens) for way in ways}
     ours_fixed: dict[str, Method] = {
         f"draftwise fixed {d} x{n}": ours(fixed(d, n), args.tokens)
         for d in [*drafters, "lookup"] for n in (3, 5, 8)
@@ -126,7 +93,7 @@ def part_best(args: argparse.Namespace) -> dict[str, Any]:
     few = prompts_of(spec, 1)
     chosen = _fastest(settings, few, 3) | _fastest(ours_fixed, few, 3)
     methods = {
-        BASE: peers.generate(),
+        BASE: peer(spec, "transformers", args.tokens),
         "draftwise plain": ours(Speculator.from_pretrained("zoo", preset="plain"), args.tokens),
         **chosen,
         **{

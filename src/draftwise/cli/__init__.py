@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import typer
 
+from draftwise.cli.bench import bench
 from draftwise.cli.datastore import app as datastore
 from draftwise.cli.demo import demo
 from draftwise.cli.failures import refusals
 from draftwise.cli.generate import generate
 from draftwise.cli.models import models
+from draftwise.cli.replay import advise_, replay
 from draftwise.cli.simulate import simulate
 from draftwise.cli.train import app as train
 from draftwise.cli.zoo import app as zoo
@@ -25,6 +27,9 @@ app.command()(generate)
 app.command()(demo)
 app.command()(models)
 app.command()(simulate)
+app.command()(bench)
+app.command()(replay)
+app.command("advise")(advise_)
 app.add_typer(datastore, name="datastore", help="Datastores to draft from: build one.")
 app.add_typer(train, name="train", help="Drafters, and heads that end their drafts: train them.")
 app.add_typer(zoo, name="zoo", help="The bundled tiny models: remake them, look at them.")

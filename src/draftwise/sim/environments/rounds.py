@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,19 @@ DEPTH = 16
 Record = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The recorded rounds in sums; seconds of a batch are shared out among its rows."""
+
+    rounds: int
+    tokens: int
+    seconds: float
+
+
 class RoundTrace:
     """Requests of a trace that ``generate --trace`` wrote, each a text.
 
+    Records may have a ``domain``, as those of ``bench`` do; else all are of the domain ``trace``.
     A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the seed's.
     Differs: (1) where a drafter was not scored its latest known value stands in, or its first, so
     record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft goes on as
@@ -38,9 +49,10 @@ class RoundTrace:
         for record in records:
             by_request.setdefault(record["request"], []).append(record)
         self._requests = list(by_request.values())
+        self._domain_of = [str(found[0].get("domain", "trace")) for found in self._requests]
         names = dict.fromkeys(name for record in records for name in record["scores"])
         self.drafters = list(names)
-        self.domains = ["trace"]
+        self.domains = list(dict.fromkeys(self._domain_of))
         if not names:
             raise DraftwiseError(f"{path} has no scores of any drafter: record a trace that drafts")
 
@@ -49,11 +61,41 @@ class RoundTrace:
         """Tokens of the longest request."""
         return max(_num_tokens(records) for records in self._requests)
 
+    def played(self) -> Played:
+        """What really happened, all requests together."""
+        records = [record for records in self._requests for record in records]
+        seconds = sum(
+            sum(record["seconds"].values()) / record.get("batch_size", 1) for record in records
+        )
+        return Played(len(records), sum(map(_num_tokens, self._requests)), seconds)
+
+    def coverage(self) -> dict[str, float]:
+        """By drafter, the share of emitted tokens at which it was scored: the rest is guessed."""
+        known = dict.fromkeys(self.drafters, 0)
+        for records in self._requests:
+            first = records[0]["position"]
+            last = first + _num_tokens(records)
+            for record in records:
+                for name, scores in record["scores"].items():
+                    start, end = scores["start"], scores["start"] + len(scores["alphas"])
+                    known[name] += max(0, min(end, last) - max(start, first))
+        num_tokens = self.played().tokens
+        return {name: min(1.0, num / num_tokens) for name, num in known.items()}
+
+    def is_retrieval(self, drafter: str) -> bool:
+        """Whether a drafter copies from text instead of computing: it has match lengths."""
+        return any(
+            "matches" in record["scores"].get(drafter, {})
+            for records in self._requests
+            for record in records
+        )
+
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
-        """One text a request, cut to ``num_tokens``."""
+        """One text a request of this domain, cut to ``num_tokens``."""
         return [
             self._text(index, records, seed, num_tokens, longest)
             for index, records in enumerate(self._requests)
+            if self._domain_of[index] == domain
         ]
 
     def _text(

@@ -1,0 +1,1 @@
+"""Side by side: suites of prompts, methods and peers, paired timing, and the report of it all."""

@@ -1,0 +1,77 @@
+"""What a measurement was made on: written beside every number."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("draftwise", "torch", "transformers", "numpy")
+
+
+def environment(threads: int, **more: Any) -> dict[str, Any]:
+    """Machine, threads, versions, date and commit; ``more`` as it is (dtype, device)."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions(),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        **more,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide the numbers, as installed."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """Of the code that runs, ``-dirty`` where files differ from it; None outside a checkout."""
+    root = Path(__file__).parent
+    revision = _git(root, "rev-parse", "--short", "HEAD")
+    if not revision or not _git(root, "ls-files", str(Path(__file__))):
+        return None  # installed inside somebody else's checkout, or none at all
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "..")
+    return f"{revision}-dirty" if changed else revision
+
+
+def command() -> str:
+    """The command line that made it."""
+    program, *arguments = sys.argv
+    return shlex.join([Path(program).name, *arguments])
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _cpu() -> str:
+    """The processor's name, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

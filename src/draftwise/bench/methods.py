@@ -1,0 +1,186 @@
+"""What is compared: presets, fixed plans and peers, from what a user types; nothing is loaded here.
+
+``plain``, ``PRESET[@LENGTHS]``, ``fixed:DRAFTERxLENGTH[/RULE]``, ``transformers``,
+``transformers:lookup[xLENGTH]``, ``transformers:DRAFTERxLENGTH[/heuristic|/confidence[=P]]``, and
+the groups ``presets``, ``fixed`` and ``peers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from draftwise import registry
+from draftwise.presets import PRESETS, Preset, preset
+from draftwise.types import DraftwiseError
+
+PLAIN, DEFAULT, TRANSFORMERS = "plain", "draftwise", "transformers"
+GROUPS = ("presets", "fixed", "peers")
+LOOKUP = "lookup"
+LOOKUP_LENGTH = 10
+"""Tokens that transformers' prompt lookup proposes where nobody says otherwise, as its docs do."""
+CONFIDENCE = 0.4
+"""transformers' own default of ``assistant_confidence_threshold``."""
+_GRAMMAR = (
+    "write plain, a preset (metasd, metasd@4), fixed:DRAFTERxLENGTH, transformers, "
+    "transformers:lookup, transformers:DRAFTERxLENGTH[/heuristic|/confidence], "
+    f"or a group: {', '.join(GROUPS)}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """draftwise in some setting; drafter: the only one it gets, None = all of the pool."""
+
+    name: str
+    setting: Preset
+    drafter: str | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it plays one plan of one drafter and never learns."""
+        return self.drafter is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """transformers' own generation.
+
+    drafter: None = greedy; ``lookup`` = prompt lookup; else an assistant model. schedule:
+    ``constant`` or ``heuristic``; threshold: assistant_confidence_threshold, 0 = none.
+    """
+
+    name: str
+    drafter: str | None = None
+    length: int = 0
+    schedule: str = "constant"
+    threshold: float = 0.0
+
+
+MethodSpec = Ours | Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What groups stand for: the fixed plans and the assistant that a first look found best."""
+
+    plans: Sequence[str]
+    assistant: str | None
+
+
+def default_methods() -> list[str]:
+    """What is compared unless somebody says otherwise."""
+    return [PLAIN, "presets", "fixed", "peers"]
+
+
+def check_methods(specs: Sequence[str]) -> None:
+    """Refuse what no drafter could make sense of; raises DraftwiseError."""
+    for spec in specs:
+        if spec not in GROUPS:
+            parse_method(spec)
+
+
+def expand(specs: Sequence[str], known: Known) -> list[str]:
+    """Groups to their members; ``plain`` first, each once.
+
+    >>> expand(["fixed", "plain"], Known(["lookupx4"], None))
+    ['plain', 'fixed:lookupx4']
+    """
+    assisted = []
+    if known.assistant is not None:
+        name = f"{TRANSFORMERS}:{known.assistant}"
+        assisted = [f"{name}x5", f"{name}x5/heuristic", f"{name}x20/confidence"]
+    members: Mapping[str, list[str]] = {
+        "presets": [name for name in PRESETS if name != PLAIN],
+        "fixed": [f"fixed:{plan}" for plan in known.plans],
+        "peers": [TRANSFORMERS, f"{TRANSFORMERS}:{LOOKUP}", *assisted],
+    }
+    found = [PLAIN]
+    for spec in specs:
+        found += members.get(spec, [spec])
+    return list(dict.fromkeys(found))
+
+
+def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> MethodSpec:
+    """One method; drafters: name -> whether it is a model, None = any name will do.
+
+    Raises DraftwiseError for what is no method, or a drafter that is not there.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "fixed":
+        return _fixed(spec, rest, drafters)
+    if kind == TRANSFORMERS:
+        return _peer(spec, rest, drafters)
+    name, at, lengths = spec.partition("@")
+    if name not in PRESETS:
+        raise DraftwiseError(f"unknown method {spec!r}; {_GRAMMAR}")
+    setting = preset(name)
+    if at:
+        setting = replace(setting, lengths=_lengths(spec, lengths))
+        setting.plans(["drafter"])
+    return Ours(spec, setting)
+
+
+def _fixed(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Ours:
+    plan, _, rule = rest.partition("/")
+    drafter, length = _drafter_and_length(spec, plan)
+    _require(spec, drafter, drafters)
+    if rule:
+        registry.make_guide(rule)
+    setting = Preset("fixed:0", "length", "bandit", (length,), rules=(rule or "fixed",))
+    setting.plans([drafter])
+    return Ours(spec, setting, drafter)
+
+
+def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:
+    if not rest:
+        return Peer(spec)
+    plan, _, way = rest.partition("/")
+    if plan == LOOKUP:
+        plan = f"{LOOKUP}x{LOOKUP_LENGTH}"
+    drafter, length = _drafter_and_length(spec, plan)
+    if length < 1:
+        raise DraftwiseError(f"method {spec!r}: a length is 1 or more tokens")
+    if drafter == LOOKUP:
+        if way:
+            raise DraftwiseError(f"method {spec!r}: prompt lookup has no schedule")
+        return Peer(spec, LOOKUP, length)
+    _require(spec, drafter, drafters)
+    if drafters is not None and not drafters[drafter]:
+        raise DraftwiseError(f"method {spec!r}: transformers takes models as assistants only")
+    name, equals, value = way.partition("=")
+    if name in {"", "heuristic"} and not equals:
+        return Peer(spec, drafter, length, name or "constant")
+    if name != "confidence":
+        raise DraftwiseError(f"method {spec!r}: write /heuristic, /confidence or /confidence=0.4")
+    return Peer(spec, drafter, length, "constant", _threshold(spec, value))
+
+
+def _threshold(spec: str, text: str) -> float:
+    try:
+        found = float(text) if text else CONFIDENCE
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise DraftwiseError(f"method {spec!r}: a confidence is a number from 0 to 1")
+    return found
+
+
+def _drafter_and_length(spec: str, plan: str) -> tuple[str, int]:
+    drafter, _, length = plan.rpartition("x")
+    if not drafter or not length.isdigit():
+        raise DraftwiseError(f"method {spec!r} names no plan; {_GRAMMAR}")
+    return drafter, int(length)
+
+
+def _require(spec: str, drafter: str, drafters: Mapping[str, bool] | None) -> None:
+    if drafters is not None and drafter not in drafters:
+        names = ", ".join(drafters)
+        raise DraftwiseError(f"method {spec!r}: no drafter {drafter!r}; there are: {names}")
+
+
+def _lengths(spec: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise DraftwiseError(f"method {spec!r}: write lengths as metasd@4 or metasd@2,4") from None

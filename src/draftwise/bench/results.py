@@ -1,0 +1,175 @@
+"""From runs to results: tokens a second, MAT, ratios with intervals, losslessness, by domain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftwise.bench.methods import DEFAULT, PLAIN, TRANSFORMERS
+from draftwise.bench.paired import Ratio, Timing
+from draftwise.bench.runs import Run
+from draftwise.presets import PRESETS
+
+Row = dict[str, Any]
+"""One method, flat; the keys are documented in docs/bench.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Runs as arrays: seconds and tokens are medians of the repeats, by method and item."""
+
+    timing: Timing
+    domains: list[str]
+    runs: Mapping[str, list[Run]]
+    can_compare: bool
+    clock: str
+
+    def only(self, domain: str) -> Sheet:
+        """The same for one domain."""
+        chosen = np.array([found == domain for found in self.domains])
+        runs = {name: [r for r in found if r.domain == domain] for name, found in self.runs.items()}
+        kept = [found for found in self.domains if found == domain]
+        return Sheet(self.timing.only(chosen), kept, runs, self.can_compare, self.clock)
+
+
+def make_sheet(
+    runs: Sequence[Run], methods: Sequence[str], *, can_compare: bool, clock: str = "wall"
+) -> Sheet:
+    """Arrays of whole turns. can_compare: whether answers must be the same, token for token."""
+    items = sorted({run.item for run in runs})
+    place = {item: index for index, item in enumerate(items)}
+    seconds: dict[tuple[int, int], list[float]] = {}
+    tokens: dict[tuple[int, int], list[float]] = {}
+    domains = [""] * len(items)
+    by_method: dict[str, list[Run]] = {name: [] for name in methods}
+    for run in runs:
+        key = (methods.index(run.method), place[run.item])
+        seconds.setdefault(key, []).append(run.by_clock(clock))
+        tokens.setdefault(key, []).append(run.num_tokens)
+        domains[place[run.item]] = run.domain
+        by_method[run.method].append(run)
+    shape = (len(methods), len(items))
+    timing = Timing(
+        list(methods),
+        np.array([np.median(seconds[m, i]) for m, i in np.ndindex(shape)]).reshape(shape),
+        np.array([np.median(tokens[m, i]) for m, i in np.ndindex(shape)]).reshape(shape),
+        {name: share == 1.0 for name, share in same_tokens(by_method).items()},
+    )
+    return Sheet(timing, domains, by_method, can_compare, clock)
+
+
+def same_tokens(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
+    """By method, the share of answers that are plain decoding's of the same turn."""
+    plain = {(run.repeat, run.item): run.tokens for run in runs[PLAIN]}
+    return {
+        name: sum(run.tokens == plain[run.repeat, run.item] for run in found) / max(1, len(found))
+        for name, found in runs.items()
+    }
+
+
+def results(sheet: Sheet) -> dict[str, Any]:
+    """``methods``, ``domains`` (domain -> the same) and ``comparisons``."""
+    domains = list(dict.fromkeys(sheet.domains))
+    parts = {domain: sheet.only(domain) for domain in domains}
+    return {
+        "methods": rows(sheet),
+        "domains": {domain: rows(part) for domain, part in parts.items()},
+        "comparisons": comparisons(sheet, parts),
+    }
+
+
+def rows(sheet: Sheet) -> dict[str, Row]:
+    """A row for every method, over all items of the sheet."""
+    same = same_tokens(sheet.runs)
+    return {name: _row(sheet, name, same[name]) for name in sheet.timing.names}
+
+
+def _row(sheet: Sheet, name: str, same: float) -> Row:
+    runs = sheet.runs[name]
+    tokens = sum(run.num_tokens for run in runs)
+    num_rounds = sum(sum(run.num_rounds) for run in runs)
+    row = {
+        "tok_per_s": sheet.timing.tok_per_s(name),
+        "mat": tokens / num_rounds if num_rounds else 0.0,
+        "speedup": as_json(sheet.timing.compare(name, PLAIN)),
+        "lossless": same == 1.0 if sheet.can_compare else None,
+        "same_tokens": same,
+        "num_answers": len(runs),
+        "verification_rate": num_rounds / tokens if tokens else 0.0,
+        "s_per_round": sum(run.by_clock(sheet.clock) for run in runs) / max(1, num_rounds),
+    }
+    return row | _of_the_engine(runs, tokens)
+
+
+def _of_the_engine(runs: Sequence[Run], tokens: int) -> Row:
+    """What only draftwise's own loop tells; None for peers."""
+    drafted = [run.num_drafted for run in runs if run.num_drafted is not None]
+    accepted = [run.num_accepted for run in runs if run.num_accepted is not None]
+    if not drafted:
+        return {"draft_acceptance_rate": None, "discard_rate": None, "phases": {}, "pulls": {}}
+    phases: Counter[str] = Counter()
+    pulls: Counter[str] = Counter()
+    for run in runs:
+        phases.update(run.phases)
+        pulls.update(run.pulls)
+    return {
+        "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,
+        "discard_rate": (sum(drafted) - sum(accepted)) / max(1, tokens),
+        "phases": {phase: seconds / max(1, tokens) for phase, seconds in phases.items()},
+        "pulls": dict(pulls),
+    }
+
+
+def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
+    """How many times faster the default is than others, chosen by this very run.
+
+    That flatters the others: whoever was lucky here is the one that is compared with.
+    """
+    timing = sheet.timing
+    if DEFAULT not in timing.names:
+        return {}
+    groups = {
+        "plain decoding": [PLAIN],
+        "model.generate": [TRANSFORMERS],
+        "best peer": [n for n in timing.names if n.startswith(f"{TRANSFORMERS}:")],
+        "best preset": [n for n in timing.names if _is_rival(n)],
+        "best fixed plan": [n for n in timing.names if n.startswith("fixed:")],
+    }
+    found: dict[str, Row] = {}
+    for label, names in groups.items():
+        names = [name for name in names if name in timing.names]
+        if names:
+            best = max(names, key=timing.tok_per_s)
+            found[label] = {"methods": [best], **as_json(timing.compare(DEFAULT, best))}
+    if fixed := groups["best fixed plan"]:
+        found["best fixed plan of each domain"] = _hindsight(sheet, parts, fixed)
+    return found
+
+
+def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -> Row:
+    """The default against a method nobody could run: each domain's own best fixed plan."""
+    best = {domain: max(fixed, key=part.timing.tok_per_s) for domain, part in parts.items()}
+    rows_of = [sheet.timing.names.index(best[domain]) for domain in sheet.domains]
+    places = np.arange(len(sheet.domains))
+    mine = sheet.timing.names.index(DEFAULT)
+    both = Timing(
+        [DEFAULT, "hindsight"],
+        np.stack([sheet.timing.seconds[mine], sheet.timing.seconds[rows_of, places]]),
+        np.stack([sheet.timing.num_tokens[mine], sheet.timing.num_tokens[rows_of, places]]),
+        {},
+    )
+    return {"methods": best, **as_json(both.compare(DEFAULT, "hindsight"))}
+
+
+def _is_rival(name: str) -> bool:
+    preset = name.partition("@")[0]
+    return preset in PRESETS and preset not in {PLAIN, DEFAULT}
+
+
+def as_json(ratio: Ratio) -> Row:
+    """``{"median", "ci95"}``: the ratio of medians, and its interval."""
+    return {"median": ratio.value, "ci95": [ratio.low, ratio.high]}

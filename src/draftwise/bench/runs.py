@@ -1,0 +1,130 @@
+"""What was measured, one record a method and item, kept in a file that a later run goes on with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwise.types import DraftwiseError
+
+FILE = "runs.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One method's answer to one item.
+
+    item: its place in the suite. tokens, seconds, cpu_s, num_rounds: by turn. emitted: tokens of
+    every round, all turns together. num_drafted, num_accepted: None where nobody tells. phases:
+    seconds of the engine by phase. pulls: rounds by drafter. round_s: seconds of every round.
+    course: plans and estimates of a policy, kept for a few runs (``record.course``).
+    """
+
+    method: str
+    repeat: int
+    item: int
+    domain: str
+    tokens: list[list[int]]
+    seconds: list[float]
+    cpu_s: list[float]
+    num_rounds: list[int]
+    emitted: list[int]
+    num_drafted: int | None = None
+    num_accepted: int | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    pulls: dict[str, int] = field(default_factory=dict)
+    round_s: list[float] = field(default_factory=list)
+    course: dict[str, Any] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Emitted tokens of all turns."""
+        return sum(map(len, self.tokens))
+
+    def by_clock(self, clock: str) -> float:
+        """Seconds of all turns: ``wall``, or ``cpu`` for those of this process alone."""
+        return sum(self.cpu_s if clock == "cpu" else self.seconds)
+
+
+class Store:
+    """The folder of a bench: settings in the first line of a file, then runs, turn by turn.
+
+    Raises DraftwiseError if the folder cannot be written, or holds runs of other settings.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._path.open("a").close()
+        except OSError as error:
+            raise DraftwiseError(f"results cannot go to {folder}: {error.strerror}") from error
+
+    def settings(self) -> dict[str, Any] | None:
+        """Those of an earlier run, None where there was none."""
+        with self._path.open(encoding="utf-8") as file:
+            first = file.readline()
+        if not first.strip():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(first)["settings"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DraftwiseError(f"{self._path} is no file of a bench: give another --out") from (
+                error
+            )
+        return found
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings of a new bench."""
+        self._path.write_text(json.dumps({"settings": settings}) + "\n", "utf-8")
+
+    def load(self, num_methods: int) -> list[Run]:
+        """All whole turns so far; what was torn by an end in the middle is cut off."""
+        header, *lines = self._path.read_text("utf-8", errors="replace").splitlines()
+        found = [run for line in lines if (run := _parse(line)) is not None]
+        whole = whole_turns(found, num_methods)
+        if len(whole) < len([line for line in lines if line.strip()]):
+            part = self._path.with_suffix(".part")
+            part.write_text("\n".join([header, *map(_line, whole)]) + "\n", "utf-8")
+            part.replace(self._path)
+        return whole
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Append the runs of one turn, to the disk and not only to the file."""
+        text = "".join(_line(run) + "\n" for run in runs)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _line(run: Run) -> str:
+    return json.dumps(asdict(run))
+
+
+def _parse(line: str) -> Run | None:
+    """The run of a line; None for one that was torn."""
+    try:
+        return Run(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_text(json.dumps(value, indent=1) + "\n", "utf-8")
+    part.replace(path)
+
+
+def whole_turns(runs: Sequence[Run], num_methods: int) -> list[Run]:
+    """Only the turns in which every method answered: the others cannot be compared."""
+    counts: dict[tuple[int, int], int] = {}
+    for run in runs:
+        counts[run.repeat, run.item] = counts.get((run.repeat, run.item), 0) + 1
+    return [run for run in runs if counts[run.repeat, run.item] == num_methods]

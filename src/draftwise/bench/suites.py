@@ -1,0 +1,146 @@
+"""What is asked: the zoo's domains, Spec-Bench's questions, or any file of prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwise.types import DraftwiseError
+
+ZOO, SPEC_BENCH = "zoo", "spec-bench"
+_MT_BENCH = {
+    "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
+}  # fmt: skip
+"""Categories that Spec-Bench counts as one, ``mt_bench``."""
+_COPY_SHIFT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that is asked: its turns are put one after another, each behind the answers.
+
+    id: the question's own, or its place in the domain. category: as in the file, where it is finer
+    than the domain.
+    """
+
+    id: str
+    domain: str
+    turns: tuple[str, ...]
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A name and its items, domain after domain in turn, so that any part of it is a mixture."""
+
+    name: str
+    items: tuple[Item, ...]
+
+    @property
+    def domains(self) -> list[str]:
+        """In the order of their first items."""
+        return list(dict.fromkeys(item.domain for item in self.items))
+
+    @property
+    def is_spec_bench(self) -> bool:
+        """Whether its answers can be written as Spec-Bench's."""
+        return all(item.category for item in self.items)
+
+
+def load_suite(name: str, per_domain: int | None = None) -> Suite:
+    """``zoo``, ``spec-bench:FILE``, or a file of prompts (.jsonl, or one a line).
+
+    A jsonl file whose lines have ``turns`` and ``category`` is Spec-Bench's, wherever it lies; in
+    others ``prompt`` (or ``turns``) is asked, ``domain`` and ``id`` are optional. per_domain: at
+    most so many items of each domain; None = all. Raises DraftwiseError.
+    """
+    kind, _, rest = name.partition(":")
+    if name == ZOO:
+        items = zoo_items()
+    elif kind == SPEC_BENCH:
+        if not rest:
+            raise DraftwiseError(
+                "spec-bench is read from its question.jsonl: write --suite spec-bench:FILE"
+            )
+        items = read_items(Path(rest))
+    elif Path(name).is_file():
+        items = read_items(Path(name))
+    else:
+        raise DraftwiseError(
+            f"unknown suite {name!r}; write zoo, spec-bench:FILE, or a file of prompts"
+        )
+    return Suite(name, tuple(in_turn(items, per_domain)))
+
+
+def in_turn(items: Sequence[Item], per_domain: int | None) -> list[Item]:
+    """The first item of each domain, then the second of each, ..."""
+    by_domain: dict[str, list[Item]] = {}
+    for item in items:
+        by_domain.setdefault(item.domain, []).append(item)
+    kept = {domain: found[:per_domain] for domain, found in by_domain.items()}
+    longest = max(len(found) for found in kept.values())
+    return [found[i] for i in range(longest) for found in kept.values() if i < len(found)]
+
+
+def zoo_items() -> list[Item]:
+    """Held-out prompts of every domain, ``mixed`` included, and ``copy``."""
+    from draftwise import zoo
+
+    prompts = zoo.prompts()
+    prompts["copy"] = copy_prompts(prompts["edit"])
+    return [
+        Item(f"{domain}-{number}", domain, (prompt,))
+        for domain, found in prompts.items()
+        for number, prompt in enumerate(found)
+    ]
+
+
+def copy_prompts(edits: Sequence[str]) -> list[str]:
+    """Copy-heavy prompts: the code of two edits, and an instruction that changes one line."""
+    codes = [prompt.split("\n", 2)[2].rpartition("### answer")[0] for prompt in edits]
+    return [
+        f"### edit\nDelete line 2.\n{code}{codes[(i + _COPY_SHIFT) % len(codes)]}### answer\n"
+        for i, code in enumerate(codes)
+    ]
+
+
+def read_items(file: Path) -> list[Item]:
+    """The items of a file; DraftwiseError names the first line that holds none."""
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DraftwiseError(f"the suite {file} cannot be read: {error}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise DraftwiseError(f"{file} has no prompts: write one a line")
+    if file.suffix not in {".jsonl", ".json", ".ndjson"}:
+        return [Item(str(number), file.stem, (line,)) for number, line in numbered]
+    return [_item(file, number, line) for number, line in numbered]
+
+
+def _item(file: Path, number: int, line: str) -> Item:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
+    if isinstance(entry, str):
+        entry = {"prompt": entry}
+    turns = _turns(entry) if isinstance(entry, dict) else None
+    if not turns:
+        raise DraftwiseError(f'{file}, line {number}: no text under "prompt" or "turns"')
+    category = str(entry.get("category", "")) if "turns" in entry else ""
+    group = "mt_bench" if category in _MT_BENCH else category
+    domain = str(entry.get("domain") or group or file.stem)
+    id_ = entry.get("question_id", entry.get("id", number))
+    return Item(str(id_), domain, turns, category)
+
+
+def _turns(entry: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """What an entry asks; None where that is no text."""
+    turns = entry.get("turns", [entry.get("prompt")])
+    if isinstance(turns, list) and all(isinstance(turn, str) and turn for turn in turns):
+        return tuple(turns)
+    return None

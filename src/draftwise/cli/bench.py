@@ -1,0 +1,239 @@
+"""``draftwise bench``: methods and peers side by side, as a table, one JSON and a report."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from draftwise.cli import options as o
+from draftwise.cli.failures import INTERRUPTED, graceful, quiet, refusals, refused_values, say
+from draftwise.cli.load import Wanted, check, check_sampling, load
+from draftwise.presets import PRESETS
+from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.bench.session import Measured
+
+SuiteName = Annotated[
+    str,
+    typer.Option(
+        help="zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt)."
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="M",
+        help=f"plain, {', '.join(p for p in PRESETS if p != 'plain')} (with `@LENGTHS`), "
+        "`fixed:DRAFTERxLENGTH[/RULE]`, `transformers`, `transformers:lookup`, "
+        "`transformers:DRAFTERxLENGTH[/heuristic|/confidence]`, or the groups presets, fixed, "
+        "peers; repeatable. Default: all groups.",
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A prompt of each domain, in 5 minutes.")]
+Out = Annotated[Path, typer.Option(help="Folder for results, trace and report; goes on there.")]
+Tokens = Annotated[
+    int | None,
+    typer.Option("--tokens", "--max-new-tokens", help="Of each answer. Default: 128 (quick: 64)."),
+]
+Repeats = Annotated[int, typer.Option(help="Times that everything is asked.")]
+Prompts = Annotated[int | None, typer.Option(help="Prompts of each domain. Default: 4 (quick: 1).")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Stop measuring after so many minutes, with what there is."),
+]
+Clock = Annotated[
+    str, typer.Option(help="wall; or cpu: this process's own seconds, on a machine others use.")
+]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Leave out report.html.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")]
+
+_QUICK = {"tokens": 64, "prompts": 1, "minutes": 4.0}
+_USUAL = {"tokens": 128, "prompts": 4, "minutes": None}
+
+
+@refusals()
+def bench(
+    out: Out,
+    suite: SuiteName = "zoo",
+    method: Methods = None,
+    is_quick: Quick = False,
+    target: o.Target = "zoo",
+    drafter: o.Drafters = None,
+    tokens: Tokens = None,
+    repeats: Repeats = 3,
+    prompts: Prompts = None,
+    minutes: Minutes = None,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = 1,
+    clock: Clock = "wall",
+    no_report: NoReport = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time draftwise, every preset, fixed plans and transformers' own ways, side by side."""
+    began = time.monotonic()
+    usual: dict[str, Any] = _QUICK if is_quick else _USUAL
+    limit = usual["minutes"] if minutes is None else minutes
+    wanted = Wanted(target, drafter, dtype=dtype, device=device, seed=seed, threads=threads)
+    with quiet():
+        with refused_values():
+            from draftwise.bench.report import check_report
+            from draftwise.bench.wish import Wish, prepare
+
+            check(wanted)
+            wish = Wish(
+                suite=suite,
+                out=out,
+                methods=tuple(method or ()),
+                prompts=usual["prompts"] if prompts is None else prompts,
+                tokens=usual["tokens"] if tokens is None else tokens,
+                repeats=repeats,
+                temperature=temperature,
+                seed=seed,
+                threads=threads,
+                clock=clock,
+                models={"target": target, "drafters": drafter, "dtype": dtype, "device": device},
+            )
+            check_sampling({"temperature": temperature, "max_new_tokens": wish.tokens})
+            if not no_report:
+                check_report()
+            items, store = prepare(wish)
+        speculator = load(wanted)
+        from draftwise.bench.session import measure
+
+        with graceful() as is_stopped, Bar(is_shown=not as_json) as bar:
+
+            def goes_on() -> bool:
+                is_late = limit is not None and time.monotonic() - began > 60 * limit
+                return not (is_stopped() or is_late)
+
+            measured = measure(wish, items, store, speculator, goes_on, bar.tell)
+        if measured is not None:
+            _conclude(measured, out, as_json=as_json, with_report=not no_report)
+    if is_stopped():
+        say(f"interrupted: {out} has what was measured; the same command goes on", style="yellow")
+        raise SystemExit(INTERRUPTED)
+    if measured is None:
+        raise DraftwiseError("nothing was measured in time: give more --minutes")
+
+
+def _conclude(measured: Measured, out: Path, *, as_json: bool, with_report: bool) -> None:
+    """The report, then what people or programs read."""
+    paths = list(measured.paths)
+    if with_report:
+        from draftwise.bench.report import write_report
+
+        found = (measured.results, measured.runs, measured.suite, measured.tokenizer)
+        paths.append(write_report(*found, out))
+    if as_json:
+        print(json.dumps(measured.results))
+        return
+    console = Console()
+    console.print(methods_table(measured.results))
+    console.print(comparisons_table(measured.results))
+    for path in paths[:2] + paths[-1:]:
+        say(f"wrote {path}", style="dim")
+
+
+def methods_table(results: dict[str, Any]) -> Table:
+    """Every method over all domains, the fastest first."""
+    settings = results["settings"]
+    table = Table(
+        title=f"{results['suite']}: {settings['num_items_measured']} prompts, "
+        f"{settings['tokens']} tokens, {settings['repeats']} times",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("method", overflow="fold")
+    for heading in ("tok/s", "x plain", "95%", "MAT", "same\ntext"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = results["methods"]
+    for name in sorted(rows, key=lambda name: -rows[name]["tok_per_s"]):
+        row = rows[name]
+        table.add_row(
+            Text(name, "bold" if name == "draftwise" else ""),
+            f"{row['tok_per_s']:.1f}",
+            f"{row['speedup']['median']:.2f}",
+            _interval(row["speedup"]),
+            f"{row['mat']:.2f}",
+            _same(row),
+        )
+    return table
+
+
+def comparisons_table(results: dict[str, Any]) -> Table:
+    """draftwise over others that this very run found best."""
+    table = Table(title="draftwise, times as fast as", box=box.SIMPLE_HEAD)
+    table.add_column("other")
+    table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column("95%", justify="right", no_wrap=True)
+    for label, row in results["comparisons"].items():
+        which = row["methods"] if isinstance(row["methods"], list) else []
+        name = " ".join([label, *(f"({method})" for method in which)])
+        table.add_row(name, f"{row['median']:.2f}", _interval(row))
+    return table
+
+
+def _interval(ratio: dict[str, Any]) -> str:
+    low, high = ratio["ci95"]
+    return f"{low:.2f}-{high:.2f}"
+
+
+def _same(row: dict[str, Any]) -> Text:
+    """Whether all answers were plain decoding's; how many, where they need not be."""
+    if row["lossless"] is None:
+        return Text(f"{row['same_tokens']:.0%}", "dim")
+    return Text("yes", "green") if row["lossless"] else Text("NO", "bold red")
+
+
+class Bar:
+    """What is being done, how far it is and how long it will take; on a terminal only."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not (is_shown and console.is_terminal),
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """``done`` of ``total`` are done of ``what``."""
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done)

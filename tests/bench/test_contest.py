@@ -1,0 +1,179 @@
+"""Everybody answers in turn: fairly, resumably, and a planted lossy one is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from draftwise import Speculator
+from draftwise.bench.contest import Contest, Contestant, Encoder, make_contestants
+from draftwise.bench.ours import Asked, Reply
+from draftwise.bench.results import make_sheet, results
+from draftwise.bench.runs import Store
+from draftwise.bench.session import measure
+from draftwise.bench.suites import Item
+from draftwise.bench.wish import Wish, prepare
+from draftwise.types import DraftwiseError
+
+ITEMS = [Item("0", "x", ("abc abc abc",)), Item("1", "y", ("Hello", "And?"), "writing")]
+ASKED = Asked(12)
+METHODS = [
+    "plain", "draftwise", "fixed:smallx3", "fixed:lookupx4", "transformers",
+    "transformers:lookupx4", "transformers:smallx3",
+    "transformers:smallx3/heuristic", "transformers:smallx3/confidence=0.2",
+]  # fmt: skip
+
+
+class Lossy:
+    """Wraps a contestant and changes the last token of long prompts' answers."""
+
+    name = "lossy"
+
+    def __init__(self, inner: Contestant) -> None:
+        self._inner = inner
+
+    def begin(self) -> None:
+        self._inner.begin()
+
+    def answer(self, prompt: Sequence[int], seed: int) -> Reply:
+        reply = self._inner.answer(prompt, seed)
+        reply.tokens[-1] ^= len(prompt) > 12
+        return reply
+
+
+def store_in(folder: Path) -> Store:
+    store = Store(folder)
+    store.begin({})
+    return store
+
+
+def test_everybody_says_the_same_and_a_planted_liar_is_found(
+    speculator: Speculator, tmp_path: Path
+) -> None:
+    made, left_out = make_contestants(METHODS, speculator, ASKED, METHODS)
+    assert left_out == {}
+    store, names = store_in(tmp_path), [*METHODS, "lossy"]
+    contestants: list[Contestant] = [*made, Lossy(made[1])]
+    contest = Contest(contestants, ITEMS, Encoder(speculator, ASKED), store, seed=0)
+    contest.run(1, [], lambda: True, lambda: None)
+    runs = store.load(len(names))
+    assert len(runs) == len(names) * len(ITEMS)
+    found = results(make_sheet(runs, names, can_compare=True))
+    lossless = {name: row["lossless"] for name, row in found["methods"].items()}
+    assert lossless == dict.fromkeys(METHODS, True) | {"lossy": False}
+    assert found["domains"]["x"]["lossy"]["lossless"] is True
+    for run in runs:
+        assert sum(run.emitted) == run.num_tokens == 12 * len(ITEMS[run.item].turns)
+        assert len(run.emitted) == sum(run.num_rounds)
+        is_ours = run.method != "lossy" and not run.method.startswith("transformers")
+        assert (run.course is not None) == is_ours
+    plain = next(run for run in runs if run.method == "plain")
+    assert set(plain.emitted) == {1}
+    peers = [run for run in runs if run.method == "transformers:smallx3"]
+    assert all(max(run.emitted) > 1 for run in peers)
+
+
+def test_turns_go_on_behind_the_answers(speculator: Speculator) -> None:
+    encoder = Encoder(speculator, ASKED)
+    first = encoder.prompt(ITEMS[1], [])
+    answer = speculator.generate("Hello", max_new_tokens=5).tokens
+    second = encoder.prompt(ITEMS[1], [answer])
+    text = speculator.tokenizer.decode(second)
+    assert second[: len(first)] == first
+    assert text.startswith("Hello\n\n")
+    assert text.endswith("\n\nAnd?")
+
+
+def test_long_prompts_lose_their_beginning_and_are_counted(speculator: Speculator) -> None:
+    encoder = Encoder(speculator, ASKED)
+    long = Item("long", "x", ("ab" * 400,))
+    ids = encoder.prompt(long, [])
+    assert len(ids) == speculator.target.max_positions - 12
+    assert encoder.num_cut == 1
+    with pytest.raises(DraftwiseError, match="is empty"):
+        encoder.prompt(Item("", "x", ("",)), [])
+    with pytest.raises(DraftwiseError, match="a prompt needs some"):
+        Encoder(speculator, Asked(10_000))
+
+
+def test_who_cannot_take_part_is_left_out_unless_named(speculator: Speculator) -> None:
+    made, left_out = make_contestants(["plain", "fixed:gonex2"], speculator, ASKED, ["presets"])
+    assert [c.name for c in made] == ["plain"]
+    assert "no drafter 'gone'" in left_out["fixed:gonex2"]
+    with pytest.raises(DraftwiseError, match="no drafter 'gone'"):
+        make_contestants(["fixed:gonex2"], speculator, ASKED, ["fixed:gonex2"])
+
+
+def wish_for(folder: Path, questions: Path) -> Wish:
+    methods = ("draftwise", "fixed:smallx3")
+    return Wish(str(questions), folder, methods, tokens=8, repeats=2)
+
+
+def test_an_end_in_the_middle_keeps_what_was_measured_and_goes_on(
+    speculator: Speculator, questions: Path, tmp_path: Path
+) -> None:
+    wish = wish_for(tmp_path, questions)
+    suite, store = prepare(wish)
+    # 3 asks of the first look, 3 of the warm-up, then 3 a turn: ends in the middle of turn three
+    left = [3 + 3 + 3 + 3 + 2]
+
+    def goes_on() -> bool:
+        left[0] -= 1
+        return left[0] > 0
+
+    found = measure(wish, suite, store, speculator, goes_on, lambda *_: None)
+    assert found is not None
+    assert found.results["is_complete"] is False
+    assert found.results["settings"]["num_items_measured"] == 2
+    assert len(found.runs) == 2 * 3
+    suite, store = prepare(wish)
+    told: list[tuple[str, int, int]] = []
+    more = measure(wish, suite, store, speculator, lambda: True, lambda *facts: told.append(facts))
+    assert more is not None
+    assert more.results["is_complete"] is True
+    assert more.runs[: len(found.runs)] == found.runs
+    assert {what for what, *_ in told} == {"measuring"}
+    assert told[-1] == ("measuring", 18, 18)
+    with pytest.raises(DraftwiseError, match="other tokens"):
+        prepare(replace(wish, tokens=9))
+
+
+def test_an_end_before_anything_was_measured(
+    speculator: Speculator, questions: Path, tmp_path: Path
+) -> None:
+    wish = wish_for(tmp_path, questions)
+    suite, store = prepare(wish)
+    assert measure(wish, suite, store, speculator, lambda: False, lambda *_: None) is None
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_sampled_answers_are_compared_by_speed_alone(
+    speculator: Speculator, questions: Path, tmp_path: Path
+) -> None:
+    wish = replace(wish_for(tmp_path, questions), methods=("draftwise", "peers"), temperature=1.0)
+    suite, store = prepare(wish)
+    found = measure(wish, suite, store, speculator, lambda: True, lambda *_: None)
+    assert found is not None
+    rows = found.results["methods"]
+    assert {row["lossless"] for row in rows.values()} == {None}
+    assert "transformers:smallx5" in rows
+    assert rows["draftwise"]["same_tokens"] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 0}, "--tokens 0"),
+        ({"repeats": 0}, "--repeats 0"),
+        ({"prompts": 0}, "--prompts 0"),
+        ({"methods": ("nope",)}, "unknown method"),
+        ({"suite": "nope"}, "unknown suite"),
+        ({"clock": "sun"}, "the clocks are: wall, cpu"),
+    ],
+)
+def test_bad_wishes(tmp_path: Path, questions: Path, change: dict, message: str) -> None:
+    with pytest.raises(DraftwiseError, match=message):
+        prepare(replace(wish_for(tmp_path, questions), **change))

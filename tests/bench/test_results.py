@@ -1,0 +1,112 @@
+"""From runs to numbers, on runs that are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwise.bench.results import make_sheet, results
+from draftwise.bench.runs import Run, Store, whole_turns
+from draftwise.types import DraftwiseError
+
+SECONDS = {
+    "plain": {"a": 4.0, "b": 4.0},
+    "draftwise": {"a": 1.0, "b": 2.0},
+    "metasd": {"a": 2.0, "b": 2.0},
+    "fixed:xx2": {"a": 1.0, "b": 4.0},
+    "fixed:yx2": {"a": 4.0, "b": 1.0},
+    "transformers": {"a": 5.0, "b": 5.0},
+    "transformers:xx5": {"a": 2.0, "b": 3.0},
+}
+
+
+def made_up(lossy: str = "") -> list[Run]:
+    """Two repeats of four items of two domains; the second repeat is disturbed alike for all."""
+    rng = np.random.default_rng(0)
+    runs = []
+    for repeat in range(2):
+        for item in range(4):
+            domain, disturbance = "ab"[item % 2], 1.0 + 0.1 * rng.random()
+            for method, by_domain in SECONDS.items():
+                token = 9 if (method, item, repeat) == (lossy, 2, 1) else 1
+                seconds = by_domain[domain] * disturbance
+                runs.append(
+                    Run(method, repeat, item, domain, [[1] * 11 + [token]], [seconds],
+                        [seconds / 2], [4], [3] * 4, 16, 8, {"verify": seconds}, {"x": 4},
+                        [seconds / 4] * 4)
+                )  # fmt: skip
+    return runs
+
+
+def test_every_key_and_the_right_numbers() -> None:
+    found = results(make_sheet(made_up(), list(SECONDS), can_compare=True))
+    row = found["methods"]["metasd"]
+    assert row["speedup"]["median"] == pytest.approx(2.0)
+    assert row["speedup"]["ci95"] == [pytest.approx(2.0), pytest.approx(2.0)]
+    assert row["mat"] == 3.0
+    assert row["lossless"] is True
+    assert row["draft_acceptance_rate"] == 0.5
+    assert row["discard_rate"] == pytest.approx(8 / 12)
+    assert row["verification_rate"] == pytest.approx(1 / 3)
+    assert set(found["domains"]) == {"a", "b"}
+    assert found["domains"]["a"]["draftwise"]["speedup"]["median"] == pytest.approx(4.0)
+    assert found["domains"]["b"]["draftwise"]["speedup"]["median"] == pytest.approx(2.0)
+
+
+def test_others_are_chosen_in_hindsight() -> None:
+    found = results(make_sheet(made_up(), list(SECONDS), can_compare=True))["comparisons"]
+    assert found["best preset"]["methods"] == ["metasd"]
+    assert found["best peer"]["methods"] == ["transformers:xx5"]
+    assert found["model.generate"]["median"] == pytest.approx(10.0 / 3.0, rel=0.05)
+    each = found["best fixed plan of each domain"]
+    assert each["methods"] == {"a": "fixed:xx2", "b": "fixed:yx2"}
+    assert each["median"] == pytest.approx(2.0 / 3.0, rel=0.05)
+
+
+def test_one_wrong_token_of_one_answer_is_seen() -> None:
+    found = results(make_sheet(made_up("metasd"), list(SECONDS), can_compare=True))
+    assert found["methods"]["metasd"]["lossless"] is False
+    assert found["methods"]["metasd"]["same_tokens"] == 7 / 8
+    assert found["domains"]["a"]["metasd"]["lossless"] is False
+    assert found["domains"]["b"]["metasd"]["lossless"] is True
+    assert found["methods"]["draftwise"]["lossless"] is True
+
+
+def test_sampled_answers_are_not_called_lossy() -> None:
+    found = results(make_sheet(made_up("metasd"), list(SECONDS), can_compare=False))
+    assert found["methods"]["metasd"]["lossless"] is None
+
+
+def test_runs_come_back_and_torn_turns_do_not(tmp_path: Path) -> None:
+    runs = made_up()
+    store = Store(tmp_path / "new" / "folder")
+    assert store.settings() is None
+    store.begin({"tokens": 12})
+    store.add(runs[:14])
+    with (store.folder / "runs.jsonl").open("a") as file:
+        file.write('{"method": "plain", "repeat": 0, "it')
+    assert store.load(7) == runs[:14]
+    store.add(runs[14:17])  # a turn of which some are missing
+    assert store.load(7) == runs[:14]
+    store.add(runs[14:21])
+    assert Store(store.folder).load(7) == runs[:21]
+    assert store.settings() == {"tokens": 12}
+    assert whole_turns(runs[:9], 7) == runs[:7]
+
+
+def test_folders_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DraftwiseError, match="results cannot go to"):
+        Store(tmp_path / "file" / "folder")
+    (tmp_path / "runs.jsonl").write_text("something else\n")
+    with pytest.raises(DraftwiseError, match="no file of a bench"):
+        Store(tmp_path).settings()
+
+
+def test_seconds_of_the_process_alone() -> None:
+    runs = made_up()
+    wall = make_sheet(runs, list(SECONDS), can_compare=True).timing.tok_per_s("plain")
+    own = make_sheet(runs, list(SECONDS), can_compare=True, clock="cpu").timing.tok_per_s("plain")
+    assert own == pytest.approx(2 * wall)

@@ -1,0 +1,70 @@
+"""What is asked, from wherever it comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftwise import zoo
+from draftwise.bench.suites import load_suite
+from draftwise.types import DraftwiseError
+
+
+def test_the_zoo_has_every_domain_mixed_ones_and_copies() -> None:
+    suite = load_suite("zoo", 2)
+    assert set(suite.domains) == {*zoo.prompts(), "copy"}
+    assert len(suite.items) == 2 * len(suite.domains)
+    first = suite.items[: len(suite.domains)]
+    assert [item.domain for item in first] == suite.domains
+    copies = [item.turns[0] for item in suite.items if item.domain == "copy"]
+    assert all(text.startswith("### edit\nDelete line 2.\n") for text in copies)
+    assert not suite.is_spec_bench
+
+
+def test_spec_bench_groups_categories_and_keeps_turns(questions: Path) -> None:
+    for name in (f"spec-bench:{questions}", str(questions)):
+        suite = load_suite(name)
+        assert suite.domains == ["mt_bench", "translation"]
+        assert [item.id for item in suite.items] == ["81", "241", "82"]
+        assert [item.category for item in suite.items] == ["writing", "translation", "coding"]
+        assert suite.items[0].turns == ("Write a line.", "And another.")
+        assert suite.is_spec_bench
+    assert len(load_suite(str(questions), 1).items) == 2
+
+
+def test_any_file_of_prompts(tmp_path: Path) -> None:
+    text = tmp_path / "prompts.txt"
+    text.write_text("one\n\ntwo\n")
+    assert [item.turns for item in load_suite(str(text)).items] == [("one",), ("two",)]
+    jsonl = tmp_path / "mine.jsonl"
+    jsonl.write_text('{"prompt": "a", "domain": "x", "id": "q1"}\n{"prompt": "b"}\n"c"\n')
+    suite = load_suite(str(jsonl))
+    assert suite.domains == ["x", "mine"]
+    assert suite.items[0].id == "q1"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["{"], "line 1: this is not JSON"),
+        ([json.dumps({"prompt": "a"}), json.dumps({"text": "b"})], "line 2: no text under"),
+        ([json.dumps({"turns": []})], "line 1: no text"),
+        ([], "has no prompts"),
+    ],
+)
+def test_bad_files_are_named_by_line(tmp_path: Path, lines: list[str], message: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DraftwiseError, match=message):
+        load_suite(str(file))
+
+
+def test_unknown_suites(tmp_path: Path) -> None:
+    with pytest.raises(DraftwiseError, match="unknown suite"):
+        load_suite("nope")
+    with pytest.raises(DraftwiseError, match="spec-bench:FILE"):
+        load_suite("spec-bench")
+    with pytest.raises(DraftwiseError, match="cannot be read"):
+        load_suite(f"spec-bench:{tmp_path}/gone.jsonl")
