@@ -54,7 +54,8 @@ def commit() -> str | None:
 def command() -> str:
     """The command line that made it."""
     program, *arguments = sys.argv
-    return shlex.join([Path(program).name, *arguments])
+    name = Path(program).name
+    return shlex.join(["draftwise" if name == "__main__.py" else name, *arguments])
 
 
 def _git(folder: Path, *arguments: str) -> str:
