@@ -12,6 +12,7 @@ from draftwise.cli.generate import generate
 from draftwise.cli.models import models
 from draftwise.cli.replay import advise_, replay
 from draftwise.cli.simulate import simulate
+from draftwise.cli.sweep import sweep
 from draftwise.cli.train import app as train
 from draftwise.cli.zoo import app as zoo
 
@@ -27,6 +28,7 @@ app.command()(generate)
 app.command()(demo)
 app.command()(models)
 app.command()(simulate)
+app.command()(sweep)
 app.command()(bench)
 app.command()(replay)
 app.command("advise")(advise_)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from draftwise.cli.train_drafter import drafter
 from draftwise.cli.train_head import head
 
 app = typer.Typer(no_args_is_help=True)
+app.command()(drafter)
 app.command()(head)

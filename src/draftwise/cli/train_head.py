@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from draftwise.cli import options as o
 from draftwise.cli import training as t
 from draftwise.cli.failures import quiet, refusals, refused_values
+from draftwise.cli.prompts import read_batch
 
 if TYPE_CHECKING:
     from draftwise.train.head import HeadOptions
@@ -66,9 +68,9 @@ def head(
     """
     folder = work or out / "work"
     with quiet(), refused_values():
-        scene = t.set_up(
-            target, prompts, max_new_tokens, dtype=dtype, device=device, threads=threads
-        )
+        texts = read_batch(prompts)
+        scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
+        given = t.encode_prompts(scene, prompts, texts, max_new_tokens)
         loaded = t.load_drafter(drafter, scene, dtype=dtype, device=device, threads=threads)
         from draftwise.train.head import HeadOptions
         from draftwise.train.head_run import Setting
@@ -78,12 +80,12 @@ def head(
     inputs = {
         "target": scene.target.name,
         "drafter": loaded.model.name,
-        "prompts": t.fingerprint(scene.prompts),
+        "prompts": t.fingerprint(given),
         "numbers": [temperature, mixing, max_new_tokens, rows, seed],
     }
     with quiet(), t.keeping(folder), t.Bars() as bars:
         t.claim(folder, inputs)
-        judged = _judge(scene, setting, folder, max_new_tokens, rows, bars)
+        judged = _judge(scene, setting, given, folder, max_new_tokens, rows, bars)
         measured = _train(setting, judged, options, out, folder, bars)
         report = out / "report.json"
         report.write_text(json.dumps(measured.numbers, indent=1) + "\n", "utf-8")
@@ -95,16 +97,17 @@ def head(
 
 
 def _judge(
-    scene: t.Scene, setting: Setting, folder: Path, max_new_tokens: int, rows: int, bars: t.Bars
-) -> Judged:
+    scene: t.Scene, setting: Setting, prompts: Sequence[list[int]], folder: Path,
+    max_new_tokens: int, rows: int, bars: t.Bars,
+) -> Judged:  # fmt: skip
     """The target's answers, and what becomes of drafts along them."""
     from draftwise.train.answers import answers
     from draftwise.train.head_run import judge_texts
 
-    num = len(scene.prompts)
+    num = len(prompts)
     texts = answers(
         setting.target,
-        scene.prompts,
+        prompts,
         [setting.temperature] * num,
         folder / "answers.json",
         max_new_tokens=max_new_tokens,

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from draftwise.cli.load import loading
-from draftwise.cli.prompts import read_batch
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -36,11 +35,14 @@ Rows = Annotated[int, typer.Option(min=1, help="Answers that are sampled togethe
 
 @dataclass(frozen=True)
 class Scene:
-    """A loaded target with its tokenizer, and the prompts as tokens."""
+    """A loaded target with its tokenizer."""
 
     target: CausalModel
     tokenizer: Any
-    prompts: list[list[int]]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a prompt."""
+        return list(self.tokenizer(text)["input_ids"])
 
     @property
     def eos_token_id(self) -> int:
@@ -50,34 +52,39 @@ class Scene:
         return -1 if found is None else int(found if isinstance(found, int) else found[0])
 
 
-def set_up(
-    target: str, prompts: Path, room: int, *, dtype: str, device: str, threads: int
-) -> Scene:
-    """Read and check everything that can be refused before any work is done.
-
-    Raises DraftwiseError for a prompt that cannot be read (the line is named), is empty, or leaves
-    no ``room`` tokens for an answer; and for a model that cannot be loaded.
-    """
-    texts = read_batch(prompts)
+def load_scene(target: str, *, dtype: str, device: str, threads: int) -> Scene:
+    """The target and its tokenizer; DraftwiseError for a model that cannot be loaded."""
     with loading(target, threads):
         from draftwise.nn.load import load_model, load_tokenizer
         from draftwise.pool import resolve_target
 
         path, _ = resolve_target(target)
-        model = load_model(path, dtype=dtype, device=device)
-        tokenizer = load_tokenizer(path)
-    rows = [list(tokenizer(text)["input_ids"]) for text in texts]
+        return Scene(load_model(path, dtype=dtype, device=device), load_tokenizer(path))
+
+
+def encode_prompts(scene: Scene, file: Path, texts: Sequence[str], room: int) -> list[list[int]]:
+    """All prompts as tokens.
+
+    Raises DraftwiseError for one that is empty or leaves no ``room`` tokens for an answer.
+    """
+    rows = [scene.encode(text) for text in texts]
     for number, row in enumerate(rows, 1):
-        if not row or len(row) + room > model.max_positions:
+        if not row or len(row) + room > scene.target.max_positions:
             raise DraftwiseError(
-                f"{prompts}, prompt {number} has {len(row)} tokens: it needs at least one, and "
-                f"with {room} of an answer at most {model.max_positions}"
+                f"{file}, prompt {number} has {len(row)} tokens: it needs at least one, and with "
+                f"{room} of an answer at most {scene.target.max_positions}"
             )
-    return Scene(model, tokenizer, rows)
+    return rows
 
 
 def load_drafter(spec: str, scene: Scene, *, dtype: str, device: str, threads: int) -> Any:
-    """The drafter of a spec such as ``zoo:python`` or ``lm:PATH``, checked against the target."""
+    """The drafter of a spec such as ``zoo:python`` or ``lm:PATH``, checked against the target.
+
+    Raises DraftwiseError for what is no model, or more than one.
+    """
+    refusal = DraftwiseError(f"--drafter {spec}: name one model, as PATH, lm:PATH or zoo:NAME")
+    if spec == "zoo":
+        raise refusal
     with loading(spec, threads):
         from draftwise.drafters.lm import LMDrafter
         from draftwise.pool import load_drafters
@@ -85,7 +92,7 @@ def load_drafter(spec: str, scene: Scene, *, dtype: str, device: str, threads: i
         given = spec if spec.startswith(("lm:", "zoo")) else f"lm:{spec}"
         found = load_drafters([given], scene.target, None, dtype=dtype, device=device)
     if len(found) != 1 or not isinstance(found[0], LMDrafter):
-        raise DraftwiseError(f"--drafter {spec}: name one model, as lm:PATH or zoo:NAME")
+        raise refusal
     return found[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from draftwise.train.lesson import (
     lesson_batches,
     pad,
 )
-from draftwise.train.loop import Progress, Settings, fit
+from draftwise.train.loop import Loss, Progress, Settings, fit
 
 
 def acceptance(p_logits: Tensor, q_logits: Tensor) -> Tensor:
@@ -45,6 +45,15 @@ def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
     return soft + rejected
 
 
+def sequence_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy against the tokens that the target sampled.
+
+    Source: MetaSD, appendix F.1 (sequence-level self-distillation, Kim and Rush 2016).
+    """
+    logits = answer_logits(model, batch.tokens, batch.positions).float()
+    return nn.functional.cross_entropy(logits, batch.tokens.flatten()[batch.positions + 1])
+
+
 def distill(
     drafter: PreTrainedModel,
     lessons: Sequence[Lesson],
@@ -56,6 +65,20 @@ def distill(
 ) -> list[float]:
     """Train `drafter` in place on the target's logits and return the loss of every step."""
     read = lesson_batches(lessons, seed=seed)
+    return learn(drafter, read, settings, checkpoint=checkpoint, progress=progress)
+
+
+def learn(
+    drafter: PreTrainedModel,
+    read: Callable[[int], Batch],
+    settings: Settings,
+    *,
+    loss: Loss = distillation_loss,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+    stop_at: int | None = None,
+) -> list[float]:
+    """Train `drafter` in place on the batches of `read`; the rest is `fit`'s."""
     device = drafter.device
 
     def batch(step: int) -> Batch:
@@ -63,12 +86,7 @@ def distill(
         return Batch(*(x.to(device) for x in (found.tokens, found.positions, found.logits)))
 
     return fit(
-        drafter,
-        distillation_loss,
-        batch,
-        settings,
-        checkpoint=checkpoint,
-        progress=progress,
+        drafter, loss, batch, settings, checkpoint=checkpoint, progress=progress, stop_at=stop_at
     )
 
 
