@@ -234,3 +234,18 @@ def test_a_first_guess_of_its_cost(name: str) -> None:
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(DraftwiseError, match="no option 'nonsense'"):
         registry.build("drafter", DRAFTERS, "lookup:nonsense=1", {"name": "lookup"})
+
+
+@ALL
+@BOTH
+def test_a_glance_at_a_prompt_changes_no_draft(name: str, sampling: SamplingParams) -> None:
+    """Short and long prompts, some longer than what is looked at; it is told once, at their end."""
+    prompts = [[5, 9, 2, 7] * 30, [7, 3, 1], [4, 4, 8] * 25, [6]]
+    expected = propose(make(name).start(4, 200), contexts_of(sampling, prompts))
+    contexts, session = contexts_of(sampling, prompts), make(name).start(4, 200)
+    longer = [context for context in contexts if len(context.tokens) > 1]
+    for context, scores in zip(longer, session.glance(longer), strict=True):
+        if scores is not None:
+            assert scores.start + len(scores.alphas) == len(context.tokens)
+    for one, other in zip(propose(session, contexts), expected, strict=True):
+        assert same(one, other)

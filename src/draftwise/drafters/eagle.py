@@ -132,6 +132,10 @@ class EagleSession:
                 self._catch_up(behind, [len(c.tokens) - 2 for c in behind])
         return [self._report(context) for context in contexts]
 
+    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
+        """All of the prompt: its states are there, and one layer reads it."""
+        return self.score(contexts, everything=True)
+
     def match_length(self, context: Context) -> int | None:
         """None: not a retrieval drafter."""
         return None

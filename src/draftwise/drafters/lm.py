@@ -17,6 +17,10 @@ from draftwise.nn.sampling import distributions
 from draftwise.types import Draft, Scores
 
 
+GLANCE = 64
+"""Tokens at the end of a prompt from which a first impression is made."""
+
+
 class LMDrafter:
     """Any causal LM that shares the target's tokenizer.
 
@@ -82,6 +86,17 @@ class LMSession:
                 self._feed(chains, [len(c.tokens) - 1 for c in behind])
         return [self._report(context) for context in contexts]
 
+    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
+        """The end of each prompt read by itself; what was left out is read when it drafts."""
+        most = min(GLANCE, self._cache.capacity)
+        lengths = [self._cache.lengths[context.row] for context in contexts]
+        chains = [Chain(DraftTask(context, 0, Fixed())) for context in contexts]
+        self._feed(chains, [len(c.tokens) - 1 for c in contexts], most)
+        for context, length in zip(contexts, lengths, strict=True):
+            if length + most < len(context.tokens) - 1:
+                self._cache.lengths[context.row] = length
+        return [self._report(context) for context in contexts]
+
     def match_length(self, context: Context) -> int | None:
         """None: not a retrieval drafter."""
         return None
@@ -101,8 +116,9 @@ class LMSession:
             shapes[chain.context.row].see(chain.logits[None])
         while rows := [row for row, growth in shapes.items() if growth.goes_on]:
             feeds = [shapes[row].next_feed(bases[row]) for row in rows]
+            widest = max(len(feed.tokens) for feed in feeds)
             logits = self._model.extend(
-                self._cache, rows, [f.tokens for f in feeds], MAX_TARGETS, [f.tree for f in feeds]
+                self._cache, rows, [f.tokens for f in feeds], widest, [f.tree for f in feeds]
             )
             for index, row in enumerate(rows):
                 shapes[row].see(logits.last(index, len(feeds[index].tokens)))
@@ -114,23 +130,37 @@ class LMSession:
         known, self._known[context.row] = self._known[context.row], Known()
         return score_known(context, known.start, known.dists)
 
-    def _feed(self, chains: Sequence[Chain], ends: Sequence[int]) -> None:
-        """Feed each text from the cache's end up to ``end``: q along the backlog and after it."""
+    def _feed(self, chains: Sequence[Chain], ends: Sequence[int], most: int | None = None) -> None:
+        """Feed each text from the cache's end up to ``end``: q along the backlog and after it.
+
+        most: feed no more than so many tokens of each, as if nothing lay between.
+        """
         rows = [chain.context.row for chain in chains]
         starts = [self._cache.lengths[row] for row in rows]
+        if most is not None:
+            starts = [max(start, end - most) for start, end in zip(starts, ends, strict=True)]
         backlog = [
             chain.context.tokens[start:end]
             for chain, start, end in zip(chains, starts, ends, strict=True)
         ]
-        logits = self._model.extend(self._cache, rows, backlog, keep=MAX_TARGETS)
-        for index, (chain, start, end) in enumerate(zip(chains, starts, ends, strict=True)):
-            num = min(end - start, MAX_TARGETS, logits.counts[index])
+        nums = [
+            min(len(fed), MAX_TARGETS, end + 1 - self._first_wanted(chain.context, end))
+            for chain, fed, end in zip(chains, backlog, ends, strict=True)
+        ]
+        logits = self._model.extend(self._cache, rows, backlog, keep=max(nums))
+        for index, (chain, end, num) in enumerate(zip(chains, ends, nums, strict=True)):
             block, text = logits.last(index, num), chain.context.tokens
             first = end - num + 1
             dists = distributions(block, chain.context.sampling, text[:first], text[first:end])
             known = self._known[chain.context.row]
             known.add(first, dists[: len(text) - first])
             chain.see(dists[-1], block[-1], self._hidden(logits, index))
+
+    def _first_wanted(self, context: Context, end: int) -> int:
+        """The first position whose q can still be compared with a p, or ``end`` to draft there."""
+        if not context.targets:
+            return end
+        return min(end, max(self._known[context.row].end, context.targets_start))
 
     def _step(self, chains: Sequence[Chain]) -> None:
         """Feed the token each chain drew last: q of its next."""

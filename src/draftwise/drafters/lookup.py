@@ -134,6 +134,10 @@ class LookupSession:
             index.known, index.known_start = [], index.length
         return reports
 
+    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
+        """The same as any look: it is free."""
+        return self.score(contexts, everything=True)
+
     def match_length(self, context: Context) -> int | None:
         """Tokens of the longest match at the end of the text, 0 = none."""
         return self._index(context).match

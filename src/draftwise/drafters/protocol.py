@@ -91,6 +91,13 @@ class DraftSession(Protocol):
         """
         ...
 
+    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
+        """A first impression from prompts: scores on their last tokens, for little.
+
+        It may leave out what lies far before them, so these q's need not be those of a draft.
+        """
+        ...
+
     def match_length(self, context: Context) -> int | None:
         """Tokens of a retrieval drafter's match at the end of the text; None for other drafters."""
         ...

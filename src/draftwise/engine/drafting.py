@@ -68,17 +68,29 @@ class Drafting:
 
     def scores(self, contexts: Sequence[Context], everything: bool) -> list[dict[str, Scores]]:
         """What is new about each drafter, for each context; ``everything`` costs forwards."""
-        found: list[dict[str, Scores]] = [{} for _ in contexts]
-        for name, session in self._sessions.items():
-            for index, scores in enumerate(session.score(contexts, everything)):
-                if scores is not None:
-                    found[index][name] = scores
-        return found
+        return self._by_context(contexts, lambda session: session.score(contexts, everything))
+
+    def glance(self, contexts: Sequence[Context]) -> list[dict[str, Scores]]:
+        """A first impression of each drafter from the prompts' last tokens, for little."""
+        return self._by_context(contexts, lambda session: session.glance(contexts))
 
     def matches(self, context: Context) -> dict[str, int]:
         """The match length of each retrieval drafter at the end of the text."""
         lengths = {name: s.match_length(context) for name, s in self._sessions.items()}
         return {name: length for name, length in lengths.items() if length is not None}
+
+    def _by_context(
+        self,
+        contexts: Sequence[Context],
+        look: Callable[[DraftSession], Sequence[Scores | None]],
+    ) -> list[dict[str, Scores]]:
+        """What each session said of each context, turned around."""
+        found: list[dict[str, Scores]] = [{} for _ in contexts]
+        for name, session in self._sessions.items():
+            for index, scores in enumerate(look(session)):
+                if scores is not None:
+                    found[index][name] = scores
+        return found
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop the rows of requests that have ended."""

@@ -113,7 +113,11 @@ class Batch:
 
     def _prompt_evidence(self, requests: Sequence[Request]) -> list[Evidence]:
         """Round 0: its plan is none, and what it shows is how drafters fare on the prompt."""
-        scores = self._drafting.scores([r.context for r in requests], everything=True)
+        contexts = [r.context for r in requests]
+        # panoramic feedback reads whole prompts anyway, at the latest in its first round
+        is_full = requests[0].revealer.panoramic
+        look = self._drafting
+        scores = look.scores(contexts, everything=True) if is_full else look.glance(contexts)
         costs = self._pool.meter.costs(len(self._active), self._longest + 1)
         return [
             Evidence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ BULK_LOGITS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """What a ragged forward returned: block [R, T, V], of which row r owns the first counts[r].
+    """What a ragged forward returned: block [R, T, V], where row r's last is number counts[r] - 1.
 
     hidden: for each tap of the model, R tensors [num_fed, D]: hidden states after every token that
     was fed to the row, those fed without logits included.
@@ -101,14 +102,18 @@ class CausalModel:
         hidden: dict[int, list[Tensor]] = {}
         if longest > keep and len(rows) * longest * self.vocab_size > BULK_LOGITS:
             head = [t[: max(0, len(t) - keep)] for t in tokens]
-            hidden = self._hidden(self._forward(cache, rows, head, without_logits=True), head)
+            hidden = self._hidden(self._forward(cache, rows, head, (), [0]), head)
             tokens = [t[max(0, len(t) - keep) :] for t in tokens]
-        output = self._forward(cache, rows, tokens, trees if any(trees) else ())
+        kept = last_places([len(t) for t in tokens], keep)
+        output = self._forward(cache, rows, tokens, trees if any(trees) else (), kept)
         for tap, states in self._hidden(output, tokens).items():
             before = hidden.get(tap)
             pairs = zip(before, states, strict=True) if before else ()
             hidden[tap] = [torch.cat(pair) for pair in pairs] or states
-        return Logits(output.logits, [len(t) for t in tokens], hidden)
+        counts = [len(t) for t in tokens]
+        if output.logits.shape[1] < max(counts):
+            counts = [bisect.bisect_left(kept, count) for count in counts]
+        return Logits(output.logits, counts, hidden)
 
     def _hidden(self, output: Any, tokens: Sequence[Sequence[int]]) -> dict[int, list[Tensor]]:
         """The tapped hidden states of every row's own tokens."""
@@ -122,10 +127,13 @@ class CausalModel:
         cache: RaggedCache,
         rows: Sequence[int],
         tokens: Sequence[Sequence[int]],
-        trees: Sequence[Branches | None] = (),
-        without_logits: bool = False,
+        trees: Sequence[Branches | None],
+        kept: Sequence[int],
     ) -> Any:
-        """One forward of ragged rows, padded at the end to the longest: logits [R, T, V]."""
+        """One forward of ragged rows, padded at the end to the longest: logits [R, T, V].
+
+        kept: the columns that logits are wanted of; a module that cannot tell gives all.
+        """
         counts = [len(t) for t in tokens]
         starts = [cache.lengths[row] for row in rows]
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
@@ -149,9 +157,10 @@ class CausalModel:
             Placement(None if every else self._tensor(rows), slots, used - width, width, used)
         )
         ids = tokens if is_even else [_padded(t, width) for t in tokens]
-        extra = {"logits_to_keep": 1} if without_logits and self._can_keep else {}
-        if self.taps:
-            extra["output_hidden_states"] = True
+        extra: dict[str, Any] = {"output_hidden_states": True} if self.taps else {}
+        if len(kept) < width and self._can_keep:
+            is_end = kept[0] == width - len(kept)
+            extra["logits_to_keep"] = len(kept) if is_end else self._tensor(list(kept))
         output = self.module(
             input_ids=self._tensor(ids),
             attention_mask=mask,
@@ -208,6 +217,15 @@ def ragged_slots(starts: Sequence[int], counts: Sequence[int]) -> Ints:
     steps = np.minimum(np.arange(max(counts)), last[:, None])
     slots: Ints = np.array(starts)[:, None] + steps
     return slots
+
+
+def last_places(counts: Sequence[int], num: int) -> list[int]:
+    """Columns, in order, in which some row has one of its last ``num`` tokens.
+
+    >>> last_places([7, 3], 2)
+    [1, 2, 5, 6]
+    """
+    return sorted({place for count in counts for place in range(max(0, count - num), count)})
 
 
 def _padded(tokens: Sequence[int], width: int) -> list[int]:
