@@ -11,6 +11,9 @@ from draftwise.nn.eagle import EagleConfig, EagleHead
 from draftwise.nn.eagle_files import default_taps
 from draftwise.nn.features import Features
 from draftwise.nn.model import CausalModel
+from draftwise.train.eagle import draft_vocabulary, eagle_batches, new_head, train_eagle
+from draftwise.train.lesson import Text
+from draftwise.train.loop import Settings
 
 
 def eagle_config(target: CausalModel, generation: int = 3, **changes: Any) -> EagleConfig:
@@ -49,7 +52,17 @@ def eagle_head(
                 weights.normal_(0, 0.3 if "lm_head" in name or "embed" in name else 0.15)
         if config.draft_vocab_size < config.vocab_size:
             ids = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
-            head.d2t.copy_(ids - torch.arange(len(ids)))
+            head.set_vocabulary(ids)
+    return head.eval().requires_grad_(False)
+
+
+def taught_head(target: CausalModel, texts: Sequence[Sequence[int]], size: int) -> EagleHead:
+    """A head that has learned these texts by heart, and can draft ``size`` tokens."""
+    lesson = [Text(tuple(text), 1) for text in texts]
+    ids = draft_vocabulary(lesson, size, target.vocab_size)
+    head = new_head(target.module, ids, seed=0)
+    batches = eagle_batches(target.module, {"texts": lesson}, head.config.taps, seed=0)
+    train_eagle(head, batches, Settings(80, 5e-3, 10, 40), num_passes=3)
     return head.eval().requires_grad_(False)
 
 

@@ -59,16 +59,19 @@ def _folder(source: Any) -> Path | None:
 
 
 def _expand(specs: Sequence[Any]) -> list[Any]:
-    """``zoo`` stands for every bundled drafter, ``zoo:NAME`` for one."""
+    """``zoo`` stands for every bundled model, ``zoo:NAME`` for one of them or an EAGLE head."""
     expanded: list[Any] = []
     for spec in specs:
         if isinstance(spec, str) and spec.split(":")[0] == ZOO:
             from draftwise import zoo
 
-            paths, wanted = zoo.drafter_paths(), spec.partition(":")[2]
-            if wanted and wanted not in paths:
-                raise DraftwiseError(f"no zoo drafter {wanted!r}; there are: {', '.join(paths)}")
-            expanded += [f"{n}=lm:{p}" for n, p in paths.items() if wanted in {"", n}]
+            models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
+            heads = {name: f"eagle:{path}" for name, path in zoo.eagle_paths().items()}
+            wanted, comma, options = spec.partition(":")[2].partition(",")
+            known = models | heads if wanted else models
+            if wanted and wanted not in known:
+                raise DraftwiseError(f"no zoo drafter {wanted!r}; there are: {', '.join(known)}")
+            expanded += [f"{n}={s}{comma}{options}" for n, s in known.items() if wanted in {"", n}]
         else:
             expanded.append(spec)
     return expanded

@@ -22,7 +22,7 @@ from draftwise.presets import Preset
 from draftwise.registry import Table
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
-from eagles import eagle_head
+from eagles import eagle_head, taught_head
 from models import head_home, near_copy, tiny_model
 
 POOLS = {
@@ -94,9 +94,14 @@ def eagle_target(kind: str = "llama", vocab_size: int = 64) -> CausalModel:
 
 @cache
 def eagle(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
-    """An EAGLE-3 head that cannot draft every token."""
-    model = eagle_target(kind, vocab_size)
-    head = eagle_head(model, draft_vocab_size=vocab_size - vocab_size // 6, own=False)
+    """An EAGLE-3 head that cannot draft every token; of the first target it knows the answers."""
+    model, size = eagle_target(kind, vocab_size), vocab_size - vocab_size // 6
+    if (kind, vocab_size) == ("llama", 64):
+        with torch.inference_mode(False), torch.enable_grad():
+            texts = [prompt + plain_greedy(prompt, 40) for prompt in PROMPTS]
+            head = taught_head(model, texts, size)
+    else:
+        head = eagle_head(model, draft_vocab_size=size, own=False)
     return EagleDrafter("eagle", head, model)
 
 

@@ -22,6 +22,7 @@ from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
+    from draftwise.drafters.protocol import Drafter
     from draftwise.nn.model import CausalModel
 
 _GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward", "vocab_size", "home", "target"} | {
@@ -72,7 +73,7 @@ def _describe(
     table.add_row("target", *_facts(model))
     for one in drafters:
         own = getattr(one, "model", None)
-        table.add_row(one.name, *([type(one).__name__] if own is None else _facts(own)))
+        table.add_row(one.name, *(_other_facts(one) if own is None else _facts(own)))
     found = f"{target}: {model.vocab_size:,} tokens, shared by all; every self-check passed"
     return Group(Text(found, "bold", overflow="fold"), table)
 
@@ -85,6 +86,15 @@ def _facts(model: CausalModel) -> list[str]:
         str(model.dtype).removeprefix("torch."),
         model.module.config._attn_implementation,
     ]
+
+
+def _other_facts(drafter: Drafter) -> list[str]:
+    """What kind of drafter it is; of an EAGLE head also the layers it reads, and its size."""
+    head = getattr(drafter, "head", None)
+    if head is None:
+        return [type(drafter).__name__]
+    kind = f"EAGLE-{head.config.generation} at {','.join(map(str, head.config.taps))}"
+    return [kind, f"{head.num_parameters:,}", "", str(head.fc.weight.dtype).removeprefix("torch.")]
 
 
 def _tables() -> Iterator[RenderableType]:
@@ -117,7 +127,7 @@ def _zoo() -> Iterator[RenderableType]:
     table = _table("bundled models (--target zoo)", "spec", "parameters", "MB")
     try:
         folders = {"zoo": zoo.target_path()} | {
-            f"zoo:{name}": path for name, path in zoo.drafter_paths().items()
+            f"zoo:{name}": path for name, path in (zoo.drafter_paths() | zoo.eagle_paths()).items()
         }
     except DraftwiseError as error:
         yield Text(str(error), "yellow")
@@ -140,7 +150,7 @@ def _drafters() -> Table:
         options, about = _entry("drafter", registry.DRAFTERS, name)
         path = _MODEL_DRAFTERS.get(name)
         rows.append((f"{name}:{path}" if path else name, "" if path else options, about))
-    rows.append(("zoo, zoo:NAME", "", "All bundled drafters, or one of them."))
+    rows.append(("zoo, zoo:NAME", "", "All bundled models, or one of them or of the EAGLE heads."))
     return _entries("drafters", "--drafter", rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -27,20 +27,24 @@ def info(
     """Show the models, where they lie, and how often each drafter is accepted in each domain."""
     found = zoo.manifest()
     if as_json:
-        typer.echo(json.dumps(_report(found["domains"], found["acceptance"])))
+        typer.echo(json.dumps(_report(found)))
         return
     console = Console()
     console.print(_matrix(found["acceptance"]))
+    if depths := found.get("acceptance_by_depth"):
+        console.print(_depths(depths))
     console.print(_folders(found["files"]))
 
 
-def _report(domains: list[str], acceptance: dict[str, dict[str, float]]) -> dict[str, object]:
+def _report(found: dict[str, Any]) -> dict[str, object]:
     return {
         "target": str(zoo.target_path()),
         "drafters": {name: str(path) for name, path in zoo.drafter_paths().items()},
-        "domains": domains,
+        "eagles": {name: str(path) for name, path in zoo.eagle_paths().items()},
+        "domains": found["domains"],
         "prompts": zoo.prompts(),
-        "acceptance": acceptance,
+        "acceptance": found["acceptance"],
+        "acceptance_by_depth": found.get("acceptance_by_depth", {}),
     }
 
 
@@ -58,9 +62,18 @@ def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
     return table
 
 
+def _depths(acceptance: dict[str, dict[str, list[float]]]) -> Table:
+    """The EAGLE heads: alpha of the first token of a draft, and of its fourth."""
+    columns = list(next(iter(acceptance.values())))
+    table = Table("EAGLE head", *columns, title="the same of a draft's first > fourth token")
+    for name, row in acceptance.items():
+        table.add_row(name, *(f"{row[d][0]:.2f} > {row[d][3]:.2f}" for d in columns))
+    return table
+
+
 def _folders(files: dict[str, dict[str, object]]) -> Table:
     table = Table("model", "MB", "folder", title="bundled models")
-    paths = {"target": zoo.target_path(), **zoo.drafter_paths()}
+    paths = {"target": zoo.target_path(), **zoo.drafter_paths(), **zoo.eagle_paths()}
     for name, path in paths.items():
         key = next(key for key in files if key.split("/")[-2] == name)
         table.add_row(name, f"{int(str(files[key]['bytes'])) / 1e6:.1f}", str(path))

@@ -72,7 +72,7 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(inputs, size, bias=config.fc_bias)
         self.midlayer = _Layer(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if embed is None else None
-        self.norm = nn.RMSNorm(size, eps=config.eps) if is_third else None
+        self.norm = _Norm(size, config.eps) if is_third else None
         is_own = lm_head is None
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if is_own else None
         if config.draft_vocab_size != config.vocab_size:
@@ -126,6 +126,10 @@ class EagleHead(nn.Module):
         found: Tensor = torch.arange(len(offsets), device=offsets.device) + offsets
         return found
 
+    def set_vocabulary(self, ids: Tensor) -> None:
+        """Say which tokens [draft_vocab_size] a new head drafts, in rising order."""
+        self.get_buffer("d2t").copy_(ids - torch.arange(len(ids)))
+
     @property
     def num_parameters(self) -> int:
         """Weights that a draft step multiplies with: an embedding is only looked up."""
@@ -151,9 +155,9 @@ class _Layer(nn.Module):
         size, is_third = config.hidden_size, config.generation == 3
         self.self_attn = _Attention(config, 2 * size if is_third else size)
         self.mlp = _Mlp(config)
-        self.post_attention_layernorm = nn.RMSNorm(size, eps=config.eps)
-        self.input_layernorm = nn.RMSNorm(size, eps=config.eps) if is_third else None
-        self.hidden_norm = nn.RMSNorm(size, eps=config.eps) if is_third else None
+        self.post_attention_layernorm = _Norm(size, config.eps)
+        self.input_layernorm = _Norm(size, config.eps) if is_third else None
+        self.hidden_norm = _Norm(size, config.eps) if is_third else None
         self._residual_is_normed = config.norm_before_residual
 
     def third(
@@ -177,6 +181,18 @@ class _Layer(nn.Module):
         return added
 
 
+class _Norm(nn.Module):
+    """Root mean square norm that takes any precision, whatever its weight is kept in."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self._eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        weight = self.weight.to(states.dtype)
+        return nn.functional.rms_norm(states, (len(weight),), weight, self._eps)
+
+
 class _Attention(nn.Module):
     def __init__(self, config: EagleConfig, num_inputs: int) -> None:
         super().__init__()
@@ -186,8 +202,8 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.v_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(self._dim, eps=config.eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(self._dim, eps=config.eps) if config.qk_norm else None
+        self.q_norm = _Norm(self._dim, config.eps) if config.qk_norm else None
+        self.k_norm = _Norm(self._dim, config.eps) if config.qk_norm else None
 
     def forward(self, inputs: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         rows, width, _ = inputs.shape

@@ -97,6 +97,13 @@ def groups(texts: Sequence[Text], tokens_per_batch: int) -> list[list[int]]:
     return found
 
 
+def group_order(num: int, seed: int, epoch: int) -> list[int]:
+    """In what order an epoch goes through ``num`` groups."""
+    order = list(range(num))
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return order
+
+
 @torch.inference_mode()
 def teach(target: PreTrainedModel, texts: Sequence[Text], folder: Path) -> Lesson:
     """Write the lesson of `texts` with the logits of `target` into `folder`, or load it there."""
@@ -142,9 +149,7 @@ def lesson_batches(
 
     def batch(step: int) -> Batch:
         epoch, place = divmod(step, len(table))
-        order = list(range(len(table)))
-        random.Random(f"{seed} {epoch}").shuffle(order)
-        number, group = table[order[place]]
+        number, group = table[group_order(len(table), seed, epoch)[place]]
         lesson = lessons[number]
         tokens, positions = pad([lesson.texts[i] for i in group])
         starts = [offsets[number][i] for i in group]

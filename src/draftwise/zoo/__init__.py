@@ -1,4 +1,4 @@
-"""The bundled tiny models: one target, six specialised drafters and a generalist.
+"""The bundled tiny models: a target, seven drafters and four EAGLE heads for it.
 
 Nothing here imports torch; `draftwise.zoo.build` is the recipe that made the models.
 """
@@ -28,6 +28,11 @@ def drafter_paths() -> dict[str, Path]:
     return {name: _existing(_WEIGHTS / "drafters" / name) for name in manifest()["drafters"]}
 
 
+def eagle_paths() -> dict[str, Path]:
+    """EAGLE head name -> its folder, in the authors' layout, in the order of the manifest."""
+    return {name: _existing(_WEIGHTS / "eagles" / name) for name in manifest().get("eagles", ())}
+
+
 def prompts() -> dict[str, list[str]]:
     """Domain -> held-out prompts: no training document shares their source or seed.
 
@@ -40,7 +45,8 @@ def prompts() -> dict[str, list[str]]:
 def manifest() -> dict[str, Any]:
     """What the build wrote down about itself.
 
-    Keys: `domains`, `drafters`, `acceptance` (drafter -> domain -> alpha at temperature 1),
+    Keys: `domains`, `drafters`, `eagles`, `acceptance` (drafter -> domain -> alpha at temperature
+    1), `acceptance_by_depth` (head -> domain -> alpha of a draft's first, second, ... token),
     `heldout_loss` (domain -> the target's nats a token), `files` (path -> bytes and sha256),
     `seed`, `versions`, `seconds` (stage -> seconds) and their sum, `build_seconds`.
     """

@@ -1,0 +1,243 @@
+"""EAGLE-3 heads: what they learn from, how drafting is unrolled in training, and the loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad as padded
+from transformers import PreTrainedModel
+
+from draftwise.nn.eagle import EagleConfig, EagleHead
+from draftwise.nn.eagle_files import default_taps
+from draftwise.train.lesson import Text, group_order, groups, head_logits, pad
+from draftwise.train.loop import Progress, Settings, fit
+
+DECAY = 0.8
+"""Weight of each pass over that of the one before it: early tokens of a draft count most."""
+
+
+@dataclass(frozen=True)
+class EagleBatch:
+    """What the target says of some texts.
+
+    tokens [B, T] padded; positions [A], flat, that predict a learned token; states [B, T, F], its
+    tapped hidden states side by side; logits [A, V].
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    states: Tensor
+    logits: Tensor
+
+
+@torch.no_grad()
+def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int]) -> EagleBatch:
+    """One forward of the target over these texts."""
+    tokens, positions = (x.to(target.device) for x in pad(texts))
+    output = target.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    states = torch.cat([output.hidden_states[tap] for tap in taps], dim=-1)
+    last = output.last_hidden_state.flatten(0, 1)[positions]
+    return EagleBatch(tokens, positions, states.float(), head_logits(target, last).float())
+
+
+def eagle_batches(
+    target: PreTrainedModel,
+    lessons: Mapping[str, Sequence[Text]],
+    taps: Sequence[int],
+    *,
+    seed: int,
+    tokens_per_batch: int = 2048,
+    keep: Path | None = None,
+) -> Callable[[int], EagleBatch]:
+    """step -> batch, of one lesson each; every epoch goes through all in an order of its own.
+
+    With ``keep``, what the target said is kept there, by lesson, in half precision, 2 (F + V) bytes
+    a token, and it is asked once only.
+    """
+    table = [
+        (name, number, group)
+        for name, texts in lessons.items()
+        for number, group in enumerate(groups(texts, tokens_per_batch))
+    ]
+
+    def batch(step: int) -> EagleBatch:
+        epoch, place = divmod(step, len(table))
+        name, number, group = table[group_order(len(table), seed, epoch)[place]]
+        path = None if keep is None else keep / name / f"{number}.pt"
+        if path is not None and path.exists():
+            kept = torch.load(path, map_location=target.device, weights_only=True)
+            tokens, positions, states, logits = kept
+            return EagleBatch(tokens, positions, states.float(), logits.float())
+        found = observe(target, [lessons[name][i] for i in group], taps)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            halves = [found.tokens, found.positions, found.states.half(), found.logits.half()]
+            torch.save(halves, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").replace(path)
+        return found
+
+    return batch
+
+
+def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tensor | None:
+    """[size] the tokens learned most often, in rising order; None where all of them are wanted."""
+    if size >= vocab_size:
+        return None
+    counts = Counter(token for text in texts for token in text.tokens[text.start :])
+    rest = (token for token in range(vocab_size) if token not in counts)
+    often = [token for token, _ in counts.most_common(size)]
+    often += [token for token, _ in zip(rest, range(size - len(often)), strict=False)]
+    return torch.tensor(sorted(often))
+
+
+def new_head(target: PreTrainedModel, draft_ids: Tensor | None, *, seed: int) -> EagleHead:
+    """An untrained EAGLE-3 head that borrows the target's embeddings and begins at its last tap.
+
+    ``fc`` begins by passing on the deepest tapped state, ``norm`` and ``lm_head`` as the target's,
+    the layer with small outputs: so the head starts in a space that its output understands.
+    """
+    config = target.config.get_text_config()
+    size, heads = config.hidden_size, config.num_attention_heads
+    torch.manual_seed(seed)
+    head = EagleHead(
+        EagleConfig(
+            generation=3,
+            hidden_size=size,
+            intermediate_size=config.intermediate_size,
+            num_heads=heads,
+            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or size // heads,
+            vocab_size=config.vocab_size,
+            draft_vocab_size=config.vocab_size if draft_ids is None else len(draft_ids),
+            target_hidden_size=size,
+            taps=default_taps(config.num_hidden_layers),
+            rope=dict(getattr(config, "rope_parameters", None) or {"rope_type": "default"}),
+            max_positions=config.max_position_embeddings,
+            eps=getattr(config, "rms_norm_eps", None) or 1e-6,
+            act=getattr(config, "hidden_act", None) or "silu",
+        ),
+        embed=target.get_input_embeddings(),
+    )
+    if draft_ids is not None:
+        head.set_vocabulary(draft_ids)
+    with torch.no_grad():
+        for weights in (head.midlayer.self_attn.o_proj.weight, head.midlayer.mlp.down_proj.weight):
+            weights.mul_(0.1)
+        head.fc.weight.normal_(0, 0.1 * size**-0.5)
+        head.fc.weight[:, -size:] += torch.eye(size)
+        theirs = target.get_output_embeddings().weight.float().cpu()
+        assert head.lm_head is not None
+        head.lm_head.weight.copy_(theirs if draft_ids is None else theirs[draft_ids])
+    return head.to(target.device)
+
+
+def unrolled(head: EagleHead, batch: EagleBatch, num_passes: int) -> list[Tensor]:
+    """States g [B, T - 1, h] of drafts that begin at every slot, pass by pass.
+
+    Source: EAGLE-3 (Li et al. 2025), section 3.2, "training-time test". Pass k stands for the k-th
+        token after the first: entry s reads the token after that of pass k - 1, beside the state
+        that pass k - 1 made at s, and sees what a draft begun at s would see: slots up to s of pass
+        0, and the passes before it at s.
+    Differs: none. Cost: one layer a pass, and T scores for each query.
+    """
+    width = batch.tokens.shape[1]
+    hidden = head.fuse(batch.states[:, : width - 1])
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        groups_ = q.shape[1] // k.shape[1]
+        keys.append(k.repeat_interleave(groups_, dim=1))
+        values.append(v.repeat_interleave(groups_, dim=1))
+        if len(keys) == 1:
+            return nn.functional.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
+        q = q * q.shape[-1] ** -0.5
+        late = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        scores = [(q @ keys[0].transpose(2, 3)).masked_fill(late, float("-inf"))]
+        scores += [(q * own).sum(-1, keepdim=True) for own in keys[1:]]
+        weights = torch.cat(scores, dim=-1).softmax(-1).to(q.dtype)
+        seen, own_weights = weights[..., : q.shape[2]], weights[..., q.shape[2] :]
+        found: Tensor = seen @ values[0]
+        for index, own in enumerate(values[1:]):
+            found = found + own_weights[..., index : index + 1] * own
+        return found
+
+    found = []
+    for step in range(num_passes):
+        tokens = padded(batch.tokens, (0, step))[:, 1 + step :]
+        positions = torch.arange(step, width - 1 + step, device=tokens.device)[None]
+        hidden = head(tokens, hidden, positions, attend)
+        found.append(hidden)
+    return found
+
+
+def _aligned(batch: EagleBatch, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The learned positions that pass ``step`` predicts: which, their rows and slots, all [N]."""
+    rows = batch.positions // batch.tokens.shape[1]
+    slots = batch.positions % batch.tokens.shape[1] - 1 - step
+    which = (slots >= 0).nonzero()[:, 0]
+    return which, rows[which], slots[which]
+
+
+def eagle_loss(head: EagleHead, batch: EagleBatch, num_passes: int) -> Tensor:
+    """Soft cross-entropy to the target over the tokens that can be drafted, by ``DECAY`` a pass.
+
+    Source: EAGLE-3's training code: soft labels over the draft vocabulary, renormalised; positions
+        where the target's favourite cannot be drafted count nothing; weights 0.8^i.
+    Differs: the mean over passes is weighted, so that the loss is one in nats a token.
+    """
+    logits, ids = batch.logits, head.draft_ids
+    counts = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    if ids is not None:
+        counts = torch.isin(logits.argmax(-1), ids)
+        logits = logits[:, ids]
+    p = logits.softmax(-1)
+    total, weights = p.new_zeros(()), 0.0
+    for step, states in enumerate(unrolled(head, batch, num_passes)):
+        which, rows, slots = _aligned(batch, step)
+        good = counts[which]
+        log_q = head.draft_logits(states[rows[good], slots[good]]).float().log_softmax(-1)
+        loss = -(p[which[good]] * log_q).sum(-1).sum() / max(1, int(good.sum()))
+        total = total + DECAY**step * loss
+        weights += DECAY**step
+    return total / weights
+
+
+@torch.no_grad()
+def acceptance_by_depth(
+    head: EagleHead, target: PreTrainedModel, texts: Sequence[Text], num_passes: int
+) -> list[float]:
+    """Mean alpha at temperature 1 of a draft's first, second, ... token along verified text."""
+    totals, counts = [0.0] * num_passes, [0] * num_passes
+    for group in groups(texts, 2048):
+        batch = observe(target, [texts[i] for i in group], head.config.taps)
+        p = batch.logits.softmax(-1)
+        for step, states in enumerate(unrolled(head, batch, num_passes)):
+            which, rows, slots = _aligned(batch, step)
+            q = head.logits(states[rows, slots]).float().softmax(-1)
+            totals[step] += float(torch.minimum(p[which], q).sum())
+            counts[step] += len(which)
+    return [total / max(1, count) for total, count in zip(totals, counts, strict=True)]
+
+
+def train_eagle(
+    head: EagleHead,
+    batches: Callable[[int], EagleBatch],
+    settings: Settings,
+    *,
+    num_passes: int,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+) -> list[float]:
+    """Train ``head`` in place; the loss of every step. Errors: as ``fit``."""
+
+    def loss(model: nn.Module, batch: EagleBatch) -> Tensor:
+        assert isinstance(model, EagleHead)
+        return eagle_loss(model, batch, num_passes)
+
+    return fit(head, loss, batches, settings, checkpoint=checkpoint, progress=progress)

@@ -1,0 +1,95 @@
+"""``draftwise train eagle``: from a file of texts to a head that drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Ran, run_command
+
+LINES = [
+    {"prompt": "say it:", "completion": " abcabcabc"},
+    {"text": "once more, once more, once more"},
+    {"prompt": "and now by yourself"},
+    {"prompt": "and again"},
+] * 3
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n".join(json.dumps(line) for line in LINES) + "\n\n")
+    return file
+
+
+def train(pair: tuple[Path, Path], data: Path, out: Path, *more: object) -> Ran:
+    options = ["--epochs", 2, "--depth", 3, "--max-new-tokens", 12, "--batch-tokens", 128]
+    return run_command(
+        "train", "eagle", "--target", pair[0], "--data", data, "--out", out, *options, *more
+    )
+
+
+@pytest.mark.parametrize("layout", ["authors", "speculators"])
+def test_a_head_is_made_and_drafts(
+    pair: tuple[Path, Path], data: Path, tmp_path: Path, layout: str
+) -> None:
+    out = tmp_path / "head"
+    ran = train(pair, data, out, "--layout", layout, "--draft-vocab", 60)
+    assert ran.code == 0, ran.err
+    report = json.loads((out / "report.json").read_text())
+    assert len(report["acceptance_by_depth"]) == 3
+    assert all(f"{alpha:.3f}" in ran.out for alpha in report["acceptance_by_depth"])
+    assert report["draft_vocab_size"] == 60
+    config = json.loads((out / "config.json").read_text())
+    assert ("speculators_config" in config) == (layout == "speculators")
+    text = ("hello", "--max-new-tokens", 12, "--target", pair[0], "--json")
+    plain, ours = (
+        run_command("generate", *text, *extra)
+        for extra in (("--preset", "plain"), ("--drafter", f"eagle:{out},depth=3"))
+    )
+    assert ours.objects[0]["tokens"] == plain.objects[0]["tokens"]
+    described = run_command("models", "--target", pair[0], "--drafter", f"eagle:{out}")
+    assert "EAGLE-3 at 0,1,2" in described.out
+
+
+def test_the_same_command_again_only_loads(
+    pair: tuple[Path, Path], data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "head"
+    train(pair, data, out, "--keep")
+    before = (out / "model.safetensors").read_bytes()
+    stamp = (out / "work" / "head.pt").stat().st_mtime_ns
+    assert train(pair, data, out, "--keep").code == 0
+    assert (out / "model.safetensors").read_bytes() == before
+    assert (out / "work" / "head.pt").stat().st_mtime_ns == stamp
+    assert "holds the work on other" in train(pair, data, out, "--seed", 5).refusal
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        (['{"text": "a b c"}', "{broken"], "line 2 is not json"),
+        (['{"text": "a b c"}', '{"text": 5}'], "line 2: write an object with a string `text`"),
+        (["[]"], "line 1: write an object"),
+        ([""], "is empty"),
+        (['{"text": "only one text"}'], "too little"),
+    ],
+)
+def test_data_that_cannot_be_used(
+    pair: tuple[Path, Path], tmp_path: Path, lines: list[str], complaint: str
+) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text("\n".join(lines))
+    assert complaint in train(pair, file, tmp_path / "out").refusal
+
+
+def test_options_that_cannot_be_used(pair: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "layouts are: authors, speculators" in train(pair, data, out, "--layout", "x").refusal
+    assert "no such file" in train(pair, tmp_path / "gone.jsonl", out).refusal.lower()
+    assert "0 or more" in train(pair, data, out, "--temperatures", "hot").refusal
+    broken = train(pair, data, out, "--lr", "1e30")
+    assert "no number at step" in broken.refusal
+    assert "are kept in" in broken.refusal
