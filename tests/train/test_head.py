@@ -18,12 +18,12 @@ from draftwise.train.answers import answers
 from draftwise.train.calibration import (
     binary_kl,
     plot_reliability,
-    products,
     reliability,
     unweighted,
 )
+from draftwise.train.chains import Chains, draft_chains
 from draftwise.train.head import HeadOptions, train_head, weighted_bce
-from draftwise.train.head_run import Setting, judge_texts, make_head
+from draftwise.train.head_run import Judged, Setting, judge_texts, make_head, measure_head
 from draftwise.train.judgements import Judgements, distributions_of, judge
 from draftwise.train.lesson import Text
 from draftwise.types import DraftwiseError
@@ -187,14 +187,26 @@ def test_calibration_by_hand(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_products_follow_chains_of_the_drafter() -> None:
-    """Where target and drafter are one model, every draft stands, whatever the head says."""
-    head = AcceptanceHead(32, 0)
-    odds, truth = products(TARGET, TARGET, head, TEXTS, length=3, num_chains=8)
-    assert odds.shape == truth.shape == (8, 3)
-    assert truth == pytest.approx(np.ones((8, 3)), abs=1e-4)
-    _, truth = products(TARGET, DRAFTER, head, TEXTS, length=3, num_chains=8)
+def test_chains_are_drafts_and_stand_where_the_models_agree() -> None:
+    """Where both are one model every draft stands; states are those of its own tokens."""
+    found = draft_chains(TARGET, TARGET, TEXTS, length=3, num_chains=8)
+    assert found.truth.shape == (8, 3)
+    assert found.hidden.shape == (8, 3, 32)
+    assert torch.allclose(found.truth, torch.ones(8, 3), atol=1e-4)
+    truth = draft_chains(TARGET, DRAFTER, TEXTS, length=3, num_chains=8).truth
     assert 0 < truth.min() < truth.max() <= 1
+
+
+def test_the_bias_of_products_by_hand() -> None:
+    """A head that always says .5, of drafts that stand with .8 and .5 a token."""
+    head = AcceptanceHead(2, 0)
+    with torch.no_grad():
+        for weights in head.parameters():
+            weights.zero_()
+    some = Judgements(torch.zeros(4, 2), torch.full((4,), 0.8), torch.full((4,), 0.8))
+    chains = Chains(torch.zeros(1, 2, 2), torch.tensor([[0.8, 0.5]]))
+    numbers = measure_head(Judged(some, some, chains), head, 1.0).numbers
+    assert numbers["product_bias"] == pytest.approx([0.5 - 0.8, 0.25 - 0.4])
 
 
 def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
@@ -215,7 +227,7 @@ def test_the_whole_path_is_resumable_and_measured(tmp_path: Path) -> None:
     first = judge_texts(setting, TEXTS, tmp_path / "judged")
     again = judge_texts(setting, TEXTS, tmp_path / "judged")
     assert torch.equal(first.taught.hidden, again.taught.hidden)
-    assert (len(first.texts), len(first.held_out) > 0) == (3, True)
+    assert len(first.taught) > 5 * len(first.held_out) > 0
     found = make_head(setting, first, HeadOptions(1, 3.0, epochs=5), tmp_path / "head")
     assert (tmp_path / "head" / "model.safetensors").exists()
     assert len(found.numbers["product_bias"]) == 8

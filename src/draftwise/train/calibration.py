@@ -1,22 +1,14 @@
-"""How good a head's predictions are: divergence, calibration, and the bias of their product."""
+"""How good predicted probabilities are: divergence, calibration, and a plot of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
-from draftwise.nn.acceptance_head import AcceptanceHead
-from draftwise.train.generate import continue_prompts
-from draftwise.train.judgements import distributions_of
-from draftwise.train.lesson import Text, answer_hidden, groups, head_logits, pad
 from draftwise.types import DraftwiseError, Floats
 
 NUM_BINS = 10
@@ -73,52 +65,6 @@ def unweighted(odds: Floats, w_rej: float) -> Floats:
     """
     probs: Floats = 0.5 + 0.5 * np.tanh(0.5 * (odds + math.log(w_rej)))
     return probs
-
-
-@torch.inference_mode()
-def products(
-    target: PreTrainedModel, drafter: PreTrainedModel, head: AcceptanceHead, texts: Sequence[Text],
-    *, length: int = 8, num_chains: int = 256, temperature: float = 1.0, seed: int = 0,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """Drafts from random places of the texts: predicted log-odds and true min(1, p/q), [n, length].
-
-    The products along a row are what the rule of SpecDec++ compares with its threshold, and the
-    probability that the draft stands that far.
-    """
-    rng = np.random.default_rng(seed)
-    picks = [texts[int(i)] for i in rng.integers(0, len(texts), num_chains)]
-    prefixes = [list(t.tokens[: int(rng.integers(t.start, len(t.tokens)))]) for t in picks]
-    drafts = continue_prompts(
-        drafter, prefixes, [temperature] * num_chains, max_new_tokens=length, eos_token_id=-1,
-        seed=seed,
-    )  # fmt: skip
-    chains = [Text((*a, *b), len(a)) for a, b in zip(prefixes, drafts, strict=True)]
-    odds, truth = torch.zeros(num_chains, length), torch.zeros(num_chains, length)
-    for group in groups(chains, 4096):
-        chosen = [chains[i] for i in group]
-        odds[group], truth[group] = (
-            x.view(len(group), length) for x in _judged(target, drafter, head, chosen, temperature)
-        )
-    return odds.double().numpy(), truth.double().numpy()
-
-
-def _judged(
-    target: PreTrainedModel, drafter: PreTrainedModel, head: AcceptanceHead, chains: Sequence[Text],
-    temperature: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Of every drafted token of the chains: predicted log-odds, and min(1, p/q)."""
-    tokens, at = pad(chains)
-    drawn = tokens.flatten()[at + 1]
-    mass = []
-    for model in (target, drafter):
-        ids, places = tokens.to(model.device), at.to(model.device)
-        probs = distributions_of(
-            head_logits(model, answer_hidden(model, ids, places)), temperature
-        ).cpu()
-        mass.append(probs[torch.arange(len(drawn)), drawn])
-    hidden = answer_hidden(drafter, tokens.to(drafter.device), (at + 1).to(drafter.device))
-    truth = (mass[0] / mass[1].clamp(min=1e-12)).clamp(max=1.0)
-    return head(hidden.float().cpu()), truth
 
 
 def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:

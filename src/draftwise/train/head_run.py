@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from draftwise.nn.acceptance_head import AcceptanceHead, save
-from draftwise.train.calibration import Reliability, binary_kl, products, reliability, unweighted
+from draftwise.train.calibration import Reliability, binary_kl, reliability, unweighted
+from draftwise.train.chains import Chains, draft_chains
 from draftwise.train.head import HeadOptions, train_head
 from draftwise.train.judgements import Judgements, judge_all
 from draftwise.train.lesson import Text
@@ -42,11 +43,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Judged:
-    """Judged tokens to learn from and to measure on, and the texts that were held out."""
+    """Judged tokens to learn from and to measure on, and drafts along texts held out."""
 
     taught: Judgements
     held_out: Judgements
-    texts: Sequence[Text]
+    chains: Chains
 
 
 def judge_texts(
@@ -74,7 +75,11 @@ def judge_texts(
 
     first = judged("taught", taught)
     before = len(taught)
-    return Judged(first, judged("held-out", held_out), held_out)
+    chains = draft_chains(
+        setting.target, setting.drafter, held_out, temperature=setting.temperature,
+        seed=setting.seed,
+    )  # fmt: skip
+    return Judged(first, judged("held-out", held_out), chains)
 
 
 @dataclass(frozen=True)
@@ -85,22 +90,20 @@ class Measured:
     curves: dict[str, Reliability]
 
 
-def measure_head(setting: Setting, judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured:
+def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured:
     """Divergence, calibration and the bias of products, on texts that were held out.
 
     Truth is min(1, p/q) of the drafted token, whatever label the head learned from.
     """
     with torch.inference_mode():
         odds = head(judged.held_out.hidden.float()).double().numpy()
+        chain_odds = head(judged.chains.hidden.flatten(0, 1)).view_as(judged.chains.truth)
+    chain_truth = judged.chains.truth.double().numpy()
     truth = judged.held_out.sampled.double().numpy()
     raw, undone = unweighted(odds, 1.0), unweighted(odds, w_rej)
     curves = {"as trained": reliability(truth, raw)}
     if w_rej != 1:
         curves["without the weight"] = reliability(truth, undone)
-    chain_odds, chain_truth = products(
-        setting.target, setting.drafter, head, judged.texts,
-        temperature=setting.temperature, seed=setting.seed,
-    )  # fmt: skip
     numbers = {
         "kl": binary_kl(truth, raw),
         "kl_without_weight": binary_kl(truth, undone),
@@ -110,8 +113,10 @@ def measure_head(setting: Setting, judged: Judged, head: AcceptanceHead, w_rej: 
         "mean_acceptance": float(truth.mean()),
         "num_taught": len(judged.taught),
         "num_held_out": len(judged.held_out),
-        "product_bias": _bias(unweighted(chain_odds, 1.0), chain_truth),
-        "product_bias_without_weight": _bias(unweighted(chain_odds, w_rej), chain_truth),
+        "product_bias": _bias(unweighted(chain_odds.double().numpy(), 1.0), chain_truth),
+        "product_bias_without_weight": _bias(
+            unweighted(chain_odds.double().numpy(), w_rej), chain_truth
+        ),
         "product_truth": chain_truth.cumprod(axis=1).mean(axis=0).tolist(),
     }
     return Measured(numbers, curves)
@@ -143,4 +148,4 @@ def make_head(
         "mixing": setting.mixing,
     }
     save(head, out, about)
-    return measure_head(setting, judged, head, options.w_rej)
+    return measure_head(judged, head, options.w_rej)
