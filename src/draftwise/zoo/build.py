@@ -26,6 +26,7 @@ from draftwise.zoo.evaluate import acceptance_matrix, heldout_answers, heldout_l
 from draftwise.zoo.publish import publish
 from draftwise.zoo.recipe import DRAFTERS, GENERALIST, NOMINAL_MINUTES, SEED, TARGET_PHASES
 from draftwise.zoo.samples import make_lesson
+from draftwise.zoo.stops import stop_texts, train_stop
 from draftwise.zoo.target import train_target
 
 
@@ -129,6 +130,24 @@ def _one_drafter(site: Site, name: str) -> None:
     pack(model.cpu(), folder)
 
 
+def _stops(site: Site) -> None:
+    _spread(site, _stop_answers, tuple(SHARES))
+    _spread(site, _one_stop, DRAFTERS)
+
+
+def _stop_answers(site: Site, domain: str) -> None:
+    tokenizer = load_tokenizer(site.work / "tokenizer")
+    stop_texts(site.model("target"), tokenizer, domain, site.work, scale=site.scale)
+
+
+def _one_stop(site: Site, name: str) -> None:
+    if (site.work / "drafters" / name / "head" / "config.json").exists():
+        return
+    tokenizer = load_tokenizer(site.work / "tokenizer")
+    models = site.model("target"), site.model(f"drafters/{name}")
+    train_stop(name, *models, tokenizer, site.work, scale=site.scale)
+
+
 def _acceptance(site: Site) -> None:
     path = site.work / "acceptance.json"
     if path.exists():
@@ -160,5 +179,6 @@ STAGES: dict[str, Callable[[Site], None]] = {
     "target": _target,
     "samples": _samples,
     "drafters": _drafters,
+    "stops": _stops,
     "acceptance": _acceptance,
 }

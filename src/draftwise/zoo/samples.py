@@ -46,6 +46,13 @@ def heldout_prompts(domain: str) -> list[str]:
     return list(islice(good, NUM_HELDOUT))
 
 
+def head_prompts(domain: str, number: int) -> list[str]:
+    """Training prompts, of at most 700 characters, that no drafter learned from."""
+    document = drawn(domain, "head prompts")
+    prompts = (document(i).prompt for i in count())
+    return list(islice((prompt for prompt in prompts if len(prompt) <= 700), number))
+
+
 def answers(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
