@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,24 @@ def test_no_time_at_all(pair: tuple[Path, Path], questions: Path, tmp_path: Path
         "--drafter", "lookup", "--minutes", 0,
     )  # fmt: skip
     assert "give more --minutes" in ran.refusal
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftwise.cli.bench import Bar
+
+    def tell(self: Bar, what: str, done: int, total: int) -> None:
+        if what == "measuring" and done == total // 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Bar, "tell", tell)
+    arguments = [*bench.arguments, "--method", "plain", "--repeats", "1"]
+    arguments[arguments.index("--out") + 1] = str(tmp_path)
+    ran = run_command("bench", *arguments)
+    assert ran.code == 130
+    assert "the same command goes on" in ran.err
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["is_complete"] is False
+    assert 1 <= found["settings"]["num_items_measured"] < 3
+    assert (tmp_path / "report.html").exists()

@@ -122,6 +122,19 @@ def write_json(path: Path, value: Any) -> None:
     part.replace(path)
 
 
+def rounded(value: Any) -> Any:
+    """Six digits of every number: more would only look precise.
+
+    >>> rounded({"a": [1.23456789, 7, None]})
+    {'a': [1.23457, 7, None]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, list) else value
+
+
 def whole_turns(runs: Sequence[Run], num_methods: int) -> list[Run]:
     """Only the turns in which every method answered: the others cannot be compared."""
     counts: dict[tuple[int, int], int] = {}

@@ -6,7 +6,7 @@ Run again with the same settings it goes on where it ended; with more repeats it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from draftwise.bench.environment import command, environment
 from draftwise.bench.methods import Known, default_methods, expand
 from draftwise.bench.ours import Asked
 from draftwise.bench.results import make_sheet, results
-from draftwise.bench.runs import Run, Store, write_json
+from draftwise.bench.runs import Run, Store, rounded, write_json
 from draftwise.bench.spec_bench import write_answers
 from draftwise.bench.suites import Suite
 from draftwise.bench.wish import Wish
@@ -54,7 +54,11 @@ def measure(
             return None
         names = expand(wish.methods or default_methods(), known)
         found, left_out = make_contestants(names, base, asked, wish.methods)
-        settings = wish.settings(suite) | {"methods": [c.name for c in found], "skipped": left_out}
+        settings = wish.settings(suite) | {
+            "methods": [c.name for c in found],
+            "skipped": left_out,
+            **_circumstances(wish, base),
+        }
         store.begin(settings)
     methods: list[str] = settings["methods"]
     contestants, _ = make_contestants(methods, base, asked, methods)
@@ -104,13 +108,14 @@ def _sum_up(
     runs = store.load(len(methods))
     if not runs:
         return None
-    dtype = str(base.target.dtype).removeprefix("torch.")
-    is_exact = wish.temperature == 0 and dtype in {"float32", "float64"}
+    now = _circumstances(wish, base)
+    then = {key: settings[key] for key in now}  # of the first turn: what was measured
+    is_exact = wish.temperature == 0 and then["environment"]["dtype"] in {"float32", "float64"}
     sheet = make_sheet(runs, methods, can_compare=is_exact, clock=wish.clock)
     found = {
-        "command": command(),
+        "command": then["command"],
         "suite": wish.suite,
-        "settings": settings
+        "settings": {key: value for key, value in settings.items() if key not in now}
         | {
             "num_items": len(suite.items),
             "num_items_measured": len({run.item for run in runs}),
@@ -119,14 +124,10 @@ def _sum_up(
             "clock": wish.clock,
         },
         "is_complete": len(runs) >= wish.repeats * len(suite.items) * len(methods),
-        **results(sheet),
-        "environment": environment(
-            wish.threads,
-            dtype=dtype,
-            device=str(base.target.device),
-            cpu_share=sum(run.by_clock("cpu") for run in runs)
-            / sum(run.by_clock("wall") for run in runs),
-        ),
+        **rounded(results(sheet)),
+        "environment": then["environment"] | {"cpu_share": _cpu_share(runs)},
+        "last_command": now["command"],
+        "last_commit": now["environment"]["commit"],
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     path = store.folder / RESULTS
@@ -135,3 +136,16 @@ def _sum_up(
     if suite.is_spec_bench:
         paths += write_answers(store.folder / "answers", suite.items, runs, base.tokenizer)
     return Measured(found, runs, suite, base.tokenizer, paths)
+
+
+def _circumstances(wish: Wish, base: Speculator) -> dict[str, Any]:
+    """Machine, versions, commit and command."""
+    dtype = str(base.target.dtype).removeprefix("torch.")
+    device = str(base.target.device)
+    made_on = environment(wish.threads, dtype=dtype, device=device)
+    return {"environment": made_on, "command": command()}
+
+
+def _cpu_share(runs: Sequence[Run]) -> float:
+    """Processors that this process had, on average, while it answered."""
+    return sum(run.by_clock("cpu") for run in runs) / sum(run.by_clock("wall") for run in runs)
