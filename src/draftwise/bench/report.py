@@ -185,7 +185,9 @@ def _regret(results: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "fixed plan that was fastest over all prompts of this run, up to the same number of "
         "tokens; means over prompts. Below zero is better than any plan fixed in advance."
     )
-    drawn = canvas.to_svg(learning.regret(runs, names, best), "regret")
+    drawn = canvas.to_svg(
+        learning.regret(runs, names, best, results["settings"]["clock"]), "regret"
+    )
     return section("regret", SECTIONS["regret"], words, chart(drawn, "regret by tokens emitted"))
 
 

@@ -102,10 +102,10 @@ def _row(sheet: Sheet, name: str, same: float) -> Row:
         "verification_rate": num_rounds / tokens if tokens else 0.0,
         "s_per_round": sum(run.by_clock(sheet.clock) for run in runs) / max(1, num_rounds),
     }
-    return row | _of_the_engine(runs, tokens)
+    return row | _of_the_engine(runs, tokens, sheet.clock)
 
 
-def _of_the_engine(runs: Sequence[Run], tokens: int) -> Row:
+def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
     """What only draftwise's own loop tells; None for peers."""
     drafted = [run.num_drafted for run in runs if run.num_drafted is not None]
     accepted = [run.num_accepted for run in runs if run.num_accepted is not None]
@@ -114,7 +114,8 @@ def _of_the_engine(runs: Sequence[Run], tokens: int) -> Row:
     phases: Counter[str] = Counter()
     pulls: Counter[str] = Counter()
     for run in runs:
-        phases.update(run.phases)
+        scale = run.scale(clock)
+        phases.update({phase: seconds * scale for phase, seconds in run.phases.items()})
         pulls.update(run.pulls)
     return {
         "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,

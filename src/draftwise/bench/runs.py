@@ -49,6 +49,10 @@ class Run:
         """Seconds of all turns: ``wall``, or ``cpu`` for those of this process alone."""
         return sum(self.cpu_s if clock == "cpu" else self.seconds)
 
+    def scale(self, clock: str) -> float:
+        """What turns the engine's own seconds, which are wall time, into those of a clock."""
+        return self.by_clock(clock) / self.by_clock("wall")
+
 
 class Store:
     """The folder of a bench: settings in the first line of a file, then runs, turn by turn.
@@ -118,8 +122,21 @@ def _parse(line: str) -> Run | None:
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all: a reader never sees half a file."""
     part = path.with_suffix(path.suffix + ".part")
-    part.write_text(json.dumps(value, indent=1) + "\n", "utf-8")
+    part.write_text(_text(value, 0) + "\n", "utf-8")
     part.replace(path)
+
+
+def _text(value: Any, depth: int) -> str:
+    """JSON with a line for every row: what holds tables is broken up, the rest is not."""
+    has_rows = isinstance(value, dict) and any(
+        isinstance(part, dict) and any(isinstance(cell, dict) for cell in part.values())
+        for part in value.values()
+    )
+    if not has_rows:
+        return json.dumps(value)
+    start = " " * (depth + 1)
+    lines = [f"{start}{json.dumps(key)}: {_text(part, depth + 1)}" for key, part in value.items()]
+    return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
 
 
 def rounded(value: Any) -> Any:

@@ -116,8 +116,8 @@ def _running_share(hits: Sequence[Sequence[bool]]) -> Floats:
     return mean
 
 
-def regret(runs: Sequence[Run], names: Sequence[str], best: str) -> Any:
-    """Rounds, and seconds, above the best fixed plan of all items, by tokens emitted."""
+def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> Any:
+    """Rounds, and milliseconds, above the best fixed plan of all items, by tokens emitted."""
     made = figure(3.6)
     panels = made.subplots(1, 2)
     words = ("rounds", "milliseconds")
@@ -129,7 +129,7 @@ def regret(runs: Sequence[Run], names: Sequence[str], best: str) -> Any:
         for index, name in enumerate(names):
             mine = [run for run in runs if run.method == name and run.repeat == 0]
             pairs = [(run, reference[run.item]) for run in mine if run.item in reference]
-            curve = _regret(pairs, by_seconds=word != "rounds")
+            curve = _regret(pairs, None if word == "rounds" else clock)
             if curve is not None:
                 wide = 2.2 if name == "draftwise" else 1.3
                 shade = colour(name) if name == "draftwise" else PALETTE[index % len(PALETTE)]
@@ -139,14 +139,13 @@ def regret(runs: Sequence[Run], names: Sequence[str], best: str) -> Any:
     return made
 
 
-def _regret(pairs: Sequence[tuple[Run, Run]], *, by_seconds: bool) -> Floats | None:
-    """[T] mean over items, up to the median item's length."""
+def _regret(pairs: Sequence[tuple[Run, Run]], clock: str | None) -> Floats | None:
+    """[T] mean over items, up to the median item's length; clock None = rounds."""
     if not pairs or not all(a.round_s and b.round_s for a, b in pairs):
         return None
     length = int(np.median([min(a.num_tokens, b.num_tokens) for a, b in pairs]))
     found = [
-        _cost_to_reach(a, length, by_seconds=by_seconds)
-        - _cost_to_reach(b, length, by_seconds=by_seconds)
+        _cost_to_reach(a, length, clock) - _cost_to_reach(b, length, clock)
         for a, b in pairs
         if min(a.num_tokens, b.num_tokens) >= length
     ]
@@ -154,10 +153,12 @@ def _regret(pairs: Sequence[tuple[Run, Run]], *, by_seconds: bool) -> Floats | N
     return mean
 
 
-def _cost_to_reach(run: Run, length: int, *, by_seconds: bool) -> Floats:
+def _cost_to_reach(run: Run, length: int, clock: str | None) -> Floats:
     """[length + 1] rounds (or milliseconds) until so many tokens were emitted."""
     ends = np.cumsum(run.emitted)
-    cost = np.cumsum(run.round_s) * 1000.0 if by_seconds else np.arange(1.0, len(ends) + 1)
+    cost = np.arange(1.0, len(ends) + 1)
+    if clock is not None:
+        cost = np.cumsum(run.round_s) * 1000.0 * run.scale(clock)
     reached: Floats = np.concatenate([[0.0], cost])[
         np.searchsorted(ends, np.arange(1, length + 1)) + 1
     ]
