@@ -52,7 +52,9 @@ class Guide(Protocol):
     """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped.
 
     One object serves one drafter in one request: it is asked with depth 0, 1, 2, ... while a draft
-    grows, and told once how that draft ended.
+    grows, and told once how that draft ended. Two attributes more, for those that read hidden
+    states: ``needs_hidden``, their size, and ``waits_for_hidden``, whether it must be the state of
+    the token kept last, which costs a forward before the question.
     """
 
     needs_probs: bool

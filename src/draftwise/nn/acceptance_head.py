@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | No
     # tied layers are written out one by one, as the authors' checkpoints have them
     tensors = {k: v.detach().cpu().half().clone() for k, v in head.state_dict().items()}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(tensors, folder / "model.tmp", {"format": "pt"})
+    os.replace(folder / "model.tmp", folder / "model.safetensors")  # somebody may be reading it
 
 
 def load(folder: str | Path) -> AcceptanceHead:
