@@ -48,6 +48,22 @@ class Reward(Protocol):
     def __call__(self, outcome: Outcome) -> float: ...
 
 
+class Mixer(Protocol):
+    """Inside one draft: who writes each token, asked before it is drawn; what is drawn stays."""
+
+    drafter: str
+    """The drafter that it may call beside those that retrieve."""
+    length: int
+    """Tokens of the draft, at most."""
+
+    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+        """Who writes the next token: ``drafter``, or one of the ``matches``; None = nobody.
+
+        matches: by retrieval drafter, the tokens of its match at the end of text and draft.
+        """
+        ...
+
+
 class Guide(Protocol):
     """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped.
 

@@ -174,6 +174,8 @@ class Evidence:
     costs: what everything costs, or None where nobody measures.
     matches: length of each retrieval drafter's match at the END of the text, 0 = no proposal: the
         context of the next choice.
+    confidences: [num_drafted] the largest probability of each drafted token's q, NaN where a match
+        wrote it; empty unless somebody mixes drafters.
     stops: tokens that the drafter's other rules would have drafted, by rule; only of those that
         would have stopped within this draft, and only where the feedback compares rules.
     """
@@ -188,6 +190,7 @@ class Evidence:
     costs: Costs | None = None
     matches: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, int] = field(default_factory=dict)
+    confidences: Sequence[float] = ()
 
     @property
     def num_emitted(self) -> int:
@@ -258,12 +261,14 @@ class Draft:
     tokens: [N]. probs: for each node the [V] distribution q it was drawn from, or None for a point
     mass (a deterministic proposal); None altogether if all are. sources: who wrote each token.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
+    confidences: as in ``Evidence``.
     """
 
     tokens: Ints
     probs: Sequence[NDArray[Any] | None] | NDArray[Any] | None = None
     sources: Sequence[str] = ()
     parents: Ints | None = None
+    confidences: Sequence[float] = ()
 
     @classmethod
     def chain(

@@ -15,7 +15,7 @@ from draftwise.nn.cache import RaggedCache
 from draftwise.nn.model import Logits
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
-from draftwise.types import Decision, Feedback, Floats
+from draftwise.types import Decision, DraftStep, Feedback, Floats
 
 VOCAB = 64
 PROMPT = [0]
@@ -109,3 +109,37 @@ def byte_letters(text: str) -> str:
     """The letters that stand for the bytes of a text."""
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return "".join(piece for piece, _ in level.pre_tokenize_str(text))
+
+
+class CoinMixer:
+    """Tosses who writes each token: a drafter, a match, whoever it may, or nobody."""
+
+    def __init__(self, drafter: str, length: int, seed: int) -> None:
+        self.drafter, self.length, self._rng = drafter, length, np.random.default_rng(seed)
+
+    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+        found = [name for name, match in matches.items() if match]
+        # what it sees of the token kept last may sway it: that is known before the next is drawn
+        ends = 0.1 if step.max_prob > 0.4 else 0.3
+        if self._rng.random() < ends:
+            return None
+        return str(self._rng.choice([self.drafter, *found]))
+
+
+class Mixing(Playlist):
+    """A policy whose drafts are always mixed."""
+
+    def __init__(self, drafter: str, length: int, num_plans: int, seed: int) -> None:
+        super().__init__([1], num_plans)
+        self.mixer = CoinMixer(drafter, length, seed)
+
+
+def mixing(made: Speculator, drafter: str, length: int) -> Speculator:
+    """The speculator with such a policy in each of its requests."""
+    seeds = iter(range(10**6))
+
+    def policy(prompt: Sequence[int], seed: Any) -> Mixing:
+        return Mixing(drafter, length, len(made.plans), next(seeds))
+
+    made._learning.policy = policy  # type: ignore[assignment, method-assign]
+    return made

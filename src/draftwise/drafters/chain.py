@@ -57,10 +57,13 @@ class Chain:
 
     def __init__(self, task: DraftTask) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
-        self._guide = task.guide
+        self._guide, self._mix = task.guide, task.mix
+        self.is_over = False
         self.reads_text = task.context.sampling.reads_text
         self.tokens: list[int] = []
+        self.sources: list[str] = []  # of copied tokens; "" = the drafter itself
         self.dists: list[Dist] = []
+        self.confidences: list[float] = []
         self.next: Dist = -1
         self.logits = torch.empty(0)
         self._hidden: NDArray[np.float32] | None = None
@@ -71,6 +74,25 @@ class Chain:
         """Tokens that the draft may put into the cache."""
         return self.length if self.tree is None else self.tree.top_k * (self.length - 1)
 
+    @property
+    def text(self) -> list[int]:
+        """The text and the draft so far."""
+        return [*self.context.tokens, *self.tokens]
+
+    def copy(self) -> None:
+        """Append what the mixer takes from retrieval, up to where it wants the drafter, or ends."""
+        if self._mix is None:
+            return
+        while not self.is_over:
+            found = self._mix.peek(self.tokens)
+            picked = self._mix.mixer.pick(self._step, {name: m for name, (m, _) in found.items()})
+            if picked == self._mix.mixer.drafter:
+                return
+            if picked is not None:
+                self._keep(found[picked][1], found[picked][1], picked)
+                self._step = DraftStep(len(self.tokens), self.length)
+            self.is_over = picked is None or len(self.tokens) >= self.length
+
     def see(self, dist: Dist, logits: Tensor, hidden: NDArray[np.float32] | None) -> None:
         """q of the coming token, the [V] logits it came from, and the state at the last token."""
         self.next, self.logits, self._hidden = dist, logits, hidden
@@ -80,7 +102,7 @@ class Chain:
     def begins(self) -> bool:
         """Whether to draw a first token: the guide agrees, and q is finite."""
         allowed = self.length > 0 and not is_broken(self.next)
-        return allowed and self._guide.goes_on(self._step)
+        return allowed and (self._mix is not None or self._guide.goes_on(self._step))
 
     def wants_to_read(self) -> bool:
         """Whether to read the token just drawn: below the length, and the guide agrees.
@@ -89,13 +111,16 @@ class Chain:
         """
         if len(self.tokens) >= self.length:
             return False
+        if self._mix is not None:
+            self.copy()
+            return not self.is_over
         return self._waits() or self._guide.goes_on(self._step)
 
     def wants_to_draw(self) -> bool:
         """Whether to draw from the q that reading gave; a guide that waited for it is asked now."""
         if is_broken(self.next):
             return False
-        return not self._waits() or self._guide.goes_on(self._step)
+        return self._mix is not None or not self._waits() or self._guide.goes_on(self._step)
 
     def _waits(self) -> bool:
         """Where hidden states are shown, a guide that says nothing else (a watched one) waits."""
@@ -105,19 +130,31 @@ class Chain:
         """Draw from q and keep the token, whatever it is."""
         q = self.next
         token = draw(q, self.context.rng.random()) if not isinstance(q, int) else q
-        self.tokens.append(token)
-        self.dists.append(q)
-        if self._guide.needs_probs:
+        self._keep(token, q, "")
+        if self._mix is not None:
+            probs = self.logits.float().softmax(-1) if isinstance(q, int) else q
+            self.confidences[-1] = float(probs.max())
+            self._step = DraftStep(len(self.tokens), self.length, max_prob=self.confidences[-1])
+        elif self._guide.needs_probs:
             before = self._step.entropy
             step = _describe(self.logits, q, token, len(self.tokens), self.length)
             self._step = replace(step, entropy_before=before, hidden_before=self._hidden)
         else:
             self._step = DraftStep(len(self.tokens), self.length, hidden_before=self._hidden)
 
+    def _keep(self, token: int, q: Dist, source: str) -> None:
+        self.tokens.append(token)
+        self.dists.append(q)
+        self.sources.append(source)
+        self.confidences.append(float("nan"))
+
     def draft(self, source: str) -> Draft:
-        """The chain as a draft; greedy tokens are point masses."""
+        """The chain as a draft; greedy and copied tokens are point masses."""
         probs = [None if isinstance(q, int) else q for q in self.dists]
-        return Draft.chain(self.tokens, probs, source)
+        sources = [own or source for own in self.sources]
+        confidences = self.confidences if self._mix is not None else ()
+        tokens = np.asarray(self.tokens, dtype=np.int64)
+        return Draft(tokens, probs, sources, confidences=confidences)
 
 
 def draw_chains(
@@ -132,7 +169,8 @@ def draw_chains(
     while active:
         for chain in active:
             chain.draw()
-            known[chain.context.row].dists.append(chain.dists[-1])
+            end = len(chain.context.tokens) + len(chain.tokens)
+            known[chain.context.row].add(end - 1, chain.dists[-1:])
         active = [chain for chain in active if chain.wants_to_read()]
         if active:
             step(active)

@@ -26,6 +26,7 @@ class DatastoreDrafter:
     vocabulary size than the target (None = not compared); ValueError if num_matches < 1.
     """
 
+    retrieves, can_mix = True, False
     can_branch = True
     relative_cost = 0.006
 

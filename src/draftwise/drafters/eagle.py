@@ -65,6 +65,7 @@ class EagleDrafter:
     """
 
     can_branch = True
+    retrieves = can_mix = False
 
     def __init__(
         self,
@@ -135,10 +136,6 @@ class EagleSession:
     def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
         """All of the prompt: its states are there, and one layer reads it."""
         return self.score(contexts, everything=True)
-
-    def match_length(self, context: Context) -> int | None:
-        """None: not a retrieval drafter."""
-        return None
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop the other rows' cache and memory."""

@@ -16,7 +16,6 @@ from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import distributions
 from draftwise.types import Draft, Scores
 
-
 GLANCE = 64
 """Tokens at the end of a prompt from which a first impression is made."""
 
@@ -30,6 +29,8 @@ class LMDrafter:
     likeliest tokens, which nobody draws (None). Both are lossless: ``docs/verification.md``.
     home: the folder it was loaded from, where a head for it may lie.
     """
+
+    retrieves, can_mix = False, True
 
     def __init__(
         self, name: str, model: CausalModel, target: CausalModel, home: Path | None = None
@@ -58,10 +59,14 @@ class LMSession:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Catch up, then draw token after token, all rows that go on in one forward a step."""
         chains = [Chain(task) for task in tasks]
-        fitting = [c for c in chains if len(c.context.tokens) + c.num_slots <= self._cache.capacity]
+        for chain in chains:
+            chain.copy()
+        capacity = self._cache.capacity
+        fitting = [c for c in chains if len(c.context.tokens) + c.num_slots <= capacity]
+        fitting = [chain for chain in fitting if not chain.is_over]
         if fitting:
-            self._feed(fitting, [len(chain.context.tokens) for chain in fitting])
-        draw_chains([c for c in fitting if c.tree is None], self._known, self._step)
+            self._feed(fitting)
+        draw_chains([c for c in fitting if c.tree is None], self._known, self._feed)
         for chain in chains:
             known = self._known[chain.context.row]
             known.base, known.drafted = len(chain.context.tokens), chain.tokens
@@ -97,10 +102,6 @@ class LMSession:
                 self._cache.lengths[context.row] = length
         return [self._report(context) for context in contexts]
 
-    def match_length(self, context: Context) -> int | None:
-        """None: not a retrieval drafter."""
-        return None
-
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop the other rows' cache and memory."""
         self._cache.keep_rows(rows)
@@ -130,30 +131,32 @@ class LMSession:
         known, self._known[context.row] = self._known[context.row], Known()
         return score_known(context, known.start, known.dists)
 
-    def _feed(self, chains: Sequence[Chain], ends: Sequence[int], most: int | None = None) -> None:
-        """Feed each text from the cache's end up to ``end``: q along the backlog and after it.
+    def _feed(
+        self, chains: Sequence[Chain], ends: Sequence[int] = (), most: int | None = None
+    ) -> None:
+        """Feed text and draft from the cache's end on: q along what is fed and after it.
 
-        most: feed no more than so many tokens of each, as if nothing lay between.
+        ends: where to stop in each text, if not at the end of the draft. most: feed no more than so
+        many tokens of each, as if nothing lay between.
         """
+        texts = [chain.text for chain in chains]
+        ends = ends or [len(text) for text in texts]
         rows = [chain.context.row for chain in chains]
         starts = [self._cache.lengths[row] for row in rows]
         if most is not None:
             starts = [max(start, end - most) for start, end in zip(starts, ends, strict=True)]
-        backlog = [
-            chain.context.tokens[start:end]
-            for chain, start, end in zip(chains, starts, ends, strict=True)
-        ]
+        backlog = [text[start:end] for text, start, end in zip(texts, starts, ends, strict=True)]
         nums = [
             min(len(fed), MAX_TARGETS, end + 1 - self._first_wanted(chain.context, end))
             for chain, fed, end in zip(chains, backlog, ends, strict=True)
         ]
         logits = self._model.extend(self._cache, rows, backlog, keep=max(nums))
-        for index, (chain, end, num) in enumerate(zip(chains, ends, nums, strict=True)):
-            block, text = logits.last(index, num), chain.context.tokens
-            first = end - num + 1
+        for index, (chain, text, end, num) in enumerate(
+            zip(chains, texts, ends, nums, strict=True)
+        ):
+            block, first = logits.last(index, num), end - num + 1
             dists = distributions(block, chain.context.sampling, text[:first], text[first:end])
-            known = self._known[chain.context.row]
-            known.add(first, dists[: len(text) - first])
+            self._known[chain.context.row].add(first, dists[: len(text) - first])
             chain.see(dists[-1], block[-1], self._hidden(logits, index))
 
     def _first_wanted(self, context: Context, end: int) -> int:
@@ -161,16 +164,6 @@ class LMSession:
         if not context.targets:
             return end
         return min(end, max(self._known[context.row].end, context.targets_start))
-
-    def _step(self, chains: Sequence[Chain]) -> None:
-        """Feed the token each chain drew last: q of its next."""
-        rows = [chain.context.row for chain in chains]
-        logits = self._model.extend(self._cache, rows, [[c.tokens[-1]] for c in chains], keep=1)
-        for index, chain in enumerate(chains):
-            block = logits.last(index, 1)
-            text = [*chain.context.tokens, *chain.tokens] if chain.reads_text else []
-            dist = distributions(block, chain.context.sampling, text, [])[0]
-            chain.see(dist, block[0], self._hidden(logits, index))
 
     def _hidden(self, logits: Logits, index: int) -> NDArray[np.float32] | None:
         """[D] at the token that was fed last, where some guide reads it."""

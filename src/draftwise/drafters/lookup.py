@@ -23,6 +23,7 @@ class LookupDrafter:
     With the text ``5 6 7 8 5 6`` and n = 2 the match is ``5 6``, and ``7 8 5 ...`` is proposed.
     """
 
+    retrieves, can_mix = True, False
     can_branch = False
     relative_cost = 0.002
 
@@ -73,6 +74,20 @@ class _Index:
             self._last[ending] = end
         if self.match == self._sizes[-1]:
             self.match = _common_suffix(tokens, self._source, end, self.match)
+
+    def peek(self, tokens: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
+        """Tokens of the longest match behind a draft, and the token that follows it."""
+        if not drafted:
+            return (self.match, tokens[self._source]) if self.match else (0, -1)
+        text, match, source = [*tokens, *drafted], 0, 0
+        for size in self._sizes:
+            found = self._last.get(tuple(text[len(text) - size :]))
+            if found is None or size > len(text):
+                break
+            match, source = size, found
+        if match == self._sizes[-1]:
+            match = _common_suffix(text, source, len(text), match)
+        return (match, text[source]) if match else (0, -1)
 
     def propose(self, tokens: Sequence[int], length: int) -> list[int]:
         """The continuation of the match, running on into itself where it reaches the end."""
@@ -138,9 +153,13 @@ class LookupSession:
         """The same as any look: it is free."""
         return self.score(contexts, everything=True)
 
-    def match_length(self, context: Context) -> int | None:
+    def match_length(self, context: Context) -> int:
         """Tokens of the longest match at the end of the text, 0 = none."""
         return self._index(context).match
+
+    def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
+        """The match at the end of text and draft, and what follows it."""
+        return self._index(context).peek(context.tokens, drafted)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop the other rows' indices."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from draftwise.dist import overlap, ratio
-from draftwise.protocols import Guide
+from draftwise.guides.fixed import Fixed
+from draftwise.protocols import Guide, Mixer
 from draftwise.types import Dist, Draft, SamplingParams, Scores, TreeShape
 
 if TYPE_CHECKING:
@@ -58,18 +59,36 @@ class Context:
         return self.targets[index] if 0 <= index < len(self.targets) else None
 
 
+Peek = Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
+"""Drafted tokens -> by retrieval drafter, the match behind them in tokens and what follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A draft that others write at, too: who says so, and how to see what they would write."""
+
+    mixer: Mixer
+    peek: Peek
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTask:
     """What one request wants of a drafter in one round.
 
     length: the depth of the draft, at most; 1 or more. guide: is asked before each token of a
-    chain. tree: how wide; None = a chain.
+    chain. tree: how wide; None = a chain. mix: of drafters that ``can_mix``, instead of the guide.
     """
 
     context: Context
     length: int
     guide: Guide
     tree: TreeShape | None = None
+    mix: Mix | None = None
+
+
+def mixed_task(context: Context, length: int, mix: Mix) -> DraftTask:
+    """A chain that several drafters write; where it ends is the mixer's business alone."""
+    return DraftTask(context, length, Fixed(), mix=mix)
 
 
 class DraftSession(Protocol):
@@ -98,12 +117,20 @@ class DraftSession(Protocol):
         """
         ...
 
-    def match_length(self, context: Context) -> int | None:
-        """Tokens of a retrieval drafter's match at the end of the text; None for other drafters."""
-        ...
-
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order; the contexts are renumbered alike."""
+        ...
+
+
+class Retrieving(DraftSession, Protocol):
+    """The session of a drafter that ``retrieves``: it can say at any time what it would write."""
+
+    def match_length(self, context: Context) -> int:
+        """Tokens of the longest match at the end of the text, 0 = none."""
+        ...
+
+    def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
+        """The match at the end of text and draft, and the token that follows it; (0, -1) = none."""
         ...
 
 
@@ -113,6 +140,10 @@ class Drafter(Protocol):
     name: str
     can_branch: bool
     """Whether it drafts trees, or chains only."""
+    can_mix: bool
+    """Whether others may write at its chains (``Mix``)."""
+    retrieves: bool
+    """Whether it copies what it finds; its sessions are ``Retrieving``."""
     relative_cost: float
     """A first guess of one draft step's seconds over the target's, until it is measured."""
 

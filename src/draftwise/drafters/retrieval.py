@@ -163,9 +163,15 @@ class RetrievalSession:
         """The same as any look: it is free."""
         return self.score(contexts, everything=True)
 
-    def match_length(self, context: Context) -> int | None:
+    def match_length(self, context: Context) -> int:
         """Tokens of the longest match at the end of the text, 0 = none."""
         return self._row(context).match.length
+
+    def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
+        """The match at the end of text and draft, and its most frequent next token."""
+        row = self._row(context)
+        match = row.finder.find(drafted) if drafted else row.match
+        return match.length, match.proposal()
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop the other rows' memory; what they shared stays."""

@@ -37,6 +37,7 @@ class SuffixDrafter:
     (2, [7, 8, 5, 6])
     """
 
+    retrieves, can_mix = True, False
     can_branch = True
     relative_cost = 0.004
 

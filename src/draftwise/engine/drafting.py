@@ -5,13 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import numpy as np
 
-from draftwise.drafters.protocol import Context, Drafter, DraftSession, DraftTask
+from draftwise.drafters.protocol import (
+    Context,
+    Drafter,
+    DraftSession,
+    DraftTask,
+    Mix,
+    Retrieving,
+    mixed_task,
+)
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.request import Request
 from draftwise.nn.model import CausalModel
+from draftwise.protocols import Mixer
 from draftwise.types import NONE, Draft, Plan, Scores
 
 _EMPTY = Draft.chain([], None, NONE)
@@ -37,8 +48,14 @@ class Drafting:
 
     def __init__(self, pool: Pool, num_rows: int, capacity: int) -> None:
         self._meter, self._clock = pool.meter, pool.clock
+        self._hosts = {drafter.name for drafter in pool.drafters if drafter.can_mix}
         self._sessions: dict[str, DraftSession] = {
             drafter.name: drafter.start(num_rows, capacity) for drafter in pool.drafters
+        }
+        self._retrieving = {
+            drafter.name: cast(Retrieving, self._sessions[drafter.name])
+            for drafter in pool.drafters
+            if drafter.retrieves
         }
 
     def propose(self, requests: Sequence[Request], plans: Sequence[Sequence[Plan]]) -> list[Draft]:
@@ -50,16 +67,36 @@ class Drafting:
         groups: dict[str, list[tuple[int, DraftTask]]] = {}
         for index, (request, played) in enumerate(zip(requests, plans, strict=True)):
             for plan in played:
-                if min(plan.length, request.num_draftable) > 0:
+                mixer = self._mixer(request, plan)
+                if mixer is not None:
+                    mix = Mix(mixer, partial(self._peek, request.context))
+                    length = min(mixer.length, request.num_draftable)
+                    task = mixed_task(request.context, length, mix)
+                    groups.setdefault(mixer.drafter, []).append((index, task))
+                elif min(plan.length, request.num_draftable) > 0:
                     groups.setdefault(plan.drafter, []).append((index, request.task(plan)))
         for drafter, members in groups.items():
             start = self._clock()
             proposed = self._sessions[drafter].propose([task for _, task in members])
-            steps = max(draft.depth for draft in proposed)
+            # of a mixed draft only what the drafter itself wrote took its time
+            steps = max(
+                draft.sources.count(drafter) if draft.confidences else draft.depth
+                for draft in proposed
+            )
             self._meter.saw_draft(drafter, len(members), steps, self._clock() - start)
             for (index, _), draft in zip(members, proposed, strict=True):
                 drafts[index].append(draft)
         return [side_by_side(found) for found in drafts]
+
+    def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
+        """Who says who writes this draft, if the policy mixes and the drafter lets others in."""
+        mixer = request.mixer
+        can = mixer is not None and mixer.drafter in self._hosts and request.num_draftable > 0
+        return mixer if can and plan.tree is None else None
+
+    def _peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Each retrieval drafter's match behind the draft, and what follows it."""
+        return {name: s.peek(context, drafted) for name, s in self._retrieving.items()}
 
     def commit(self, contexts: Sequence[Context]) -> None:
         """The texts were verified and extended: every session drops what was rejected."""
@@ -76,8 +113,7 @@ class Drafting:
 
     def matches(self, context: Context) -> dict[str, int]:
         """The match length of each retrieval drafter at the end of the text."""
-        lengths = {name: s.match_length(context) for name, s in self._sessions.items()}
-        return {name: length for name, length in lengths.items() if length is not None}
+        return {name: s.match_length(context) for name, s in self._retrieving.items()}
 
     def _by_context(
         self,

@@ -71,15 +71,17 @@ class Batch:
                 ]
             with self._phase("draft"):
                 drafts = self._drafting.propose(self._active, plans)
+                played = self._played(plans, drafts)
             with self._phase("verify"):
                 targets = self._target(drafts)
                 verdicts = self._verify(drafts, targets)
             with self._phase("commit"):
                 emitted = self._commit(drafts, verdicts, targets)
             with self._phase("reveal"):
-                evidence = self._reveal(plans, drafts, verdicts, targets, emitted)
+                evidence = self._reveal(played, drafts, verdicts, targets, emitted)
             with self._phase("learn"):
-                self._learn(decisions, evidence)
+                for request, made, facts in zip(self._active, decisions, evidence, strict=True):
+                    request.learn(made, facts)
             yield from self._records(decisions, evidence, emitted)
             self._drop_finished()
 
@@ -157,6 +159,11 @@ class Batch:
         self._pool.meter.saw_target(len(rows), width, self._pool.clock() - start)
         return targets
 
+    def _played(self, plans: Sequence[Sequence[Plan]], drafts: Sequence[Draft]) -> list[Plan]:
+        """What became of each row's first plan."""
+        rows = zip(self._active, plans, drafts, strict=True)
+        return [request.as_drafted(chosen[0], draft) for request, chosen, draft in rows]
+
     def _verify(self, drafts: Sequence[Draft], targets: Sequence[list[Dist]]) -> list[Verdict]:
         """What each row keeps; logits that are not finite end it with the token -1."""
         return [
@@ -187,7 +194,7 @@ class Batch:
 
     def _reveal(
         self,
-        plans: Sequence[Sequence[Plan]],
+        played: Sequence[Plan],
         drafts: Sequence[Draft],
         verdicts: Sequence[Verdict],
         targets: Sequence[list[Dist]],
@@ -199,27 +206,22 @@ class Batch:
         scores = self._drafting.scores([r.context for r in self._active], everything)
         costs = self._pool.meter.costs(len(self._active), self._longest + 1)
         seconds = sum(self._seconds.get(phase, 0.0) for phase in ("draft", "verify"))
-        found = []
-        for index, (request, verdict) in enumerate(zip(self._active, verdicts, strict=True)):
-            found.append(
-                Evidence(
-                    plans[index][0],
-                    len(drafts[index]),
-                    verdict.num_accepted,
-                    scores[index],
-                    drafted_alphas(drafts[index], targets[index], verdict.path),
-                    len(request.context.tokens) - emitted[index],
-                    seconds,
-                    costs,
-                    self._drafting.matches(request.context),
-                    request.stops,
-                )
+        return [
+            Evidence(
+                plan=played[index],
+                num_drafted=len(drafts[index]),
+                num_accepted=verdict.num_accepted,
+                scores=scores[index],
+                drafted_alphas=drafted_alphas(drafts[index], targets[index], verdict.path),
+                emitted_start=len(request.context.tokens) - emitted[index],
+                seconds=seconds,
+                costs=costs,
+                matches=self._drafting.matches(request.context),
+                stops=request.stops,
+                confidences=drafts[index].confidences,
             )
-        return found
-
-    def _learn(self, decisions: Sequence[Decision], evidence: Sequence[Evidence]) -> None:
-        for request, decision, facts in zip(self._active, decisions, evidence, strict=True):
-            request.learn(decision, facts)
+            for index, (request, verdict) in enumerate(zip(self._active, verdicts, strict=True))
+        ]
 
     def _records(
         self,

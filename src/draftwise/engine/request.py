@@ -15,8 +15,11 @@ from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.engine.watch import Watch
 from draftwise.feedback import Revealer
-from draftwise.protocols import Guide, Policy
+from draftwise.protocols import Guide, Mixer, Policy
 from draftwise.types import NONE, PLAIN, Decision, Dist, Draft, Evidence, Floats, Plan, Verdict
+
+MIXED = "mixed"
+"""The rule in the plan of a draft that several drafters wrote."""
 
 TARGET = "target"
 """The source of a bonus token: the target itself wrote it."""
@@ -97,9 +100,24 @@ class Request:
         """What ends a draft of this plan early."""
         return self.guides[plan.drafter, plan.rule]
 
+    @property
+    def mixer(self) -> Mixer | None:
+        """Who writes which token of the coming draft, if the policy has an opinion on that."""
+        mixer: Mixer | None = getattr(self.policy, "mixer", None)
+        return mixer
+
     def plays(self, decision: Decision, plans: Sequence[Plan]) -> list[Plan]:
         """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""
         return _one_each(plans) if plays_all(self.policy) else [plans[decision.plan]]
+
+    def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
+        """The plan as it was really played: of a mixed draft, who wrote most of it, and how far."""
+        if self.mixer is None or plan.tree is not None or len(draft) != len(draft.confidences):
+            return plan
+        writers = Counter(draft.sources).most_common()
+        if not writers:
+            return PLAIN
+        return Plan(writers[0][0], len(draft), "fixed" if len(writers) == 1 else MIXED)
 
     def num_tokens(self, plans: Sequence[Plan]) -> int:
         """Tokens that a draft of this request has at most."""
@@ -164,8 +182,10 @@ class Request:
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
         """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
-        if evidence.num_drafted and evidence.plan.tree is None and not plays_all(self.policy):
-            self.guide(evidence.plan).learn(evidence.num_drafted, evidence.num_accepted)
+        guide = self.guides.get((evidence.plan.drafter, evidence.plan.rule))
+        has_chain = evidence.num_drafted > 0 and evidence.plan.tree is None
+        if guide is not None and has_chain and not plays_all(self.policy):
+            guide.learn(evidence.num_drafted, evidence.num_accepted)
         for made, feedback in self.revealer.reveal(decision, evidence):
             self.policy.learn(made, feedback)
         self.stops = {}

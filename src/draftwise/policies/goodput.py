@@ -17,6 +17,8 @@ from draftwise.policies.acceptance import (
     new_table,
 )
 from draftwise.policies.door import check_feedback, check_share
+from draftwise.policies.mixing import RATE_SHARE, Mixer, Prices, add_to_bins, new_bins
+from draftwise.policies.pricing import seconds_per_plan, tokens_per_plan
 from draftwise.policies.probability import one_hot
 from draftwise.policies.state import dump, load
 from draftwise.policies.together import best_together
@@ -28,43 +30,9 @@ DEFAULT_DRAFT_SHARE = 0.05
 _TINY = 1e-12  # seconds; a clock too coarse to see a step must not divide by zero
 _UNSEEN = new_rates()
 _FIELDS = (
-    "_rates", "_tables", "_matches", "_target_s", "_draft_s", "_value_sums", "_value_counts",
-    "_is_blind", "_num_chosen",
+    "_rates", "_bins", "_tables", "_matches", "_target_s", "_draft_s", "_value_sums",
+    "_value_counts", "_is_blind", "_num_chosen",
 )  # fmt: skip
-
-
-def seconds_per_plan(
-    target_s: Sequence[float], draft_s: Floats, drafters: Ints, lengths: Ints, sizes: Ints
-) -> Floats:
-    """[K] seconds of a round, ``T(n + 1) + k c``.
-
-    target_s: seconds of a target forward over 1, 2, .. tokens; a longer one costs what the last
-        does (an overestimate would end drafting, and with it all learning). draft_s: [D] seconds
-        of a draft step. drafters, lengths, sizes: [K], each plan's row of draft_s, its length k and
-        the tokens n that the target verifies (k for a chain, all nodes of a tree).
-
-    >>> one, two = np.array([0]), np.array([2])
-    >>> seconds_per_plan([1.0, 1.5], np.array([0.25]), one, two, two).tolist()
-    [2.0]
-    """
-    forward_s = np.array(target_s)[np.minimum(sizes, len(target_s) - 1)]
-    seconds: Floats = forward_s + lengths * draft_s[drafters]
-    return seconds
-
-
-def tokens_per_plan(alphas: Floats, drafters: Ints, lengths: Ints) -> Floats:
-    """[K] expected emitted tokens of a round, ``1 + sum_{j<=k} S(j)``.
-
-    alphas: [D, L] acceptance probability of each drafter's j-th token if those before it were
-        accepted; S is its running product.
-
-    >>> tokens_per_plan(np.array([[0.5, 0.5]]), np.array([0, 0, 0]), np.array([0, 1, 2])).tolist()
-    [1.0, 1.5, 1.75]
-    """
-    tokens = np.ones((alphas.shape[0], alphas.shape[1] + 1))
-    tokens[:, 1:] += alphas.cumprod(axis=1).cumsum(axis=1)
-    expected: Floats = tokens[drafters, lengths]
-    return expected
 
 
 class Goodput:
@@ -79,17 +47,19 @@ class Goodput:
         that none is given up for good. Per retrieval drafter a rate in each of six buckets of match
         length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the
         product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploration: the
-        mildly optimistic prior does it.
-    Differs: no in-draft chain (that is a guide's part); a plan's stop rule is priced as ``fixed``,
-        and a tree as a chain that costs all of its tokens, so it is chosen where nothing else is.
+        mildly optimistic prior does it. For a request that runs alone ``mixer`` then says, token by
+        token, who writes the next one, the best LM drafter or a match, and where the draft ends
+        (``policies.mixing``).
+    Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
+        tokens, so it is chosen where nothing else is. The simulator plays plans unmixed.
     Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
         latest costs and matches are the context. Where no costs are known a target forward counts
         1 s and a draft step 0.05 s; a length dearer than any measured costs what the longest
         measured does. Without plans or evidence it ranks plans by the discounted mean of their
         seen values with the same prior.
-    State: num, den and squared error per LM drafter and rate (in alphas); tables [6] by retrieval
-        drafter; latest costs in seconds, match lengths in tokens; discounted sums and counts of
-        values float64[K].
+    State: num, den and squared error per LM drafter and rate (in alphas), and its nine bins of
+        confidence; tables [6] by retrieval drafter; latest costs in seconds, match lengths in
+        tokens; discounted sums and counts of values float64[K].
     Cost: O(K + D L) a choice, D drafters, L the longest length; O(alphas) a round.
     Errors: ValueError from the door, and for a prior or discount outside (0, 1].
 
@@ -106,7 +76,7 @@ class Goodput:
 
     def __init__(
         self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
-        discount: float = 0.97,
+        discount: float = 0.97, mix: bool = True,
     ) -> None:  # fmt: skip
         self._prior, self._discount = check_share("prior", prior), check_share("discount", discount)
         self._num_plans, self._num_chosen = num_plans, 0
@@ -119,6 +89,9 @@ class Goodput:
         self._rates: dict[str, list[float]] = {}
         self._tables: dict[str, list[list[float]]] = {}
         self._matches: dict[str, int] = {}
+        self._bins: dict[str, list[list[float]]] = {}
+        self._mix = mix
+        self.mixer: Mixer | None = None
         self._target_s: list[float] = [1.0]
         self._draft_s: dict[str, float] = {}
         self._value_sums: Floats = np.zeros(num_plans)
@@ -129,7 +102,10 @@ class Goodput:
     def choose(self) -> Decision:
         """The best price (ties go to the first plan)."""
         self._num_chosen += 1
-        return Decision(int(self._prices().argmax()), 1.0, self._num_chosen)
+        prices = self._prices()
+        best = int(prices.argmax())
+        self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
+        return Decision(best, 1.0, self._num_chosen)
 
     @staticmethod
     def choose_together(policies: Sequence[Goodput]) -> list[Decision]:
@@ -143,6 +119,7 @@ class Goodput:
         plans = best_together(tokens, first._sizes, first._drafters, drafting, forward_s)
         for policy in policies:
             policy._num_chosen += 1
+            policy.mixer = None  # a draft that goes on alone makes all rows wait
         return [
             Decision(int(plan), 1.0, policy._num_chosen)
             for plan, policy in zip(plans, policies, strict=True)
@@ -183,11 +160,37 @@ class Goodput:
             self._rates[name] = [kept * part for part in self._rates[name]]
         for name, scores in evidence.scores.items():
             self._score(name, scores)
+        if evidence.confidences and self.mixer is not None:
+            judged = evidence.num_accepted + 1  # up to the first rejection
+            alphas = evidence.drafted_alphas[:judged].tolist()
+            bins = self._bins.setdefault(self.mixer.drafter, new_bins())
+            add_to_bins(bins, evidence.confidences[: len(alphas)], alphas)
         self._matches = dict(evidence.matches)
         for name in evidence.matches:
             self._tables.setdefault(name, new_table())
         if evidence.costs is not None:
             self._take_costs(evidence.costs)
+
+    def _mixer(self, prices: Floats, best: int) -> Mixer | None:
+        """For the coming draft; None where there is no LM drafter, or a tree is best."""
+        is_lm = (self._lengths > 0) & ~np.isin(self._names, list(self._tables))[self._drafters]
+        if not is_lm.any() or self._sizes[best] != self._lengths[best]:
+            return None
+        name = self._names[self._drafters[int(np.where(is_lm, prices, -1.0).argmax())]]
+        own_s = {name: self._draft_s.get(name, DEFAULT_DRAFT_SHARE * self._target_s[0])}
+        return Mixer(
+            name,
+            self._longest,
+            best_rate(self._rates.get(name, _UNSEEN), self._prior),
+            self._bins.setdefault(name, new_bins()),
+            Prices(RATE_SHARE * float(prices[best]), self._target_s, self._draft_s | own_s),
+            self._match_alphas,
+        )
+
+    def _match_alphas(self, name: str, match: int, num: int) -> Sequence[float]:
+        """[num] acceptance of tokens that a match of this length proposes."""
+        found: list[float] = match_alphas(self._tables.get(name, new_table()), match, num).tolist()
+        return found
 
     def _score(self, name: str, scores: Scores) -> None:
         if scores.matches is not None:

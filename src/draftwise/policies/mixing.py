@@ -1,0 +1,170 @@
+"""One draft by several drafters: who writes each token, and where the draft ends, by price."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from draftwise.types import DraftStep
+
+CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
+"""Borders of the nine bins of a drafter's largest probability."""
+
+BIN_WEIGHT = 3.0
+"""How many alphas a bin's prior counts for."""
+
+BIN_DISCOUNT = 0.995
+"""What older alphas of a bin are worth when a new one falls into it."""
+
+RATE_SHARE = 0.9
+"""The share of the best plan's rate at which seconds are priced: too dear would end drafting."""
+
+_EDGES = (0.0, *CONFIDENCES, 1.0)
+_CENTRES = [(low + high) / 2 for low, high in pairwise(_EDGES)]
+_NEXT = [0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES]
+
+Bins = list[list[float]]
+"""For each bin the discounted sums of alphas and weights: [this token's, and the next one's]."""
+
+
+def new_bins() -> Bins:
+    """No alphas yet: [num, den] of the token itself, then of the one after it."""
+    return [[0.0, 0.0, 0.0, 0.0] for _ in _CENTRES]
+
+
+def bin_of(confidence: float) -> int:
+    """The bin of a largest probability.
+
+    >>> [bin_of(confidence) for confidence in (0.1, 0.2, 0.5, 0.97, 1.0)]
+    [0, 1, 3, 7, 8]
+    """
+    return bisect_right(CONFIDENCES, confidence)
+
+
+def add_to_bins(bins: Bins, confidences: Sequence[float], alphas: Sequence[float]) -> None:
+    """Each alpha to the bin of its own token's confidence, and to that of the token before.
+
+    confidences: NaN where somebody else wrote the token.
+    """
+    before = -1
+    for confidence, alpha in zip(confidences, alphas, strict=True):
+        if confidence != confidence:
+            before = -1
+            continue
+        if before >= 0:
+            _add(bins[before], 2, alpha)
+        before = bin_of(confidence)
+        _add(bins[before], 0, alpha)
+
+
+def _add(row: list[float], place: int, alpha: float) -> None:
+    row[place] = BIN_DISCOUNT * row[place] + alpha
+    row[place + 1] = BIN_DISCOUNT * row[place + 1] + 1.0
+
+
+def accepted(bins: Bins, index: int) -> float:
+    """Acceptance of a token of this bin."""
+    num, den, _, _ = bins[index]
+    return (num + BIN_WEIGHT * _CENTRES[index]) / (den + BIN_WEIGHT)
+
+
+def accepted_next(bins: Bins, index: int) -> float:
+    """Acceptance of the token after one of this bin."""
+    _, _, num, den = bins[index]
+    return (num + BIN_WEIGHT * _NEXT[index]) / (den + BIN_WEIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a draft costs now.
+
+    rate: tokens a second that its seconds could bring otherwise. target_s: seconds of a forward
+    over 1, 2, .. tokens. draft_s: of a step, by drafter.
+    """
+
+    rate: float
+    target_s: Sequence[float]
+    draft_s: Mapping[str, float]
+
+    def gain(self, depth: int, reached: float, alphas: Iterable[float], drafter: str) -> float:
+        """The most tokens above their price that going on with these acceptances may bring.
+
+        reached: the probability that all ``depth`` tokens so far are accepted. How far to go on is
+        free: a step of the costs is jumped over where what lies behind it pays.
+
+        >>> flat = Prices(rate=1.0, target_s=[1.0], draft_s={"small": 0.2})
+        >>> round(flat.gain(0, 1.0, [0.5, 0.5, 0.5], "small"), 3)
+        0.35
+        """
+        last, step_s = len(self.target_s) - 1, self.draft_s.get(drafter, 0.0)
+        spent_s = -self.target_s[min(depth, last)]
+        tokens, best = 0.0, -math.inf
+        for ahead, alpha in enumerate(alphas, start=1):
+            reached *= alpha
+            tokens += reached
+            seconds = spent_s + self.target_s[min(depth + ahead, last)] + ahead * step_s
+            best = max(best, tokens - self.rate * seconds)
+        return best
+
+
+class Mixer:
+    """Before each token of one draft: who writes it, ``drafter`` or a match, or that it ends.
+
+    Source: this project's own (DESIGN section 7). Who goes on is whose continuation promises the
+        most tokens above their price; nobody, if none promises any.
+    Update: after a drafter's token the probability of getting here is multiplied by the acceptance
+        of its confidence's bin, and its next token is believed to be accepted as often as others
+        that followed that bin; after a copied one it is multiplied by that of the match. Everything
+        it looks at was known before the token is drawn, and what was drawn stays: lossless
+        (``docs/verification.md``).
+    State: that probability, and the acceptance of the drafter's next token.
+    Cost: O(length) a token and offer, some microseconds.
+    """
+
+    def __init__(
+        self,
+        drafter: str,
+        length: int,
+        alpha: float,
+        bins: Bins,
+        prices: Prices,
+        match_alphas: Callable[[str, int, int], Sequence[float]],
+    ) -> None:
+        self.drafter, self.length = drafter, length
+        self._alpha, self._bins, self._prices, self._matches = alpha, bins, prices, match_alphas
+        self._reached, self._next, self._copied = 1.0, alpha, 0.0
+
+    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+        """The name of who writes the next token; None = the draft ends here.
+
+        matches: tokens of each retrieval drafter's match at the end of text and draft.
+        """
+        self._see(step)
+        left = self.length - step.depth
+        offers = {self.drafter: [self._next, *[self._alpha] * (left - 1)]}
+        for name, match in matches.items():
+            if match:
+                offers[name] = list(self._matches(name, match, left))
+        gains = {
+            name: self._prices.gain(step.depth, self._reached, alphas, name)
+            for name, alphas in offers.items()
+        }
+        best = max(gains, key=gains.__getitem__)
+        if gains[best] < 0:
+            return None
+        self._copied = 0.0 if best == self.drafter else offers[best][0]
+        return best
+
+    def _see(self, step: DraftStep) -> None:
+        """How far the draft is believed in after the token that was kept last."""
+        if step.depth == 0:
+            return
+        if self._copied:
+            self._reached, self._next = self._reached * self._copied, self._alpha
+        else:
+            index = bin_of(step.max_prob)
+            self._reached *= accepted(self._bins, index)
+            self._next = accepted_next(self._bins, index)

@@ -1,0 +1,79 @@
+"""Drafts that several drafters write: the same text, each token by whoever was said."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from draftwise.drafters.protocol import Context
+from draftwise.speculator import Speculator
+from draftwise.types import NONE, Costs, SamplingParams
+from engine.pairs import PROMPTS, drafters, speculator
+from engine.scripted import mixing
+from engine.test_lossless_greedy import assert_greedy
+from engine.test_lossless_sampled import LEVEL, SAMPLING, VOCAB, smallest_p_value
+from models import CONFIGS
+
+RETRIEVAL = ["lookup", "suffix", "datastore"]
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_greedy_text_is_the_target_s(kind: str, num_rows: int) -> None:
+    for length in (1, 12):
+        made = speculator(["good", "bad", *RETRIEVAL], kind=kind, lengths=(12,))
+        assert_greedy(mixing(made, "good", length), num_rows, kind)
+
+
+@pytest.mark.parametrize(("host", "sampling"), [("good", "all"), ("bad", "plain")])
+def test_sampled_text_has_the_law_of_the_target(host: str, sampling: str) -> None:
+    made = speculator([host, "lookup"], vocab_size=VOCAB, lengths=(3,))
+    assert smallest_p_value(mixing(made, host, 3), SAMPLING[sampling], 4) > LEVEL
+
+
+def test_rounds_say_who_wrote_what() -> None:
+    made = mixing(speculator(["good", "lookup"], lengths=(8,)), "good", 8)
+    rounds = list(made.start(PROMPTS[0], max_new_tokens=120))
+    writers: Counter[str] = Counter()
+    for round_ in rounds:
+        writers.update(round_.sources)
+        if round_.plan.drafter == NONE:
+            assert round_.num_drafted == 0
+        else:
+            assert round_.plan.length == round_.num_drafted
+        assert set(round_.sources) <= {"good", "lookup", "target"}
+    assert min(writers["good"], writers["lookup"]) > 3
+    assert {round_.plan.rule for round_ in rounds} == {"fixed", "mixed"}
+
+
+def cheap(made: Speculator) -> Speculator:
+    """As if drafting cost little: these tiny models would be left alone."""
+    costs = {"good": 0.05, "lookup": 0.001}
+    made._pool.meter.costs = lambda rows, num: Costs(np.ones(num), costs)  # type: ignore[method-assign]
+    return made
+
+
+def test_the_default_policy_mixes_when_alone_and_not_in_company() -> None:
+    made = cheap(speculator(["good", "lookup"], "goodput", lengths=(1, 2, 4, 8)))
+    alone = [r.plan for r in made.start(PROMPTS[0], max_new_tokens=160)]
+    assert any(plan.rule == "mixed" for plan in alone)
+    together = [r.plan for r in made.start(PROMPTS[:1] * 3, max_new_tokens=60) if r.batch_size > 1]
+    assert not any(plan.rule == "mixed" for plan in together)
+    unmixed = cheap(speculator(["good", "lookup"], "goodput:mix=false", lengths=(1, 2, 4, 8)))
+    assert not any(r.plan.rule == "mixed" for r in unmixed.start(PROMPTS[0], max_new_tokens=160))
+
+
+@pytest.mark.parametrize("name", RETRIEVAL)
+def test_a_peek_is_what_reading_the_draft_would_have_found(name: str) -> None:
+    """The match behind text and draft, against a session that has the draft as its text."""
+    (drafter,) = drafters([name])
+    text, session = PROMPTS[0] + PROMPTS[3] + [5, 9], drafter.start(1, 100)
+    context = Context(0, list(text), SamplingParams(), None)  # type: ignore[arg-type]
+    for drafted in ([], [33], [33, 5], [33, 5, 9], [40], [62, 63], [40, 41, 42, 40]):
+        longer = Context(0, text + drafted, SamplingParams(), None)  # type: ignore[arg-type]
+        expected = drafter.start(1, 100).peek(longer, [])  # type: ignore[attr-defined]
+        match, token = session.peek(context, drafted)  # type: ignore[attr-defined]
+        assert match == expected[0]
+        assert (token == expected[1]) or match == 0

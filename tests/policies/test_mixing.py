@@ -1,0 +1,118 @@
+"""Who writes the next token of a draft: bins and prices by hand, choices that must follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from draftwise.policies.mixing import (
+    Bins,
+    Mixer,
+    Prices,
+    accepted,
+    accepted_next,
+    add_to_bins,
+    bin_of,
+    new_bins,
+)
+from draftwise.types import DraftStep
+
+NAN = float("nan")
+FLAT = [1.0] * 17
+STEEP = [float(n) for n in range(1, 18)]
+
+
+def mixer(
+    alpha: float = 0.6,
+    draft_s: float = 0.1,
+    target_s: Sequence[float] = FLAT,
+    rate: float = 1.0,
+    bins: Bins | None = None,
+    ladder: Mapping[int, float] = {1: 0.3, 20: 0.95},
+) -> Mixer:
+    prices = Prices(rate, target_s, {"lm": draft_s, "copy": 0.001})
+    own = new_bins() if bins is None else bins
+    return Mixer("lm", 8, alpha, own, prices, lambda name, match, num: [ladder[match]] * num)
+
+
+def step(depth: int, confidence: float = NAN) -> DraftStep:
+    return DraftStep(depth, 8, max_prob=confidence)
+
+
+def test_bins_by_hand() -> None:
+    """Confidences .7, .95, (a copy), .7 with alphas 1, 0, 1, .5: the bin of .7 gets 1 and .5, the
+    second discounting the first by .995, and 0 as what followed; that of .95 gets 0 and no next."""
+    bins = new_bins()
+    add_to_bins(bins, [0.7, 0.95, NAN, 0.7], [1.0, 0.0, 1.0, 0.5])
+    middle, high = bin_of(0.7), bin_of(0.95)
+    assert bins[middle] == pytest.approx([0.995 + 0.5, 1.995, 0.0, 1.0])
+    assert bins[high] == pytest.approx([0.0, 1.0, 0.0, 0.0])
+    assert accepted(bins, middle) == pytest.approx((1.495 + 3 * 0.725) / 4.995)
+    assert accepted_next(bins, middle) == pytest.approx((0 + 3 * (0.14 + 0.75 * 0.69)) / 4)
+    assert sum(sum(row) for index, row in enumerate(bins) if index not in {middle, high}) == 0
+
+
+def test_gain_by_hand() -> None:
+    """T = 1, 1.5, 3.5: with a = .8 one more token brings .8 - .5 - .1 = .2, two bring .8 + .64 -
+    2.5 - .2 < 0. A free third one makes three of them .8 + .64 + .512 - 2.5 - .3 < 0: still .2."""
+    prices = Prices(1.0, [1.0, 1.5, 3.5], {"lm": 0.1})
+    assert prices.gain(0, 1.0, [0.8] * 3, "lm") == pytest.approx(0.2)
+
+
+def test_a_step_of_the_costs_is_jumped_over_where_it_pays() -> None:
+    """The second token alone costs .9 and brings .85; the four behind it are free."""
+    stairs = Prices(1.0, [1.0, 1.9, 1.9, 1.9, 1.9, 1.9], {"lm": 0.0})
+    assert stairs.gain(0, 1.0, [0.85], "lm") < 0
+    assert stairs.gain(0, 1.0, [0.85] * 5, "lm") > 1
+
+
+def test_the_better_offer_writes() -> None:
+    assert mixer().pick(step(0), {}) == "lm"
+    assert mixer().pick(step(0), {"copy": 0}) == "lm"
+    assert mixer().pick(step(0), {"copy": 20}) == "copy"
+    assert mixer(draft_s=0.05).pick(step(0), {"copy": 1}) == "lm"
+
+
+def test_nobody_writes_what_does_not_pay() -> None:
+    assert mixer(alpha=0.05).pick(step(0), {}) is None
+    assert mixer(draft_s=0.9).pick(step(0), {"copy": 0}) is None
+    assert mixer(target_s=STEEP, ladder={20: 0.95}).pick(step(0), {"copy": 20}) is None
+    assert mixer(target_s=STEEP, rate=0.5, ladder={20: 0.95}).pick(step(0), {"copy": 20}) == "copy"
+
+
+def test_a_draft_ends_where_it_is_no_longer_believed() -> None:
+    """Flat costs: after unsure tokens the next is hardly reached; after sure ones it goes on."""
+    for confidence, length in ((0.1, 2), (0.995, 8)):
+        made, depth = mixer(), 0
+        while depth < 8 and made.pick(step(depth, confidence), {}) is not None:
+            depth += 1
+        assert (depth <= length) if confidence < 0.5 else depth == length
+
+
+def test_copied_tokens_count_by_their_match() -> None:
+    """After a copied token the drafter's next is believed as a first one; what was copied with .3
+    leaves less to gain than what was copied with .95."""
+    sure, unsure = mixer(draft_s=0.25), mixer(draft_s=0.25, ladder={5: 0.4})
+    assert sure.pick(step(0), {"copy": 20}) == "copy"
+    assert sure.pick(step(1), {}) == "lm"
+    assert unsure.pick(step(0), {"copy": 5}) == "copy"
+    assert unsure.pick(step(1), {}) is None
+
+
+def test_what_bins_learnt_decides() -> None:
+    """The same confidence, once followed by accepted tokens, once by rejected ones."""
+    for alpha, picked in ((1.0, "lm"), (0.0, None)):
+        bins = new_bins()
+        for _ in range(50):
+            add_to_bins(bins, [0.7, 0.7], [1.0, alpha])
+        made = mixer(bins=bins, draft_s=0.3)
+        made.pick(step(0), {})
+        assert made.pick(step(1, 0.7), {}) == picked
+
+
+def test_confidences_that_are_nan_teach_nothing() -> None:
+    bins = new_bins()
+    add_to_bins(bins, [NAN, NAN], [1.0, 0.0])
+    assert all(math.isclose(value, 0) for row in bins for value in row)
