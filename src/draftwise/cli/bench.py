@@ -152,7 +152,7 @@ def _conclude(measured: Measured, out: Path, *, as_json: bool, with_report: bool
     console = Console()
     console.print(methods_table(measured.results))
     console.print(comparisons_table(measured.results))
-    for path in paths[:2] + paths[-1:]:
+    for path in dict.fromkeys([*paths[:2], paths[-1]]):
         say(f"wrote {path}", style="dim")
 
 
