@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftwise.nn import model as model_module
+from draftwise.nn.attention import GROUPED
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.model import CausalModel
 from engine.pairs import reader
@@ -25,7 +26,7 @@ LENGTHS = (70, 33, 9)
 """Far beyond the sliding window of 12, beyond it, and below it."""
 
 ALL = pytest.mark.parametrize(
-    ("kind", "attention"), [(kind, name) for kind in CONFIGS for name in ("sdpa", "eager")]
+    ("kind", "attention"), [(kind, name) for kind in CONFIGS for name in ("sdpa", "eager", GROUPED)]
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from draftwise.nn.attention import GROUPED, share_heads
 from draftwise.nn.check import check_model, refuse_recurrent
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
@@ -25,7 +26,7 @@ def load_model(
         name, module = str(source), _from_pretrained(str(source), dtype, device)
     else:
         name, module = type(source).__name__, source
-    if module.config._attn_implementation not in {"sdpa", "eager"}:
+    if module.config._attn_implementation not in {"sdpa", "eager", GROUPED}:
         raise DraftwiseError(
             f"{name} uses attn_implementation={module.config._attn_implementation!r}, which takes "
             "no masks of our own; load it with attn_implementation='sdpa'"
@@ -43,9 +44,11 @@ def _from_pretrained(source: str, dtype: str, device: str) -> Any:
     _refuse_missing(source)
     try:
         refuse_recurrent(AutoConfig.from_pretrained(source), source)
-        return AutoModelForCausalLM.from_pretrained(
+        module = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation="sdpa", device_map=None
         ).to(device)
+        share_heads(module)
+        return module
     except DraftwiseError:
         raise
     except Exception as error:

@@ -57,7 +57,7 @@ class CausalModel:
         self.dtype: torch.dtype = module.dtype
         self._patterns = _attention_patterns(config)
         self._window = int(getattr(config, "sliding_window", None) or 0)
-        self._additive = config._attn_implementation != "sdpa"
+        self._additive = config._attn_implementation == "eager"
         # a token that sees all of the cache needs no mask, and sdpa without one is twice as fast
         self._can_skip_mask = self._patterns == {"full_attention"} and not self._additive
         self._numbers = torch.arange(0, device=self.device)

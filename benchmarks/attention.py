@@ -1,0 +1,79 @@
+"""Attention of grouped heads with and without copies of the cache: a verifying forward in ms.
+
+python benchmarks/attention.py
+
+A random Llama of 4 layers (8 query heads, 2 key heads of 64) reads a context and then verifies 8
+tokens; the two kinds of attention take turns, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from paired import save
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from draftwise.nn.attention import GROUPED
+from draftwise.nn.model import CausalModel
+
+SIZES = ((1, 512), (1, 4000), (4, 700), (8, 2000))
+"""Rows and tokens of context."""
+NUM_VERIFIED = 8
+
+
+def model(attention: str) -> CausalModel:
+    """The same random weights with another attention."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=512, intermediate_size=1408, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=8192,
+    )  # fmt: skip
+    module = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return CausalModel(module.eval(), attention)
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Time both at every size."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", help="JSON file for the results")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    models = {name: model(name) for name in ("sdpa", GROUPED)}
+    table = Table("rows", "context", "sdpa, ms", "grouped, ms", "ratio", "largest difference")
+    rows: list[dict[str, Any]] = []
+    for num_rows, context in SIZES:
+        everyone, tokens = list(range(num_rows)), [list(range(NUM_VERIFIED))] * num_rows
+        caches = {
+            name: m.new_cache(num_rows, context + 2 * NUM_VERIFIED) for name, m in models.items()
+        }
+        for name, m in models.items():
+            m.extend(caches[name], everyone, [[5] * context] * num_rows, 1)
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        logits = {}
+        for _ in range(args.repeats):
+            for name, m in models.items():
+                caches[name].lengths = [context] * num_rows
+                start = time.perf_counter()
+                logits[name] = m.extend(caches[name], everyone, tokens, NUM_VERIFIED).block
+                seconds[name].append(time.perf_counter() - start)
+        ms = {name: 1e3 * float(np.median(times)) for name, times in seconds.items()}
+        apart = float((logits["sdpa"] - logits[GROUPED]).abs().max())
+        rows.append({"rows": num_rows, "context": context, **ms, "difference": apart})
+        table.add_row(
+            str(num_rows), str(context), *(f"{value:.1f}" for value in ms.values()),
+            f"{ms['sdpa'] / ms[GROUPED]:.2f}", f"{apart:.0e}",
+        )  # fmt: skip
+    Console().print(table)
+    save(args.out, {"attention": rows})
+
+
+if __name__ == "__main__":
+    main()
