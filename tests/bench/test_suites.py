@@ -61,6 +61,12 @@ def test_bad_files_are_named_by_line(tmp_path: Path, lines: list[str], message: 
         load_suite(str(file))
 
 
+def test_some_domains_only(questions: Path) -> None:
+    assert load_suite("zoo", 2, ["mixed", "copy"]).domains == ["mixed", "copy"]
+    with pytest.raises(DraftwiseError, match="no domain 'x'; it has: mt_bench, translation"):
+        load_suite(str(questions), None, ["x"])
+
+
 def test_unknown_suites(tmp_path: Path) -> None:
     with pytest.raises(DraftwiseError, match="unknown suite"):
         load_suite("nope")

@@ -50,12 +50,13 @@ class Suite:
         return all(item.category for item in self.items)
 
 
-def load_suite(name: str, per_domain: int | None = None) -> Suite:
+def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] = ()) -> Suite:
     """``zoo``, ``spec-bench:FILE``, or a file of prompts (.jsonl, or one a line).
 
     A jsonl file whose lines have ``turns`` and ``category`` is Spec-Bench's, wherever it lies; in
     others ``prompt`` (or ``turns``) is asked, ``domain`` and ``id`` are optional. per_domain: at
-    most so many items of each domain; None = all. Raises DraftwiseError.
+    most so many items of each domain; None = all. domains: only these; empty = all. Raises
+    DraftwiseError.
     """
     kind, _, rest = name.partition(":")
     if name == ZOO:
@@ -72,7 +73,12 @@ def load_suite(name: str, per_domain: int | None = None) -> Suite:
         raise DraftwiseError(
             f"unknown suite {name!r}; write zoo, spec-bench:FILE, or a file of prompts"
         )
-    return Suite(name, tuple(in_turn(items, per_domain)))
+    known = list(dict.fromkeys(item.domain for item in items))
+    for domain in domains:
+        if domain not in known:
+            raise DraftwiseError(f"{name} has no domain {domain!r}; it has: {', '.join(known)}")
+    chosen = [item for item in items if not domains or item.domain in domains]
+    return Suite(name, tuple(in_turn(chosen, per_domain)))
 
 
 def in_turn(items: Sequence[Item], per_domain: int | None) -> list[Item]:

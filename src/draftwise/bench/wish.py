@@ -19,14 +19,15 @@ CLOCKS = ("wall", "cpu")
 class Wish:
     """What is to be measured.
 
-    methods: empty = the default ones. prompts: of each domain at most, None = all. tokens: of each
-    answer at most. fixed: how many fixed plans the first look proposes of all and of each domain.
+    methods: empty = the default ones. domains: empty = all. prompts: of each domain at most, None =
+    all. tokens: of each answer at most. fixed: how many fixed plans the first look proposes of all and of each domain.
     clock: ``wall``, or ``cpu`` where others use the machine, too.
     """
 
     suite: str
     out: Path
     methods: Sequence[str] = ()
+    domains: Sequence[str] = ()
     prompts: int | None = None
     tokens: int = 128
     repeats: int = 3
@@ -61,7 +62,7 @@ def prepare(wish: Wish) -> tuple[Suite, Store]:
     if wish.clock not in CLOCKS:
         raise DraftwiseError(f"unknown clock {wish.clock!r}; the clocks are: {', '.join(CLOCKS)}")
     check_methods(wish.methods)
-    suite = load_suite(wish.suite, wish.prompts)
+    suite = load_suite(wish.suite, wish.prompts, wish.domains)
     store = Store(wish.out)
     earlier = store.settings()
     wanted = wish.settings(suite)

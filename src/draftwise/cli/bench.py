@@ -56,6 +56,9 @@ Tokens = Annotated[
 ]
 Repeats = Annotated[int, typer.Option(help="Times that everything is asked.")]
 Prompts = Annotated[int | None, typer.Option(help="Prompts of each domain. Default: 4 (quick: 1).")]
+Domains = Annotated[
+    list[str] | None, typer.Option("--domain", help="Of the suite only this; repeatable.")
+]
 Minutes = Annotated[
     float | None,
     typer.Option(help="Stop measuring after so many minutes, with what there is."),
@@ -81,6 +84,7 @@ def bench(
     tokens: Tokens = None,
     repeats: Repeats = 3,
     prompts: Prompts = None,
+    domain: Domains = None,
     minutes: Minutes = None,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
@@ -106,6 +110,7 @@ def bench(
                 suite=suite,
                 out=out,
                 methods=tuple(method or ()),
+                domains=tuple(domain or ()),
                 prompts=usual["prompts"] if prompts is None else prompts,
                 tokens=usual["tokens"] if tokens is None else tokens,
                 repeats=repeats,
