@@ -20,8 +20,8 @@ class Wish:
     """What is to be measured.
 
     methods: empty = the default ones. domains: empty = all. prompts: of each domain at most, None =
-    all. tokens: of each answer at most. fixed: how many fixed plans the first look proposes of all and of each domain.
-    clock: ``wall``, or ``cpu`` where others use the machine, too.
+    all. tokens: of each answer at most. fixed: how many fixed plans the first look proposes of all
+    and of each domain. clock: ``wall``, or ``cpu`` where others use the machine, too.
     """
 
     suite: str
