@@ -60,9 +60,18 @@ def test_others_are_chosen_in_hindsight() -> None:
     assert found["best preset"]["methods"] == ["metasd"]
     assert found["best peer"]["methods"] == ["transformers:xx5"]
     assert found["model.generate"]["median"] == pytest.approx(10.0 / 3.0, rel=0.05)
+    assert found["best assisted generation"]["methods"] == ["transformers:xx5"]
     each = found["best fixed plan of each domain"]
     assert each["methods"] == {"a": "fixed:xx2", "b": "fixed:yx2"}
     assert each["median"] == pytest.approx(2.0 / 3.0, rel=0.05)
+
+
+def test_others_are_chosen_within_each_domain() -> None:
+    found = results(make_sheet(made_up(), list(SECONDS), can_compare=True))["domain_comparisons"]
+    assert found["a"]["best fixed plan"]["methods"] == ["fixed:xx2"]
+    assert found["b"]["best fixed plan"]["methods"] == ["fixed:yx2"]
+    assert found["b"]["best fixed plan"]["median"] == pytest.approx(0.5)
+    assert "best fixed plan of each domain" not in found["a"]
 
 
 def test_one_wrong_token_of_one_answer_is_seen() -> None:

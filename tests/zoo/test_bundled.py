@@ -72,7 +72,7 @@ def test_the_files_are_those_of_the_manifest() -> None:
 
 
 def test_everything_together_is_small() -> None:
-    assert sum(p.stat().st_size for p in WEIGHTS.rglob("*") if p.is_file()) < 18e6
+    assert sum(p.stat().st_size for p in WEIGHTS.rglob("*") if p.is_file()) < 30e6
 
 
 def test_prompts_are_held_out_of_every_domain() -> None:

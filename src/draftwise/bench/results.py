@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench.methods import DEFAULT, PLAIN, TRANSFORMERS
+from draftwise.bench.methods import DEFAULT, LOOKUP, PLAIN, TRANSFORMERS
 from draftwise.bench.paired import Ratio, Timing
 from draftwise.bench.runs import Run
 from draftwise.presets import PRESETS
@@ -72,13 +72,14 @@ def same_tokens(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
 
 
 def results(sheet: Sheet) -> dict[str, Any]:
-    """``methods``, ``domains`` (domain -> the same) and ``comparisons``."""
+    """``methods`` and ``comparisons``, and both for every domain."""
     domains = list(dict.fromkeys(sheet.domains))
     parts = {domain: sheet.only(domain) for domain in domains}
     return {
         "methods": rows(sheet),
         "domains": {domain: rows(part) for domain, part in parts.items()},
         "comparisons": comparisons(sheet, parts),
+        "domain_comparisons": {domain: comparisons(part, {}) for domain, part in parts.items()},
     }
 
 
@@ -128,7 +129,8 @@ def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
 def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
     """How many times faster the default is than others, chosen by this very run.
 
-    That flatters the others: whoever was lucky here is the one that is compared with.
+    That flatters the others: whoever was lucky here is the one that is compared with. parts: by
+    domain, for the best fixed plan of each; empty = leave that out.
     """
     timing = sheet.timing
     if DEFAULT not in timing.names:
@@ -137,6 +139,7 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
         "plain decoding": [PLAIN],
         "model.generate": [TRANSFORMERS],
         "best peer": [n for n in timing.names if n.startswith(f"{TRANSFORMERS}:")],
+        "best assisted generation": [n for n in timing.names if _is_assisted(n)],
         "best preset": [n for n in timing.names if _is_rival(n)],
         "best fixed plan": [n for n in timing.names if n.startswith("fixed:")],
     }
@@ -146,7 +149,7 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
         if names:
             best = max(names, key=timing.tok_per_s)
             found[label] = {"methods": [best], **as_json(timing.compare(DEFAULT, best))}
-    if fixed := groups["best fixed plan"]:
+    if parts and (fixed := groups["best fixed plan"]):
         found["best fixed plan of each domain"] = _hindsight(sheet, parts, fixed)
     return found
 
@@ -164,6 +167,12 @@ def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -
         {},
     )
     return {"methods": best, **as_json(both.compare(DEFAULT, "hindsight"))}
+
+
+def _is_assisted(name: str) -> bool:
+    """Whether it is transformers with an assistant model, and not its lookup."""
+    kind, _, way = name.partition(":")
+    return kind == TRANSFORMERS and bool(way) and not way.startswith(LOOKUP)
 
 
 def _is_rival(name: str) -> bool:
