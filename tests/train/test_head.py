@@ -120,7 +120,7 @@ def test_the_weight_makes_heads_doubt_and_can_be_undone(w_rej: float) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_training_learns_and_tied_layers_stay_one(tied: bool) -> None:
     data = judged()
-    head = train_head(data, HeadOptions(2, 1.0, tied=tied, epochs=250, lr=1e-2))
+    head = train_head(data, HeadOptions(2, 1.0, "sampled", tied, epochs=250, lr=1e-2))
     odds = head(data.hidden.float()).detach().double().numpy()
     truth = data.sampled.double().numpy()
     constant = np.full_like(truth, truth.mean())
@@ -144,7 +144,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_weights(tmp_path
     data, options, file = judged(), HeadOptions(1, 6.0, epochs=2), tmp_path / "run.pt"
     train_head(data, options, checkpoint=file, stop_at=5)
     good = torch.load(file, weights_only=True)["model"]
-    broken = replace(data, sampled=torch.full_like(data.sampled, math.nan))
+    broken = replace(data, analytic=torch.full_like(data.analytic, math.nan))
     with pytest.raises(DraftwiseError, match=r"no number at step 5 .*are kept in .*run.pt"):
         train_head(broken, options, checkpoint=file)
     kept = torch.load(file, weights_only=True)

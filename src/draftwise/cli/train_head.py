@@ -44,7 +44,7 @@ def head(
     out: t.Out,
     depth: Depth = 3,
     w_rej: WRej = 6.0,
-    label: LabelName = "sampled",
+    label: LabelName = "analytic",
     mixing: Mixing = 0.15,
     temperature: Heat = 1.0,
     tied: Tied = False,

@@ -138,14 +138,17 @@ def make_head(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Measured:
-    """Train a head, write it to ``out``, and measure it."""
+    """Train a head, measure it, and write it to ``out`` with what was measured."""
     head = train_head(judged.taught, options, checkpoint=checkpoint, progress=progress)
+    measured = measure_head(judged, head, options.w_rej)
+    shown = ("kl", "kl_of_the_mean", "ece", "mean_acceptance")
     about = {
         "w_rej": options.w_rej,
         "label": options.label,
         "tied": options.tied,
         "temperature": setting.temperature,
         "mixing": setting.mixing,
+        "held_out": {name: round(measured.numbers[name], 4) for name in shown},
     }
     save(head, out, about)
-    return measure_head(judged, head, options.w_rej)
+    return measured

@@ -60,7 +60,7 @@ def train_stop(
     return make_head(
         setting,
         judged,
-        HeadOptions(STOP_LAYERS, STOP_W_REJ, seed=SEED),
+        HeadOptions(STOP_LAYERS, STOP_W_REJ, "analytic", seed=SEED),
         work / "drafters" / name / "head",
         checkpoint=work / f"head-{name}.pt",
         progress=progress,
