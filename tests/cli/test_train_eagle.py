@@ -51,7 +51,7 @@ def test_a_head_is_made_and_drafts(
     )
     assert ours.objects[0]["tokens"] == plain.objects[0]["tokens"]
     described = run_command("models", "--target", pair[0], "--drafter", f"eagle:{out}")
-    assert "EAGLE-3 at 0,1,2" in described.out
+    assert "EAGLE-3 0,1,2" in described.out
 
 
 def test_the_same_command_again_only_loads(

@@ -14,7 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftwise import zoo
+from draftwise.nn.eagle_files import load_head
+from draftwise.nn.model import CausalModel
 from draftwise.train.distill import measure_acceptance
+from draftwise.train.eagle import acceptance_by_depth
 from draftwise.train.generate import continue_prompts
 from draftwise.train.lesson import Text
 from draftwise.zoo.corpus import encode_prompt, load_tokenizer
@@ -94,6 +97,28 @@ def test_every_specialist_is_at_home_in_its_domain() -> None:
         generalist = others.pop("generalist")
         assert matrix[domain][domain] > max(others.values())
         assert matrix[domain][domain] > generalist - 0.03
+
+
+def test_every_eagle_head_is_measured_and_at_home() -> None:
+    """By depth, falling but not collapsing; a specialist is better at home than the generalist."""
+    matrix = zoo.manifest()["acceptance_by_depth"]
+    assert set(matrix) == set(zoo.eagle_paths())
+    for name, row in matrix.items():
+        assert set(row) == set(SHARES)
+        domain = name.removeprefix("eagle-")
+        if domain in row:
+            first, *_, last = row[domain]
+            assert first > last > 0.5 * first
+            assert first > matrix["eagle-generalist"][domain][0]
+
+
+def test_an_eagle_head_is_what_the_manifest_says(target: PreTrainedModel) -> None:
+    texts = answers(target, zoo.prompts()["math"][:6], 1.0, 120)
+    for name in ("eagle-math", "eagle-generalist"):
+        head = load_head(zoo.eagle_paths()[name], CausalModel(target, "target"))
+        expected = zoo.manifest()["acceptance_by_depth"][name]["math"][:3]
+        found = acceptance_by_depth(head, target, texts, 3)
+        assert found == pytest.approx(expected, abs=0.1)
 
 
 def test_models_load_as_float32_with_their_tokenizer(target: PreTrainedModel) -> None:

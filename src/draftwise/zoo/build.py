@@ -22,9 +22,10 @@ from draftwise.train.llama import pack
 from draftwise.zoo.corpus import load_tokenizer, train_tokenizer
 from draftwise.zoo.domains import SHARES
 from draftwise.zoo.drafters import distill_drafter, pretrain_drafter
+from draftwise.zoo.eagles import depth_matrix, pack_eagle, train_zoo_eagle
 from draftwise.zoo.evaluate import acceptance_matrix, heldout_answers, heldout_loss
 from draftwise.zoo.publish import publish
-from draftwise.zoo.recipe import DRAFTERS, GENERALIST, NOMINAL_MINUTES, SEED, TARGET_PHASES
+from draftwise.zoo.recipe import DRAFTERS, EAGLES, GENERALIST, NOMINAL_MINUTES, SEED, TARGET_PHASES
 from draftwise.zoo.samples import make_lesson
 from draftwise.zoo.stops import stop_texts, train_stop
 from draftwise.zoo.target import train_target
@@ -130,6 +131,22 @@ def _one_drafter(site: Site, name: str) -> None:
     pack(model.cpu(), folder)
 
 
+def _eagles(site: Site) -> None:
+    first, *others = EAGLES  # the others begin as the first
+    _spread(site, _one_eagle, (first,))
+    _spread(site, _one_eagle, others)
+
+
+def _one_eagle(site: Site, name: str) -> None:
+    folder = site.work / "eagles" / name
+    if (folder / "config.json").exists():
+        return
+    lessons = {domain: load(site.work / f"lesson-{domain}").texts for domain in EAGLES[name]}
+    tokenizer, target = load_tokenizer(site.work / "tokenizer"), site.model("target")
+    head = train_zoo_eagle(name, target, tokenizer, lessons, site.work, scale=site.scale)
+    pack_eagle(head.cpu(), folder)
+
+
 def _stops(site: Site) -> None:
     _spread(site, _stop_answers, tuple(SHARES))
     _spread(site, _one_stop, DRAFTERS)
@@ -156,6 +173,11 @@ def _acceptance(site: Site) -> None:
     drafters = {name: site.model(f"drafters/{name}") for name in DRAFTERS}
     found = {
         "acceptance": acceptance_matrix(target, drafters, tokenizer, site.work),
+        "acceptance_by_depth": depth_matrix(
+            target,
+            {name: site.work / "eagles" / name for name in EAGLES},
+            {d: heldout_answers(target, tokenizer, d, site.work) for d in SHARES},
+        ),
         "heldout_loss": {d: round(heldout_loss(target, tokenizer, d), 4) for d in SHARES},
     }
     path.with_suffix(".tmp").write_text(json.dumps(found), "utf-8")
@@ -179,6 +201,7 @@ STAGES: dict[str, Callable[[Site], None]] = {
     "target": _target,
     "samples": _samples,
     "drafters": _drafters,
+    "eagles": _eagles,
     "stops": _stops,
     "acceptance": _acceptance,
 }

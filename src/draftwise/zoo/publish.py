@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.zoo.domains import DOMAINS, SHARES
-from draftwise.zoo.recipe import DRAFTERS, SEED
+from draftwise.zoo.recipe import DRAFTERS, EAGLES, SEED
 from draftwise.zoo.samples import heldout_prompts
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -22,6 +22,8 @@ def publish(work: Path, out: Path) -> None:
     """Copy the models of `work` to `out/weights` and write `manifest.json` and `prompts.json`."""
     weights = out / "weights"
     shutil.rmtree(weights, ignore_errors=True)
+    for name in EAGLES:
+        shutil.copytree(work / "eagles" / name, weights / "eagles" / name)
     for name in ("target", *(f"drafters/{drafter}" for drafter in DRAFTERS)):
         shutil.copytree(work / name, weights / name)
         for file in _TOKENIZER:
@@ -36,6 +38,7 @@ def _manifest(weights: Path, measured: dict[str, Any], seconds: dict[str, float]
     return {
         "domains": list(DOMAINS),
         "drafters": list(DRAFTERS),
+        "eagles": list(EAGLES),
         **measured,
         "seed": SEED,
         "versions": {"python": platform.python_version()}

@@ -48,7 +48,7 @@ def train_target(
                 rows=TOKENS_PER_STEP // phase.context,
                 context=phase.context,
             ),
-            _settings(phase, scale),
+            phase_settings(phase, scale),
             checkpoint=work / f"target-{phase.name}.pt",
             progress=progress,
         )
@@ -61,7 +61,8 @@ def token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     return {name: getattr(tokenizer, name) for name in names}
 
 
-def _settings(phase: Phase, scale: float) -> Settings:
+def phase_settings(phase: Phase, scale: float) -> Settings:
+    """How a phase trains; `scale` multiplies its steps."""
     steps = max(2, round(phase.steps * scale))
     return Settings(
         steps=steps,
