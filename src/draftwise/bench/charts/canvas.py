@@ -22,6 +22,8 @@ FAMILIES = {
     "plain": SOFT,
 }  # fmt: skip
 """Colours of methods by what they are."""
+LINES = tuple(shade for shade in PALETTE if shade != FAMILIES["draftwise"])
+"""Colours of curves beside the default's."""
 
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes the page's colour

@@ -10,6 +10,7 @@ import numpy as np
 from draftwise.bench.charts.canvas import (
     GRID,
     INK,
+    LINES,
     PALETTE,
     SOFT,
     WIDTH,
@@ -26,7 +27,7 @@ from draftwise.types import NONE, Floats
 
 _MOST_PANELS = 8
 _MOST_ARMS = 9
-_LINES = ("-", "--", "-.", ":")
+_STROKES = ("-", "--", "-.", ":")
 
 
 def arm_colours(arms: Sequence[str]) -> dict[str, str]:
@@ -37,7 +38,8 @@ def arm_colours(arms: Sequence[str]) -> dict[str, str]:
 
 def courses(runs: Sequence[Run]) -> Any:
     """Estimates of every arm by round, and below them which arm played; a panel a policy."""
-    shown = [run for run in runs if run.course and len(run.course["arms"]) > 1][:_MOST_PANELS]
+    able = [run for run in runs if run.course and len(run.course["arms"]) > 1]
+    shown = sorted(able, key=lambda run: (run.method != "draftwise", run.method))[:_MOST_PANELS]
     columns = min(2, len(shown))
     lines = -(-len(shown) // columns)
     made = figure(2.75 * lines, width=WIDTH if columns == 2 else 6.0)
@@ -76,15 +78,15 @@ def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
     """Share of rounds with the drafter that was the prompt's best in hindsight, by round."""
     made = figure(3.4)
     axes = made.subplots()
-    names = list(dict.fromkeys(run.method for run in runs if run.course))
+    names = sorted({run.method for run in runs if run.course})
     drawn = 0
     for name in names:
         hits = [h for run in runs if run.method == name if (h := _hits(run, hindsight)) is not None]
         if hits:
             share = _running_share(hits)
             rounds = np.arange(1, len(share) + 1)
-            line = "-" if name == "draftwise" else _LINES[drawn // len(PALETTE) % len(_LINES)]
-            shade = colour(name) if name == "draftwise" else PALETTE[drawn % len(PALETTE)]
+            line = "-" if name == "draftwise" else _STROKES[drawn // len(LINES) % len(_STROKES)]
+            shade = colour(name) if name == "draftwise" else LINES[drawn % len(LINES)]
             drawn += name != "draftwise"
             wide = 2.2 if name == "draftwise" else 1.3
             axes.plot(rounds, share, line, color=shade, linewidth=wide, label=name)
@@ -132,7 +134,7 @@ def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> 
             curve = _regret(pairs, None if word == "rounds" else clock)
             if curve is not None:
                 wide = 2.2 if name == "draftwise" else 1.3
-                shade = colour(name) if name == "draftwise" else PALETTE[index % len(PALETTE)]
+                shade = colour(name) if name == "draftwise" else LINES[index % len(LINES)]
                 axes.plot(curve, color=shade, linewidth=wide,
                           label=name if word == "rounds" else None)  # fmt: skip
     made.legend(loc="outside right upper")

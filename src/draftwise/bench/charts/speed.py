@@ -19,22 +19,29 @@ from draftwise.bench.charts.canvas import (
 )
 
 _COLUMNS = 3
-_MOST = 9
+_MOST = 11
 PHASES = ("prefill", "draft", "verify", "choose", "reveal", "learn", "commit")
 _PHASE_COLOURS = dict(zip(PHASES, (PALETTE[i] for i in (4, 0, 1, 2, 3, 5, 7)), strict=True))
 
 
 def to_show(rows: Mapping[str, Any], most: int = _MOST) -> list[str]:
-    """The methods that charts have room for: the default, the fastest of each kind, the rest."""
+    """The methods that charts have room for, the fastest first: some of every kind.
+
+    Of a preset's variants (``metasd``, ``metasd@3``) the fastest stands for all.
+    """
     order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
-    first = ["draftwise", "plain", "transformers"]
-    for kind in ("fixed", "peer"):
-        first += [name for name in order if family(name) == kind and ":" in name][:2]
-    chosen = list(dict.fromkeys(n for n in [*first, *order] if n in rows and n != "plain"))
-    presets = [name for name in order if family(name) == "preset"]
-    kept = [n for n in chosen if n not in presets][: most - min(len(presets), most - 3)]
-    kept += presets[: most - len(kept)]
-    return sorted(kept, key=order.index)
+    presets: dict[str, str] = {}
+    for name in order:
+        if family(name) == "preset":
+            presets.setdefault(name.partition("@")[0], name)
+    kinds = {
+        kind: [name for name in order if family(name) == kind and ":" in name]
+        for kind in ("fixed", "peer")
+    }
+    first = ["draftwise", "transformers", *kinds["peer"][:2], *kinds["fixed"][:2]]
+    wanted = [*first, *presets.values(), *order]
+    chosen = list(dict.fromkeys(n for n in wanted if n in rows and n != "plain"))[:most]
+    return sorted(chosen, key=order.index)
 
 
 def speedups(results: Mapping[str, Any]) -> Any:
