@@ -69,6 +69,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "rules": tuple(spec(GUIDES, name) for name in GUIDES),
         "with_none": False,
     },
+    "trained head": {
+        "names": ["good"],
+        "policy": "random",
+        "lengths": (3,),
+        "rules": ("head:h=0.5", "head:h=0.5,lag=true"),
+        "with_none": False,
+    },
     "tree": {
         "names": ["good"],
         "policy": "fixed:1",
@@ -213,6 +220,8 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("guide", "plain"),
         ("every rule", "plain"),
         ("every rule", "cool, top-k"),
+        ("trained head", "plain"),
+        ("trained head", "cool, top-k"),
         ("tree", "plain"),
         ("chains and trees", "all"),
         ("all at once", "plain"),
