@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Ran, run_command
+from small_disk import files_of_at_most
 
 PROMPTS = [f"say {word} and more" for word in ("one", "two", "three", "four", "five", "six")] * 4
 
@@ -77,6 +78,21 @@ def test_another_head_takes_the_same_work(
     assert json.loads((tmp_path / "b" / "config.json").read_text())["num_layers"] == 0
     refused = train(pair, prompts, tmp_path / "c", *work, "--seed", 1)
     assert "give another --work" in refused.refusal
+
+
+@pytest.mark.parametrize("num_bytes", [1024, 30_000])
+def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
+    pair: tuple[Path, Path], prompts: Path, tmp_path: Path, num_bytes: int
+) -> None:
+    """There is room for no answers, or for those and for judged tokens, but for no checkpoint."""
+    with files_of_at_most(num_bytes):
+        refusal = train(pair, prompts, tmp_path / "full").refusal
+    assert "cannot be written" in refusal
+    assert "make room" in refusal
+    for name in ("full", "roomy"):
+        assert train(pair, prompts, tmp_path / name).code == 0
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("full", "roomy")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from draftwise.train.judgements import Judgements, distributions_of, judge
 from draftwise.train.lesson import Text
 from draftwise.types import DraftwiseError
 from models import near_copy, tiny_model
+from small_disk import files_of_at_most
 
 TARGET = tiny_model()
 DRAFTER = near_copy(TARGET, 0.2)
@@ -157,15 +156,11 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_kept(tmp_path: Path) -> 
     data, options, file = judged(), HeadOptions(2, 6.0, epochs=2), tmp_path / "run.pt"
     train_head(data, options, checkpoint=file, stop_at=3)
     before = file.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-        with pytest.raises(DraftwiseError, match=r"cannot be written .*make room, and give"):
-            train_head(data, options, checkpoint=file)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
+    with (
+        files_of_at_most(4096),
+        pytest.raises(DraftwiseError, match=r"cannot be written .*make room, and give"),
+    ):
+        train_head(data, options, checkpoint=file)
     assert file.read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
     train_head(data, options, checkpoint=file)  # room was made
