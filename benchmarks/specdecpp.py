@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,15 @@ from draftwise.bench.sweep import numbers as n
 from draftwise.bench.sweep.figure import draw
 from draftwise.bench.sweep.runs import Field, Run, Way, fixed_ways, head_ways
 from draftwise.drafters.lm import LMDrafter
+from draftwise.nn.acceptance_head import save as save_head
 from draftwise.nn.load import load_model
-from draftwise.train.head import HeadOptions
-from draftwise.train.head_run import Judged, Setting, judge_texts, make_head
+from draftwise.train.chains import draft_chains
+from draftwise.train.head import HeadOptions, train_head
+from draftwise.train.head_run import Judged, Setting, judge_texts, measure_head
+from draftwise.train.judgements import Label, judge_all
+from draftwise.train.lesson import Text
 from draftwise.zoo.corpus import encode_prompt, load_tokenizer
+from draftwise.zoo.evaluate import heldout_answers
 from draftwise.zoo.stops import stop_texts
 
 IN_DOMAIN, OUT_OF_DOMAIN = ("sql", "translate", "edit", "prose"), ("python", "math")
@@ -63,6 +67,17 @@ class Scene:
         rows = [text for row in zip(*texts, strict=True) for text in row]
         return setting, judge_texts(setting, rows, self.work / "specdecpp" / "judged")
 
+    def test_texts(self) -> dict[str, list[Text]]:
+        """The target's answers to held-out prompts, in domain and out."""
+        return {
+            name: [
+                text
+                for domain in domains
+                for text in heldout_answers(self.target.module, self.tokenizer, domain, self.work)
+            ]
+            for name, domains in (("in domain", IN_DOMAIN), ("out of domain", OUT_OF_DOMAIN))
+        }
+
     def held_out(self, number: int) -> dict[str, list[list[int]]]:
         """Held-out prompts, in domain and out."""
         prompts = zoo.prompts()
@@ -72,33 +87,49 @@ class Scene:
         }
 
 
-def folder_of(work: Path, options: HeadOptions) -> Path:
-    kind = "tied" if options.tied else options.label
-    return work / "specdecpp" / f"{kind}-D{options.num_layers}-w{options.w_rej:g}-s{options.seed}"
+def folder_of(work: Path, head: HeadOptions) -> Path:
+    kind = "tied" if head.tied else head.label
+    return work / "specdecpp" / f"{kind}-D{head.num_layers}-w{head.w_rej:g}-s{head.seed}"
+
+
+def options(num_layers: int, w_rej: float, label: Label = "sampled", **more: Any) -> HeadOptions:
+    return HeadOptions(num_layers, w_rej, label, **more)
 
 
 def variants() -> list[HeadOptions]:
     """The paper's grid; the other label and tied layers, each with seeds to tell noise by."""
-    grid = [HeadOptions(depth, w) for depth in DEPTHS for w in WEIGHTS]
-    grid += [HeadOptions(d, 6.0, seed=1) for d in (2, 3, 4)] + [HeadOptions(3, 1.0, seed=1)]
-    grid += [HeadOptions(3, w, "analytic", seed=seed) for w in (1.0, 6.0) for seed in (0, 1)]
-    return grid + [HeadOptions(d, 6.0, tied=True, seed=seed) for d in (2, 3, 4) for seed in (0, 1)]
+    grid = [options(depth, w) for depth in DEPTHS for w in WEIGHTS]
+    grid += [options(d, 6.0, seed=1) for d in (2, 3, 4)] + [options(3, 1.0, seed=1)]
+    grid += [options(3, w, "analytic", seed=seed) for w in (1.0, 6.0) for seed in (0, 1)]
+    return grid + [options(d, 6.0, tied=True, seed=seed) for d in (2, 3, 4) for seed in (0, 1)]
 
 
 def heads(scene: Scene) -> dict[str, Any]:
-    """Train every head; how well each predicts on held-out drafts."""
+    """Train every head; how well each predicts on drafts along answers to held-out prompts."""
     setting, judged = scene.judged()
+    tests = {}
+    for name, texts in scene.test_texts().items():
+        folder = scene.work / "specdecpp" / "judged" / name.replace(" ", "-")
+        some = judge_all(
+            setting.target, setting.drafter, texts, folder, temperature=1.0,
+            mixing=setting.mixing, seed=1,
+        )  # fmt: skip
+        chains = draft_chains(setting.target, setting.drafter, texts, num_chains=512)
+        tests[name] = Judged(judged.taught, some, chains)
     found: dict[str, Any] = {}
-    table = Table("head", "KL", "KL, weight undone", "ECE", "ECE, undone", "bias of 4", "seconds")
-    for options in track(variants(), console=Console(stderr=True)):
-        folder = folder_of(scene.work, options)
-        start = time.perf_counter()
-        found[folder.name] = make_head(setting, judged, options, folder).numbers
-        row = found[folder.name] | {"train_s": time.perf_counter() - start}
+    table = Table("head", "KL in", "undone", "ECE in", "undone", "bias of 4", "KL out", "undone")
+    for variant in track(variants(), console=Console(stderr=True)):
+        folder = folder_of(scene.work, variant)
+        head = train_head(judged.taught, variant)
+        save_head(head, folder, {"w_rej": variant.w_rej, "label": variant.label})
+        rows = {n: measure_head(test, head, variant.w_rej).numbers for n, test in tests.items()}
+        found[folder.name] = rows
+        inside, outside = rows["in domain"], rows["out of domain"]
         table.add_row(
-            folder.name, f"{row['kl']:.4f}", f"{row['kl_without_weight']:.4f}", f"{row['ece']:.3f}",
-            f"{row['ece_without_weight']:.3f}", f"{row['product_bias'][3]:+.3f}",
-            f"{row['train_s']:.1f}",
+            folder.name, f"{inside['kl']:.4f}", f"{inside['kl_without_weight']:.4f}",
+            f"{inside['ece']:.3f}", f"{inside['ece_without_weight']:.3f}",
+            f"{inside['product_bias'][3]:+.3f}", f"{outside['kl']:.4f}",
+            f"{outside['kl_without_weight']:.4f}",
         )  # fmt: skip
     Console(width=110).print(table)
     return {"heads": found}
@@ -121,7 +152,7 @@ def play(
 
 def plane(scene: Scene, args: argparse.Namespace) -> dict[str, Any]:
     """Figure 3: counts only, so prompts run in batches (a row is what it would be alone)."""
-    grid = [folder_of(scene.work, HeadOptions(d, w)) for d in (0, 3) for w in WEIGHTS]
+    grid = [folder_of(scene.work, options(d, w)) for d in (0, 3) for w in WEIGHTS]
     ways = fixed_ways(LENGTHS) + head_ways(grid, THRESHOLDS, lag=False)
     found: dict[str, Any] = {}
     panels: dict[str, list[n.Point]] = {}
@@ -171,29 +202,17 @@ def make_field(scene: Scene, ways: Sequence[Way], args: argparse.Namespace) -> F
     )  # fmt: skip
 
 
-def named(way: Way, name: str) -> Way:
-    return Way(name, way.length, way.rule, way.about)
-
-
 def contestants(work: Path) -> list[Way]:
-    """Every fixed length; one head at its thresholds; its lagging, analytic and tied kin."""
-    plain = folder_of(work, HeadOptions(3, 6.0))
-    kin = {
-        "w1": folder_of(work, HeadOptions(3, 1.0)),
-        "analytic": folder_of(work, HeadOptions(3, 6.0, "analytic")),
-        "tied": folder_of(work, HeadOptions(3, 6.0, tied=True)),
-        "D0": folder_of(work, HeadOptions(0, 6.0)),
-    }
-    ways = fixed_ways(LENGTHS[:6])
-    ways += [
-        named(way, f"head h={way.about['h']:g}") for way in head_ways([plain], THRESHOLDS, False)
-    ]
-    ways += [
-        named(way, f"lag h={way.about['h']:g}") for way in head_ways([plain], THRESHOLDS, True)
-    ]
-    for name, folder in kin.items():
-        chosen = (0.1, 0.3, 0.5) if name == "w1" else (0.3, 0.5, 0.7)
-        ways += [named(w, f"{name} h={w.about['h']:g}") for w in head_ways([folder], chosen, False)]
+    """Fixed lengths; the paper's recommended head; an unweighted one with the other label, lag."""
+    ways = fixed_ways((1, 2, 3, 4, 6, 8))
+    paper, ours = options(3, 6.0), options(3, 1.0, "analytic")
+    for name, head, thresholds, lag in (
+        ("paper", paper, (0.7, 0.9), False),
+        ("ours", ours, (0.5, 0.7, 0.9), False),
+        ("ours, lag", ours, (0.5, 0.7, 0.9), True),
+    ):
+        chosen = head_ways([folder_of(work, head)], thresholds, lag)
+        ways += [Way(f"{name} h={x.about['h']:g}", x.length, x.rule, x.about) for x in chosen]
     return ways
 
 
