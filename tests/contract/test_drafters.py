@@ -188,7 +188,10 @@ def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams)
     for step in range(6):
         drafts = propose(session, contexts) if step % 2 else None
         verified(session, contexts, drafts, num_accepted=step % 3)
-        reports = session.score(contexts, everything=step % 3 == 2)
+        if step == 4:  # a look in between
+            reports = session.glance(contexts)
+        else:
+            reports = session.score(contexts, everything=step % 3 == 2)
         for context, known, scores in zip(contexts, told, reports, strict=True):
             if scores is None:
                 continue

@@ -94,10 +94,12 @@ class LMSession:
     def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
         """The end of each prompt read by itself; what was left out is read when it drafts."""
         most = min(GLANCE, self._cache.capacity)
-        lengths = [self._cache.lengths[context.row] for context in contexts]
-        chains = [Chain(DraftTask(context, 0, Fixed())) for context in contexts]
-        self._feed(chains, [len(c.tokens) - 1 for c in contexts], most)
-        for context, length in zip(contexts, lengths, strict=True):
+        behind = [c for c in contexts if self._cache.lengths[c.row] < len(c.tokens) - 1]
+        lengths = [self._cache.lengths[context.row] for context in behind]
+        if behind:
+            chains = [Chain(DraftTask(context, 0, Fixed())) for context in behind]
+            self._feed(chains, [len(c.tokens) - 1 for c in behind], most)
+        for context, length in zip(behind, lengths, strict=True):
             if length + most < len(context.tokens) - 1:
                 self._cache.lengths[context.row] = length
         return [self._report(context) for context in contexts]
@@ -128,7 +130,8 @@ class LMSession:
         return {row: growth.draft(self._name) for row, growth in shapes.items()}
 
     def _report(self, context: Context) -> Scores | None:
-        known, self._known[context.row] = self._known[context.row], Known()
+        known = self._known[context.row]
+        self._known[context.row] = Known(known.end)  # what was told is not told again
         return score_known(context, known.start, known.dists)
 
     def _feed(

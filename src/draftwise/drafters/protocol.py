@@ -111,7 +111,7 @@ class DraftSession(Protocol):
         ...
 
     def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
-        """A first impression from prompts: scores on their last tokens, for little.
+        """A look at the last tokens of texts: scores of what was not told yet, for little.
 
         It may leave out what lies far before them, so these q's need not be those of a draft.
         """

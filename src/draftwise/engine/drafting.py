@@ -111,6 +111,20 @@ class Drafting:
         """A first impression of each drafter from the prompts' last tokens, for little."""
         return self._by_context(contexts, lambda session: session.glance(contexts))
 
+    def looks(self, requests: Sequence[Request]) -> list[dict[str, Scores]]:
+        """At the drafters that the requests' policies are curious about."""
+        found: list[dict[str, Scores]] = [{} for _ in requests]
+        wanted: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            for name in request.curious():
+                wanted.setdefault(name, []).append(index)
+        for name, rows in wanted.items():
+            contexts = [requests[index].context for index in rows]
+            for index, scores in zip(rows, self._sessions[name].glance(contexts), strict=True):
+                if scores is not None:
+                    found[index][name] = scores
+        return found
+
     def matches(self, context: Context) -> dict[str, int]:
         """The match length of each retrieval drafter at the end of the text."""
         return {name: s.match_length(context) for name, s in self._retrieving.items()}

@@ -204,6 +204,7 @@ class Batch:
         revealer = self._active[0].revealer
         everything = revealer.panoramic and self._num_rounds % revealer.every == 0
         scores = self._drafting.scores([r.context for r in self._active], everything)
+        looks = self._drafting.looks(self._active)
         costs = self._pool.meter.costs(len(self._active), self._longest + 1)
         seconds = sum(self._seconds.get(phase, 0.0) for phase in ("draft", "verify"))
         return [
@@ -211,7 +212,7 @@ class Batch:
                 plan=played[index],
                 num_drafted=len(drafts[index]),
                 num_accepted=verdict.num_accepted,
-                scores=scores[index],
+                scores=looks[index] | scores[index],
                 drafted_alphas=drafted_alphas(drafts[index], targets[index], verdict.path),
                 emitted_start=len(request.context.tokens) - emitted[index],
                 seconds=seconds,

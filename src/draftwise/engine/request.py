@@ -106,6 +106,11 @@ class Request:
         mixer: Mixer | None = getattr(self.policy, "mixer", None)
         return mixer
 
+    def curious(self) -> Sequence[str]:
+        """Drafters that the policy would have looked at now, for a price that it can afford."""
+        ask = getattr(self.policy, "curious", None)
+        return ask() if ask is not None and self.answer.finish_reason is None else ()
+
     def plays(self, decision: Decision, plans: Sequence[Plan]) -> list[Plan]:
         """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""
         return _one_each(plans) if plays_all(self.policy) else [plans[decision.plan]]

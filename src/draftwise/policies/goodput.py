@@ -16,6 +16,7 @@ from draftwise.policies.acceptance import (
     new_rates,
     new_table,
 )
+from draftwise.policies.curiosity import Curiosity
 from draftwise.policies.door import check_feedback, check_share
 from draftwise.policies.mixing import RATE_SHARE, Mixer, Prices, add_to_bins, new_bins
 from draftwise.policies.pricing import seconds_per_plan, tokens_per_plan
@@ -24,6 +25,9 @@ from draftwise.policies.state import dump, load
 from draftwise.policies.together import best_together
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Ints, Plan, Scores
 
+NEARLY_ALWAYS = 0.9
+"""The acceptance that a drafter is granted when it is asked whether a look at it could pay."""
+
 DEFAULT_DRAFT_SHARE = 0.05
 """A draft step's seconds, as a share of a target forward, where nobody measured it."""
 
@@ -31,12 +35,12 @@ _TINY = 1e-12  # seconds; a clock too coarse to see a step must not divide by ze
 _UNSEEN = new_rates()
 _FIELDS = (
     "_rates", "_bins", "_tables", "_matches", "_target_s", "_draft_s", "_value_sums",
-    "_value_counts", "_is_blind", "_num_chosen",
+    "_value_counts", "_is_blind", "_num_chosen", "_curiosity",
 )  # fmt: skip
 
 
 class Goodput:
-    """Play the plan that promises the most tokens per second, from free information only.
+    """Play the plan that promises the most tokens per second, from what is free to know.
 
     Source: this project's own (DESIGN section 7); no paper has it. The expected tokens of a draft
         under a constant acceptance probability are Leviathan et al. (2023).
@@ -46,10 +50,11 @@ class Goodput:
         slow). A drafter that was not scored fades towards the prior by g for each emitted token, so
         that none is given up for good. Per retrieval drafter a rate in each of six buckets of match
         length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the
-        product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploration: the
-        mildly optimistic prior does it. For a request that runs alone ``mixer`` then says, token by
-        token, who writes the next one, the best LM drafter or a match, and where the draft ends
-        (``policies.mixing``).
+        product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploring by
+        playing: the prior is mildly optimistic, and for 3% of the seconds drafters that are not
+        played are looked at (``policies.curiosity``). For a request that runs alone ``mixer`` then
+        says, token by token, who writes the next one, the best LM drafter or a match, and where the
+        draft ends (``policies.mixing``).
     Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
         tokens, so it is chosen where nothing else is. The simulator plays plans unmixed.
     Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
@@ -76,7 +81,7 @@ class Goodput:
 
     def __init__(
         self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
-        discount: float = 0.97, mix: bool = True,
+        discount: float = 0.97, mix: bool = True, looks: bool = True,
     ) -> None:  # fmt: skip
         self._prior, self._discount = check_share("prior", prior), check_share("discount", discount)
         self._num_plans, self._num_chosen = num_plans, 0
@@ -90,6 +95,7 @@ class Goodput:
         self._tables: dict[str, list[list[float]]] = {}
         self._matches: dict[str, int] = {}
         self._bins: dict[str, list[list[float]]] = {}
+        self._looks, self._curiosity = looks, Curiosity()
         self._mix = mix
         self.mixer: Mixer | None = None
         self._target_s: list[float] = [1.0]
@@ -124,6 +130,14 @@ class Goodput:
             Decision(int(plan), 1.0, policy._num_chosen)
             for plan, policy in zip(plans, policies, strict=True)
         ]
+
+    def curious(self) -> list[str]:
+        """LM drafters to be scored on the last tokens now, though they were not played."""
+        if not self._looks or self._is_blind:
+            return []
+        lms = [name for name in self._draft_s if name in self._names and name not in self._tables]
+        known = {name: self._rates.get(name, _UNSEEN)[1] for name in lms}
+        return self._curiosity.names(known, self._draft_s, self._could_win)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Read the evidence; without evidence or plans, discount and add the seen values."""
@@ -165,6 +179,8 @@ class Goodput:
             alphas = evidence.drafted_alphas[:judged].tolist()
             bins = self._bins.setdefault(self.mixer.drafter, new_bins())
             add_to_bins(bins, evidence.confidences[: len(alphas)], alphas)
+        if evidence.seconds:  # a round, and not the prompt
+            self._curiosity.saw_round(evidence.num_emitted, evidence.seconds)
         self._matches = dict(evidence.matches)
         for name in evidence.matches:
             self._tables.setdefault(name, new_table())
@@ -191,6 +207,14 @@ class Goodput:
         """[num] acceptance of tokens that a match of this length proposes."""
         found: list[float] = match_alphas(self._tables.get(name, new_table()), match, num).tolist()
         return found
+
+    def _could_win(self, name: str) -> bool:
+        """Whether a drafter would have the best plan if its tokens were nearly always right."""
+        own = self._drafters == self._names.index(name)
+        alphas = np.full((len(self._names), self._longest), NEARLY_ALWAYS)
+        tokens = tokens_per_plan(alphas, self._drafters, self._lengths)
+        rivals = self._prices()[~own]
+        return bool((tokens[own] / self._seconds[own]).max() > rivals.max(initial=0.0))
 
     def _score(self, name: str, scores: Scores) -> None:
         if scores.matches is not None:
