@@ -30,8 +30,8 @@ from transformers.utils import logging
 
 from draftwise import Speculator, zoo
 
-ROWS = 16
-ANSWER = 200
+ROWS = 28
+ANSWER = 180
 
 
 def measure(name: str, num_tokens: int, length: int, temperature: float) -> dict[str, Any]:
