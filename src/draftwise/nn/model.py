@@ -58,7 +58,7 @@ class CausalModel:
         self._patterns = _attention_patterns(config)
         self._window = int(getattr(config, "sliding_window", None) or 0)
         self._additive = config._attn_implementation == "eager"
-        # a token that sees all of the cache needs no mask, and sdpa without one is twice as fast
+        # sdpa without a mask is up to twice as fast
         self._can_skip_mask = self._patterns == {"full_attention"} and not self._additive
         self._numbers = torch.arange(0, device=self.device)
         self._can_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
@@ -140,9 +140,10 @@ class CausalModel:
         width, used = max(counts), max(ends)
         is_even = min(starts) == used - width and min(counts) == width
         if is_even and not trees:
-            sees_all = width == 1 and self._can_skip_mask
+            # one token sees everything; from the first on it is plain causal attention
+            needs_none = self._can_skip_mask and (width == 1 or width == used)
             slots, positions = None, self._slots(used)[used - width :][None]
-            mask = None if sees_all else self._mask(positions, self._slots(used))
+            mask = None if needs_none else self._mask(positions, self._slots(used))
         else:
             places = ragged_slots(starts, counts)
             slots = positions = self._tensor(places)
