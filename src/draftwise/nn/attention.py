@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-GROUPED = "draftwise_grouped"
+GROUPED = "sdpa_gqa"
 """The name under which ``transformers`` knows it: ``attn_implementation``."""
 
 
