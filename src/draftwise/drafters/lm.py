@@ -16,7 +16,7 @@ from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import distributions
 from draftwise.types import Draft, Scores
 
-GLANCE = 64
+GLANCE = 32
 """Tokens at the end of a prompt from which a first impression is made."""
 
 

@@ -27,6 +27,7 @@ from draftwise.types import (
     Draft,
     Evidence,
     Plan,
+    Scores,
     Verdict,
 )
 
@@ -77,8 +78,10 @@ class Batch:
                 verdicts = self._verify(drafts, targets)
             with self._phase("commit"):
                 emitted = self._commit(drafts, verdicts, targets)
+            with self._phase("look"):
+                looks = self._drafting.looks(self._active)
             with self._phase("reveal"):
-                evidence = self._reveal(played, drafts, verdicts, targets, emitted)
+                evidence = self._reveal(played, drafts, verdicts, targets, emitted, looks)
             with self._phase("learn"):
                 for request, made, facts in zip(self._active, decisions, evidence, strict=True):
                     request.learn(made, facts)
@@ -199,12 +202,12 @@ class Batch:
         verdicts: Sequence[Verdict],
         targets: Sequence[list[Dist]],
         emitted: Sequence[int],
+        looks: Sequence[Mapping[str, Scores]],
     ) -> list[Evidence]:
         """All that the round made known, for each request."""
         revealer = self._active[0].revealer
         everything = revealer.panoramic and self._num_rounds % revealer.every == 0
         scores = self._drafting.scores([r.context for r in self._active], everything)
-        looks = self._drafting.looks(self._active)
         costs = self._pool.meter.costs(len(self._active), self._longest + 1)
         seconds = sum(self._seconds.get(phase, 0.0) for phase in ("draft", "verify"))
         return [
@@ -212,7 +215,7 @@ class Batch:
                 plan=played[index],
                 num_drafted=len(drafts[index]),
                 num_accepted=verdict.num_accepted,
-                scores=looks[index] | scores[index],
+                scores={**looks[index], **scores[index]},
                 drafted_alphas=drafted_alphas(drafts[index], targets[index], verdict.path),
                 emitted_start=len(request.context.tokens) - emitted[index],
                 seconds=seconds,

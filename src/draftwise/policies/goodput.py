@@ -95,7 +95,7 @@ class Goodput:
         self._tables: dict[str, list[list[float]]] = {}
         self._matches: dict[str, int] = {}
         self._bins: dict[str, list[list[float]]] = {}
-        self._looks, self._curiosity = looks, Curiosity()
+        self._looks, self._curiosity, self._is_alone = looks, Curiosity(), True
         self._mix = mix
         self.mixer: Mixer | None = None
         self._target_s: list[float] = [1.0]
@@ -109,7 +109,7 @@ class Goodput:
         """The best price (ties go to the first plan)."""
         self._num_chosen += 1
         prices = self._prices()
-        best = int(prices.argmax())
+        best, self._is_alone = int(prices.argmax()), True
         self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
         return Decision(best, 1.0, self._num_chosen)
 
@@ -125,7 +125,8 @@ class Goodput:
         plans = best_together(tokens, first._sizes, first._drafters, drafting, forward_s)
         for policy in policies:
             policy._num_chosen += 1
-            policy.mixer = None  # a draft that goes on alone makes all rows wait
+            # a draft that goes on, or a look, makes all rows wait
+            policy.mixer, policy._is_alone = None, False
         return [
             Decision(int(plan), 1.0, policy._num_chosen)
             for plan, policy in zip(plans, policies, strict=True)
@@ -133,7 +134,7 @@ class Goodput:
 
     def curious(self) -> list[str]:
         """LM drafters to be scored on the last tokens now, though they were not played."""
-        if not self._looks or self._is_blind:
+        if not self._looks or self._is_blind or not self._is_alone:
             return []
         lms = [name for name in self._draft_s if name in self._names and name not in self._tables]
         known = {name: self._rates.get(name, _UNSEEN)[1] for name in lms}

@@ -20,8 +20,8 @@ from draftwise.bench.charts.canvas import (
 
 _COLUMNS = 3
 _MOST = 11
-PHASES = ("prefill", "draft", "verify", "choose", "reveal", "learn", "commit")
-_PHASE_COLOURS = dict(zip(PHASES, (PALETTE[i] for i in (4, 0, 1, 2, 3, 5, 7)), strict=True))
+PHASES = ("prefill", "draft", "verify", "look", "choose", "reveal", "learn", "commit")
+_PHASE_COLOURS = dict(zip(PHASES, (PALETTE[i] for i in (4, 0, 1, 6, 2, 3, 5, 7)), strict=True))
 
 
 def to_show(rows: Mapping[str, Any], most: int = _MOST) -> list[str]:
