@@ -31,7 +31,8 @@ class Scripted:
     def __init__(self, script: Sequence[int], name: str = "target", wrong: int = 0) -> None:
         self.name, self.vocab_size, self.max_positions, self.num_parameters = name, VOCAB, 10**6, 1
         self.module: Any = None
-        self.serves_trees = False
+        self.serves_trees, self.taps = False, frozenset[int]()
+        self.num_layers = self.hidden_size = 1
         self._script = [0, *script, *[0] * 100]
         for position in range(wrong, len(self._script), wrong) if wrong else ():
             self._script[position] = (self._script[position] + 1) % VOCAB

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
@@ -17,6 +17,9 @@ from draftwise.engine.watch import Watch
 from draftwise.feedback import Revealer
 from draftwise.protocols import Guide, Mixer, Policy
 from draftwise.types import NONE, PLAIN, Decision, Dist, Draft, Evidence, Floats, Plan, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIXED = "mixed"
 """The rule in the plan of a draft that several drafters wrote."""
