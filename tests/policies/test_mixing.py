@@ -34,7 +34,8 @@ def mixer(
 ) -> Mixer:
     prices = Prices(rate, target_s, {"lm": draft_s, "copy": 0.001})
     own = new_bins() if bins is None else bins
-    return Mixer("lm", 8, alpha, own, prices, lambda name, match, num: [ladder[match]] * num)
+    rungs = [next(a for m, a in ladder.items() if m >= min(n, max(ladder))) for n in range(1, 33)]
+    return Mixer("lm", 8, alpha, own, prices, {"copy": rungs})
 
 
 def step(depth: int, confidence: float = NAN) -> DraftStep:
@@ -72,7 +73,7 @@ def test_the_better_offer_writes() -> None:
     assert mixer().pick(step(0), {}) == "lm"
     assert mixer().pick(step(0), {"copy": 0}) == "lm"
     assert mixer().pick(step(0), {"copy": 20}) == "copy"
-    assert mixer(draft_s=0.05).pick(step(0), {"copy": 1}) == "lm"
+    assert mixer(draft_s=0.05, ladder={1: 0.3}).pick(step(0), {"copy": 1}) == "lm"
 
 
 def test_nobody_writes_what_does_not_pay() -> None:

@@ -79,15 +79,19 @@ class _Index:
         """Tokens of the longest match behind a draft, and the token that follows it."""
         if not drafted:
             return (self.match, tokens[self._source]) if self.match else (0, -1)
-        text, match, source = [*tokens, *drafted], 0, 0
+        end, match, source = len(tokens) + len(drafted), 0, 0
+        tail = (*tokens[-self._sizes[-1] :], *drafted)[-self._sizes[-1] :]
         for size in self._sizes:
-            found = self._last.get(tuple(text[len(text) - size :]))
-            if found is None or size > len(text):
+            found = self._last.get(tail[len(tail) - size :]) if size <= len(tail) else None
+            if found is None:
                 break
             match, source = size, found
         if match == self._sizes[-1]:
-            match = _common_suffix(text, source, len(text), match)
-        return (match, text[source]) if match else (0, -1)
+            match = _common_suffix([*tokens, *drafted], source, end, match)
+        if not match:
+            return 0, -1
+        behind = source - len(tokens)
+        return match, tokens[source] if behind < 0 else drafted[behind]
 
     def propose(self, tokens: Sequence[int], length: int) -> list[int]:
         """The continuation of the match, running on into itself where it reaches the end."""

@@ -27,7 +27,8 @@ FAST_ODDS = math.log(0.12 / 0.88)
 ERROR_WEIGHT = 3.0
 """Log odds for each unit of squared error that one rate made and the other did not."""
 
-_LONGEST = 17
+LONGEST_MATCH = 17
+"""Tokens of a match from which on a longer one says nothing more."""
 _BUCKET_OF = np.array([0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5])  # by match length 0 .. 17
 
 Tally2 = list[float]
@@ -40,7 +41,7 @@ def bucket(match: int) -> int:
     >>> [bucket(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 400)]
     [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     """
-    return int(_BUCKET_OF[min(match, _LONGEST)])
+    return int(_BUCKET_OF[min(match, LONGEST_MATCH)])
 
 
 def add_alphas(tally: Tally2, alphas: Iterable[float], discount: float) -> None:
@@ -117,6 +118,6 @@ def match_alphas(table: list[Tally2], match: int, num: int) -> Floats:
     [0.45, 0.55, 0.55, 0.65]
     """
     rates = np.array([rate(tally, prior) for tally, prior in zip(table, MATCH_PRIORS, strict=True)])
-    reached = np.minimum(np.arange(match, match + num), _LONGEST)
+    reached = np.minimum(np.arange(match, match + num), LONGEST_MATCH)
     ladder: Floats = rates[_BUCKET_OF[reached]]
     return ladder

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from draftwise.policies.acceptance import (
+    LONGEST_MATCH,
     PRIOR_WEIGHT,
     add_matches,
     add_to_rates,
@@ -104,6 +105,7 @@ class Goodput:
         self._value_counts: Floats = np.zeros(num_plans)
         self._longest = max(int(self._lengths.max()), 1)
         self._seconds = self._price_rounds()
+        self._find_lms()
 
     def choose(self) -> Decision:
         """The best price (ties go to the first plan)."""
@@ -167,6 +169,7 @@ class Goodput:
         """Take up a saved memory; ValueError if it does not fit."""
         load(self, _FIELDS, state)
         self._seconds = self._price_rounds()
+        self._find_lms()
 
     def _read(self, evidence: Evidence) -> None:
         """Update the rates, let those that were not scored fade, take over the context."""
@@ -183,17 +186,17 @@ class Goodput:
         if evidence.seconds:  # a round, and not the prompt
             self._curiosity.saw_round(evidence.num_emitted, evidence.seconds)
         self._matches = dict(evidence.matches)
-        for name in evidence.matches:
-            self._tables.setdefault(name, new_table())
+        if any(name not in self._tables for name in evidence.matches):
+            self._tables |= {n: self._tables.get(n, new_table()) for n in evidence.matches}
+            self._find_lms()
         if evidence.costs is not None:
             self._take_costs(evidence.costs)
 
     def _mixer(self, prices: Floats, best: int) -> Mixer | None:
         """For the coming draft; None where there is no LM drafter, or a tree is best."""
-        is_lm = (self._lengths > 0) & ~np.isin(self._names, list(self._tables))[self._drafters]
-        if not is_lm.any() or self._sizes[best] != self._lengths[best]:
+        if self._sizes[best] != self._lengths[best] or not self._has_lms:
             return None
-        name = self._names[self._drafters[int(np.where(is_lm, prices, -1.0).argmax())]]
+        name = self._names[self._drafters[int((prices * self._is_lm).argmax())]]
         own_s = {name: self._draft_s.get(name, DEFAULT_DRAFT_SHARE * self._target_s[0])}
         return Mixer(
             name,
@@ -201,13 +204,17 @@ class Goodput:
             best_rate(self._rates.get(name, _UNSEEN), self._prior),
             self._bins.setdefault(name, new_bins()),
             Prices(RATE_SHARE * float(prices[best]), self._target_s, self._draft_s | own_s),
-            self._match_alphas,
+            {
+                other: match_alphas(table, 1, LONGEST_MATCH + self._longest).tolist()
+                for other, table in self._tables.items()
+            },
         )
 
-    def _match_alphas(self, name: str, match: int, num: int) -> Sequence[float]:
-        """[num] acceptance of tokens that a match of this length proposes."""
-        found: list[float] = match_alphas(self._tables.get(name, new_table()), match, num).tolist()
-        return found
+    def _find_lms(self) -> None:
+        """[K] 1 for a plan of a drafter that does not retrieve, as far as is known; else 0."""
+        drafts = self._lengths > 0
+        self._is_lm = drafts & ~np.isin(self._names, list(self._tables))[self._drafters]
+        self._has_lms = bool(self._is_lm.any())
 
     def _could_win(self, name: str) -> bool:
         """Whether a drafter would have the best plan if its tokens were nearly always right."""
@@ -219,7 +226,10 @@ class Goodput:
 
     def _score(self, name: str, scores: Scores) -> None:
         if scores.matches is not None:
-            add_matches(self._tables.setdefault(name, new_table()), scores)
+            if name not in self._tables:
+                self._tables[name] = new_table()
+                self._find_lms()
+            add_matches(self._tables[name], scores)
         else:
             rates = self._rates.setdefault(name, new_rates())
             add_to_rates(rates, scores.alphas.tolist(), self._discount, self._prior)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -120,6 +120,7 @@ class Mixer:
         that followed that bin; after a copied one it is multiplied by that of the match. Everything
         it looks at was known before the token is drawn, and what was drawn stays: lossless
         (``docs/verification.md``).
+    ladders: by retrieval drafter, the acceptance of a token behind a match of 1, 2, .. tokens.
     State: that probability, and the acceptance of the drafter's next token.
     Cost: O(length) a token and offer, some microseconds.
     """
@@ -131,10 +132,10 @@ class Mixer:
         alpha: float,
         bins: Bins,
         prices: Prices,
-        match_alphas: Callable[[str, int, int], Sequence[float]],
+        ladders: Mapping[str, Sequence[float]],
     ) -> None:
         self.drafter, self.length = drafter, length
-        self._alpha, self._bins, self._prices, self._matches = alpha, bins, prices, match_alphas
+        self._alpha, self._bins, self._prices, self._ladders = alpha, bins, prices, ladders
         self._reached, self._next, self._copied = 1.0, alpha, 0.0
 
     def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
@@ -144,10 +145,13 @@ class Mixer:
         """
         self._see(step)
         left = self.length - step.depth
-        offers = {self.drafter: [self._next, *[self._alpha] * (left - 1)]}
+        own = [self._next, *[self._alpha] * (left - 1)]
+        offers: dict[str, Sequence[float]] = {self.drafter: own}
         for name, match in matches.items():
-            if match:
-                offers[name] = list(self._matches(name, match, left))
+            if match and name in self._ladders:
+                ladder = self._ladders[name]
+                first = min(match, len(ladder) - left) - 1
+                offers[name] = ladder[first : first + left]
         gains = {
             name: self._prices.gain(step.depth, self._reached, alphas, name)
             for name, alphas in offers.items()
