@@ -104,6 +104,7 @@ class Goodput:
         self._value_sums: Floats = np.zeros(num_plans)
         self._value_counts: Floats = np.zeros(num_plans)
         self._longest = max(int(self._lengths.max()), 1)
+        self._made: Floats | None = None
         self._seconds = self._price_rounds()
         self._find_lms()
 
@@ -145,6 +146,7 @@ class Goodput:
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Read the evidence; without evidence or plans, discount and add the seen values."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
+        self._made = None
         self._is_blind = feedback.evidence is None or not self._has_plans
         if feedback.evidence is not None and self._has_plans:
             self._read(feedback.evidence)
@@ -159,7 +161,7 @@ class Goodput:
     def estimates(self) -> Floats:
         """[K] tokens per second over those of the best plan; blind, the discounted means."""
         prices = self._prices()
-        return prices if self._is_blind else prices / max(float(prices.max()), _TINY)
+        return prices.copy() if self._is_blind else prices / max(float(prices.max()), _TINY)
 
     def state(self) -> dict[str, Any]:
         """The memory as plain JSON."""
@@ -168,6 +170,7 @@ class Goodput:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up a saved memory; ValueError if it does not fit."""
         load(self, _FIELDS, state)
+        self._made = None
         self._seconds = self._price_rounds()
         self._find_lms()
 
@@ -248,13 +251,13 @@ class Goodput:
         return seconds_per_plan(self._target_s, draft_s, self._drafters, self._lengths, self._sizes)
 
     def _prices(self) -> Floats:
-        """[K] expected tokens per second; blind, the discounted means."""
-        if self._is_blind:
+        """[K] expected tokens per second; blind, the discounted means. Made once a round."""
+        if self._made is None and self._is_blind:
             weight = self._value_counts + PRIOR_WEIGHT
-            means: Floats = (self._value_sums + PRIOR_WEIGHT * self._prior) / weight
-            return means
-        prices: Floats = self._tokens() / self._seconds
-        return prices
+            self._made = (self._value_sums + PRIOR_WEIGHT * self._prior) / weight
+        elif self._made is None:
+            self._made = self._tokens() / self._seconds
+        return self._made
 
     def _tokens(self) -> Floats:
         """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""
