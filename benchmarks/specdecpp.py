@@ -1,8 +1,8 @@
 """SpecDec++ on the zoo: heads, figure 3's plane, tokens a second; each part is one command.
 
-python benchmarks/specdecpp.py --part heads --work /tmp/zoo    # train them all; KL, calibration
-python benchmarks/specdecpp.py --part plane --work /tmp/zoo    # discarded against verified
-python benchmarks/specdecpp.py --part speed --work /tmp/zoo    # paired timing of the best
+python benchmarks/specdecpp.py --part heads --work FOLDER  # train them all; KL, calibration
+python benchmarks/specdecpp.py --part plane --work FOLDER  # discarded against verified
+python benchmarks/specdecpp.py --part speed --work FOLDER  # paired timing of the best
 
 The drafter is the generalist. Heads learn from prompts of four domains (sql, translate, edit,
 prose); the other two, python and math, are out of domain, as HumanEval and GSM8K are in the paper.

@@ -1,6 +1,6 @@
 """Acceptance heads compared without chance: expected tokens a second over drafts from many places.
 
-python benchmarks/specdecpp_expected.py --work /tmp/zoo    # after specdecpp.py --part heads
+python benchmarks/specdecpp_expected.py --work FOLDER  # after specdecpp.py --part heads
 
 From random places of the target's answers to held-out prompts the drafter goes on for 16 tokens.
 With min(1, p/q) of each, what a draft of n tokens emits is known in expectation, so heads,

@@ -328,3 +328,15 @@ def test_the_same_calls_make_the_same_drafts() -> None:
 def test_impossible_options_are_refused(max_tokens: int, num_matches: int) -> None:
     with pytest.raises(ValueError, match="max_tokens must be 0"):
         SuffixDrafter("suffix", max_tokens, num_matches)
+
+
+def test_a_forgetful_twin_has_the_options_and_not_the_history() -> None:
+    drafter = SuffixDrafter("suffix", max_tokens=100, num_matches=3)
+    context = context_of([1, 2, 3])
+    session = drafter.start(1, 50)
+    session.score([context], everything=False)
+    context.tokens.extend([4, 5])
+    session.commit([context])
+    twin = drafter.forgetful()
+    assert (drafter.num_shared_tokens, twin.num_shared_tokens) == (2, 0)
+    assert twin.name == "suffix"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -80,7 +79,7 @@ class OurContestant:
 
 def _fresh(drafter: Drafter) -> Drafter:
     """Models and datastores are shared; a memory of past answers is each contestant's own."""
-    return copy.deepcopy(drafter) if isinstance(drafter, SuffixDrafter) else drafter
+    return drafter.forgetful() if isinstance(drafter, SuffixDrafter) else drafter
 
 
 def counts(replies: Sequence[Reply]) -> dict[str, Any]:

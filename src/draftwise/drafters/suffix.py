@@ -47,8 +47,12 @@ class SuffixDrafter:
                 f"max_tokens={max_tokens} and num_matches={num_matches}: max_tokens must be 0 (no "
                 "shared history) or more, num_matches 1 or more"
             )
-        self.name, self._num_matches = name, num_matches
+        self.name, self._max_tokens, self._num_matches = name, max_tokens, num_matches
         self._shared = SuffixIndex(max_tokens, num_matches, max_tokens) if max_tokens else None
+
+    def forgetful(self) -> SuffixDrafter:
+        """Another of the same options, without a history."""
+        return SuffixDrafter(self.name, self._max_tokens, self._num_matches)
 
     @property
     def num_shared_tokens(self) -> int:
