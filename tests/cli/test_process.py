@@ -44,7 +44,7 @@ def test_help_imports_no_torch() -> None:
 
 
 def test_ctrl_c_keeps_the_partial_object_and_the_trace(endless: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
+    trace, before = tmp_path / "trace.jsonl", signal.getsignal(signal.SIGINT)
 
     def press() -> None:
         while not (trace.exists() and trace.read_bytes().count(b"\n") > 3):
@@ -58,7 +58,7 @@ def test_ctrl_c_keeps_the_partial_object_and_the_trace(endless: Path, tmp_path: 
     assert (ran.code, answer["finish_reason"]) == (130, "interrupted")
     assert [token for r in rounds for token in r["tokens"]] == answer["tokens"]
     assert ran.err.count("\n") == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_on_a_terminal_resets_its_colours(endless: Path) -> None:
