@@ -48,7 +48,11 @@ def test_default_policy_is_saved_and_loaded(tmp_path: Path) -> None:
     first.generate(PROMPT, **OPTIONS)
     first.memory.save(tmp_path / "state.json")
     second.memory.load(tmp_path / "state.json")
+    assert second.memory.policy is not None
+    assert first.memory.policy is not None
+    assert second.memory.policy.state() == first.memory.policy.state()
     second.generate(PROMPT, **OPTIONS)
+    assert second.memory.policy.state() != first.memory.policy.state()
 
 
 def test_what_cannot_be_taken_up_is_refused_and_nothing_changes(tmp_path: Path) -> None:
