@@ -73,7 +73,7 @@ def drafter(
     """
     folder = work or out / "work"
     with quiet(), refused_values():
-        heats = _heats(temperatures)
+        heats = t.heats(temperatures)
         given = _options(loss, epochs, lr, seed, bf16, device)
         texts = read_batch(prompts)
         scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
@@ -110,16 +110,6 @@ def _options(
     on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
     mixed = on_gpu if bf16 is None else bf16
     return DrafterOptions(loss, epochs, lr, bf16=mixed, seed=seed)  # type: ignore[arg-type]
-
-
-def _heats(text: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if min(found) < 0:
-        raise DraftwiseError(f"--temperatures {text!r}: write numbers of 0 or more with commas")
-    return found
 
 
 def _start(

@@ -104,7 +104,7 @@ def eagle(
             raise DraftwiseError(
                 f"unknown layout {layout!r}; the layouts are: {', '.join(LAYOUTS)}"
             )
-        heats = _heats(temperatures)
+        heats = t.heats(temperatures)
         examples = read_examples(data)
         scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
     inputs = {
@@ -250,16 +250,6 @@ def _save(head: EagleHead, out: Path, layout: str, scene: t.Scene) -> None:
     from draftwise.nn.eagle_save import save_head
 
     save_head(head.cpu(), out, layout=layout, dtype=scene.target.dtype, verifier=scene.target.name)
-
-
-def _heats(text: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if min(found) < 0:
-        raise DraftwiseError(f"--temperatures {text!r}: write numbers of 0 or more with commas")
-    return found
 
 
 def _show(report: dict[str, Any], out: Path) -> None:

@@ -163,3 +163,14 @@ def keeping(work: Path) -> Iterator[None]:
             f"{where} cannot be written ({error.strerror or error}): make room, and give the same "
             f"command again; what is finished is kept in {work}"
         ) from error
+
+
+def heats(text: str) -> list[float]:
+    """``--temperatures``: numbers of 0 or more, with commas between them."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if min(found) < 0:
+        raise DraftwiseError(f"--temperatures {text!r}: write numbers of 0 or more with commas")
+    return found
