@@ -1,184 +1,193 @@
-"""Where to stop: every rule of TapOut's table 1 as a fixed plan, and TapOut choosing among them.
+"""Where to stop: fixed lengths, TapOut, SpecDec++ and this project's own, at costs that are given.
 
-python benchmarks/stopping.py --drafter generalist                   # rules, and TapOut over them
-python benchmarks/stopping.py --drafter generalist --part settings   # what else TapOut could be
-python benchmarks/stopping.py --drafter generalist --part means      # blend: rules played, and seen
+python benchmarks/stopping.py --more --work FOLDER            # greedy, everything
+python benchmarks/stopping.py --temperature 1 --work FOLDER   # sampled
+
+One drafter of the zoo, and all held-out prompts of a run in one order. Answers are really
+generated; forwards are counted and priced afterwards (``fixed_costs.py`` says how), so that a run
+repeats exactly. What chooses by price is played again at each price, on a clock that forwards move.
+FOLDER keeps what was played, so that a run goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from paired import Method, Timing, measure, report, save
+from fixed_costs import Cost
+from paired import save
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
+from stopping_ways import (
+    FIXED,
+    HEAD,
+    LAGGING,
+    TABLE_1,
+    Played,
+    Way,
+    at_costs,
+    count,
+    main_ways,
+    more_ways,
+)
+from transformers.utils import logging
 
-from draftwise import Speculator, zoo
+from draftwise import zoo
+from draftwise.bench.paired import ratio
 
-TABLE_1 = ("max-confidence", "svip", "adaedl", "svip-difference", "logit-margin")
-GRID = ("max-confidence:0.6", "max-confidence:0.4", "svip:0.9", "svip:1.2", "adaedl:0.5")
-"""Thresholds beside the paper's own: what tuning could have found."""
-TAPOUT = {
-    "TapOut, UCB1, blend": {"policy": "ucb1:beta=1", "reward": "blend"},
-    "TapOut, UCB1, simple": {"policy": "ucb1:beta=1", "reward": "simple"},
-    "TapOut, UCB-Tuned, blend": {"policy": "ucb-tuned", "reward": "blend"},
-    "TapOut, Thompson, blend": {"policy": "thompson-gaussian", "reward": "blend"},
+PRICES: dict[str, tuple[Cost, Cost]] = {
+    "zoo": ((7.5, 0.2), (0.42, 0.02)),
+    "dear": ((7.5, 0.2), (1.5, 0.05)),
 }
-TOKEN_LEVEL = {
-    "TapOut token, UCB1": "tapout-token:bandit=ucb1:beta=1",
-    "TapOut token, Thompson": "tapout-token:bandit=thompson-bernoulli",
-}
+"""Milliseconds of a forward and of each token, of target and drafter: the zoo's own, and a drafter
+a fifth of its target, which is how Llama's 1B and 8B lie."""
+TOGETHER = 14
+"""Prompts in a batch, where none learns from another."""
+BASES = ("plain", "best length", "best rule", "TapOut, UCB1, blend", HEAD, LAGGING, "draftwise")
 
 
-def settings(length: int) -> dict[str, dict[str, Any]]:
-    """By name, what ``Speculator.from_pretrained`` is given beyond target and drafter."""
-    one: dict[str, Any] = {"preset": "tapout", "policy": "fixed:0"}
-    found: dict[str, dict[str, Any]] = {"plain": {"preset": "plain"}}
-    for fixed in (4, 6):
-        found[f"length {fixed}"] = {**one, "rules": ["fixed"], "lengths": [fixed]}
-    for rule in (*TABLE_1, *GRID):
-        found[rule] = {**one, "rules": [rule], "lengths": [length]}
-    for name, options in TAPOUT.items():
-        found[name] = {"preset": "tapout", "lengths": [length], **options}
-    for name, rule in TOKEN_LEVEL.items():
-        found[name] = {**one, "rules": [rule], "lengths": [length]}
-    return found
+def prompts(number: int) -> tuple[list[str], list[str]]:
+    """Held-out prompts, domain after domain, and the domain of each."""
+    chosen = [(d, text) for d, texts in zoo.prompts().items() for text in texts[:number]]
+    return [text for _, text in chosen], [domain for domain, _ in chosen]
 
 
-def variants(length: int) -> dict[str, dict[str, Any]]:
-    """TapOut with shorter drafts and more feedback, beside two rules and this project's own."""
-    one: dict[str, Any] = {"preset": "tapout", "policy": "fixed:0", "lengths": [length]}
-    found: dict[str, dict[str, Any]] = {"plain": {"preset": "plain"}}
-    for rule in ("max-confidence:0.4", "adaedl:0.5"):
-        found[rule] = {**one, "rules": [rule]}
-    for cap in (length, 16):
-        for feedback in ("bandit", "prefix:rules=true"):
-            options = {"preset": "tapout", "lengths": [cap], "feedback": feedback}
-            found[f"TapOut, {cap}, {feedback}"] = options
-    found["draftwise"] = {"preset": "draftwise"}
-    return found
-
-
-class Counted:
-    """One method; counts what it drafted, kept and emitted."""
-
-    def __init__(self, drafter: str, options: dict[str, Any], scope: str, tokens: int) -> None:
-        drafters = [] if options["preset"] == "plain" else [f"zoo:{drafter}"]
-        self._spec = Speculator.from_pretrained("zoo", drafters, scope=scope, **options)
-        self._tokens = tokens
-        self.rounds = self.drafted = self.accepted = 0
-
-    def __call__(self, prompt: list[int]) -> list[int]:
-        result = self._spec.generate(prompt, max_new_tokens=self._tokens, ignore_eos=True)
-        self.rounds += result.stats.num_rounds
-        self.drafted += result.stats.num_drafted
-        self.accepted += result.stats.num_accepted
-        return list(result.tokens)
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """m and % as the paper has them: accepted tokens a round, and accepted over drafted."""
-        return {"m": self.accepted / self.rounds, "rate": self.accepted / max(1, self.drafted)}
-
-
-def by_domain(timing: Timing, domains: list[str]) -> dict[str, dict[str, Any]]:
-    """Times plain with its interval, by method and domain; ``all`` are all prompts together."""
-    rows: dict[str, dict[str, Any]] = {}
-    for name in timing.names:
-        rows[name] = {}
-        for domain in [*dict.fromkeys(domains), "all"]:
-            chosen = [i for i, d in enumerate(domains) if domain in {d, "all"}]
-            part = Timing(
-                timing.names, timing.seconds[:, chosen], timing.num_tokens[chosen], timing.identical
-            )
-            rows[name][domain] = [round(value, 3) for value in part.ratio(name, "plain")]
-    return rows
-
-
-def against(timing: Timing, base: str) -> dict[str, list[float]]:
-    """Each method's speed over one of them, with intervals."""
-    return {n: [round(v, 3) for v in timing.ratio(n, base)] for n in timing.names}
-
-
-def show(rows: dict[str, dict[str, Any]], methods: dict[str, Counted]) -> None:
-    """One line a method: speed by domain, all with its interval, and the paper's m and %."""
-    domains = list(next(iter(rows.values())))
-    table = Table("method", *domains, "95%", "m", "%")
-    for name, found in rows.items():
-        value, low, high = found["all"]
-        counts = methods[name].counts
-        table.add_row(
-            name, *(f"{found[d][0]:.2f}" for d in domains[:-1]), f"{value:.2f}",
-            f"{low:.2f}-{high:.2f}", f"{counts['m']:.2f}", f"{counts['rate']:.2f}",
-        )  # fmt: skip
-    Console(width=160).print(table)
-
-
-def means(args: argparse.Namespace) -> dict[str, Any]:
-    """Mean blend of each rule in the rounds it played, and in all that a feedback showed it in."""
-    found: dict[str, Any] = {}
-    table = Table("policy, feedback", "rule", "rounds", "mean played", "mean seen", "drafted")
-    texts = [text for group in zoo.prompts().values() for text in group[: args.prompts]]
-    for policy, feedback in (("ucb1:beta=1", "bandit"), ("random", "prefix:rules=true")):
-        spec = Speculator.from_pretrained(
-            "zoo", [f"zoo:{args.drafter}"], preset="tapout", policy=policy, feedback=feedback,
-            lengths=[args.length], scope="session",
-        )  # fmt: skip
-        rounds = [
-            (round_.plan.rule, round_.num_drafted, round_.num_accepted, round_.estimates)
-            for text in texts
-            for round_ in spec.start(text, max_new_tokens=args.tokens, ignore_eos=True)
+def play(
+    way: Way, texts: Sequence[str], prices: tuple[Cost, Cost] | None, options: dict[str, Any]
+) -> list[Played]:
+    """Every prompt with a seed of its own; alone where prompts teach each other or a clock runs."""
+    spec = way.speculator()
+    ids = [spec.tokenizer(text)["input_ids"] for text in texts]
+    clock = None if prices is None else at_costs(spec, *prices)
+    size = 1 if way.shares or clock is not None else TOGETHER
+    found: list[Played] = []
+    for first in range(0, len(ids), size):
+        rows, before = ids[first : first + size], clock[0] if clock else 0.0
+        rounds: list[list[Any]] = [[] for _ in rows]
+        for round_ in spec.start(rows, seed=list(range(first, first + len(rows))), **options):
+            rounds[round_.request].append(round_)
+        found += [
+            count(way, own, len(row), options["max_new_tokens"])
+            for own, row in zip(rounds, rows, strict=True)
         ]
-        for index, plan in enumerate(spec.plans):
-            own = [(n, a) for rule, n, a, _ in rounds if rule == plan.rule]
-            blends = [a / 2 / args.length + a / 2 / max(n, 1) for n, a in own]
-            num = max(len(own), 1)
-            row = [len(own), sum(blends) / num, rounds[-1][3][index], sum(n for n, _ in own) / num]
-            found[f"{policy}, {feedback}, {plan.rule}"] = [round(float(x), 3) for x in row]
-            table.add_row(f"{policy}, {feedback}", plan.rule, *(f"{x:.3g}" for x in row))
-    Console().print(table)
-    return {"means": found}
+        if clock is not None:
+            found[-1] = dataclasses.replace(found[-1], clock_s=clock[0] - before)
+    return found
+
+
+def check(name: str, way: Way, text: str, options: dict[str, Any]) -> None:
+    """What is counted from the rounds of one answer is what the clock says; else an error."""
+    prices = PRICES["zoo"]
+    [timed] = play(way, [text], prices, options)
+    counted = dataclasses.replace(timed, clock_s=0.0).seconds(*prices)
+    if not math.isclose(counted, timed.clock_s):
+        raise RuntimeError(f"{name}: forwards count {counted} s, the clock says {timed.clock_s} s")
+
+
+def remembered(path: Path, found: list[Played] | None = None) -> list[Played] | None:
+    """What was played before, or None; what is given is kept."""
+    if found is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps([dataclasses.asdict(played) for played in found]))
+    if not path.exists():
+        return None
+    return [Played(**row) for row in json.loads(path.read_text())]
+
+
+def play_all(args: argparse.Namespace) -> dict[str, dict[str, list[Played]]]:
+    """By price and way, what became of every prompt."""
+    texts, _ = prompts(args.prompts)
+    options = {"max_new_tokens": args.tokens, "temperature": args.temperature}
+    ways = main_ways() | (more_ways() if args.more else {})
+    folder = args.work / f"T{args.temperature:g}-{args.prompts}x{args.tokens}"
+    played: dict[str, dict[str, list[Played]]] = {price: {} for price in PRICES}
+    for name, way in track(ways.items(), console=Console(stderr=True)):
+        for price, costs in PRICES.items():
+            path = folder / f"{name}{f' @{price}' if way.is_priced else ''}.json"
+            found = remembered(path)
+            if found is None:
+                if not way.is_priced:
+                    check(name, way, texts[0], options)
+                found = play(way, texts, costs if way.is_priced else None, options)
+                remembered(path, found)
+            played[price][name] = found
+    return played
+
+
+def compare(played: dict[str, list[Played]], costs: tuple[Cost, Cost], domains: list[str]) -> Any:
+    """Each way's speed over some of them, over plain by domain, and the paper's m and %."""
+    seconds = {n: np.array([p.seconds(*costs) for p in rows]) for n, rows in played.items()}
+    tokens = {n: np.array([float(p.emitted) for p in rows]) for n, rows in played.items()}
+    speed = {n: float(tokens[n].sum() / seconds[n].sum()) for n in played}
+    best = {
+        "best length": max((f"length {k}" for k in FIXED), key=lambda n: speed[n]),
+        "best rule": max(TABLE_1, key=lambda n: speed[n]),
+    }
+    rows: dict[str, Any] = {}
+    for name, own in played.items():
+        rounds = sum(p.rounds for p in own)
+        drafted, accepted = sum(p.drafted for p in own), sum(p.accepted for p in own)
+        row: dict[str, Any] = {
+            "tok_per_s": round(speed[name], 1),
+            "m": round(accepted / rounds, 3),
+            "rate": round(accepted / max(drafted, 1), 3),
+            "over": {},
+            "by_domain": {},
+        }
+        for base in BASES:
+            of = best.get(base, base)
+            over = ratio(tokens[name], seconds[name], tokens[of], seconds[of])
+            row["over"][base] = [round(x, 3) for x in (over.value, over.low, over.high)]
+        for domain in dict.fromkeys(domains):
+            at = np.array(domains) == domain
+            plain = tokens["plain"][at].sum() / seconds["plain"][at].sum()
+            mine = tokens[name][at].sum() / seconds[name][at].sum()
+            row["by_domain"][domain] = round(float(mine / plain), 3)
+        rows[name] = row
+    return {"best": best, "ways": rows}
+
+
+def show(title: str, found: dict[str, Any]) -> None:
+    """One line a way."""
+    domains = next(iter(found["ways"].values()))["by_domain"]
+    print(f"\n{title}; best: {found['best']}")
+    table = Table("way", *domains, "plain", "best length", "best rule", "TapOut", "m", "%")
+    for name, row in found["ways"].items():
+        over = [row["over"][b] for b in BASES[:4]]
+        table.add_row(
+            name, *(f"{x:.2f}" for x in row["by_domain"].values()),
+            *(f"{v:.3f} ({low:.2f}-{high:.2f})" for v, low, high in over),
+            f"{row['m']:.2f}", f"{row['rate']:.2f}",
+        )  # fmt: skip
+    Console(width=190).print(table)
 
 
 def main() -> None:
-    """Time all methods on the zoo's prompts and write the numbers."""
+    """Play what was not played, price everything, and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--drafter", default="generalist", help="a drafter of the zoo")
-    parser.add_argument("--part", default="rules", choices=["rules", "settings", "means"])
-    parser.add_argument("--length", type=int, default=128, help="the longest draft")
-    parser.add_argument("--prompts", type=int, default=2, help="of each domain")
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--scope", default="session", choices=["session", "request"])
+    parser.add_argument("--work", type=Path, required=True, help="keeps what was played")
+    parser.add_argument("--more", action="store_true", help="tuned rules and variants, too")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--prompts", type=int, default=8, help="of each domain")
+    parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.part == "means":
-        save(args.out, means(args))
-        return
-    methods = {
-        name: Counted(args.drafter, options, args.scope, args.tokens)
-        for name, options in (settings if args.part == "rules" else variants)(args.length).items()
-    }
-    encode: Callable[[str], Any] = lambda text: methods["plain"]._spec.tokenizer(text)["input_ids"]  # noqa: E731
-    chosen = {domain: found[: args.prompts] for domain, found in zoo.prompts().items()}
-    domains = [domain for domain, found in chosen.items() for _ in found]
-    prompts = [encode(text) for found in chosen.values() for text in found]
-    timed: dict[str, Method] = dict(methods)
-    timing = measure(timed, prompts, args.repeats, base="plain")
-    rows = by_domain(timing, domains)
-    show(rows, methods)
-    summary = report(timing, "plain", f"stop rules, drafter {args.drafter}, all prompts")
-    tuned = [name for name in methods if name in {*TABLE_1, *GRID}]
-    best = max(tuned, key=lambda name: timing.tok_per_s(name))
-    save(args.out, {
-        "stopping": summary, "by_domain": rows, "counts": {n: m.counts for n, m in methods.items()},
-        "best_rule": best, "over_best_rule": against(timing, best),
-        "prompts": len(prompts),
-    })  # fmt: skip
+    logging.disable_progress_bar()
+    played = play_all(args)
+    _, domains = prompts(args.prompts)
+    results = {price: compare(played[price], PRICES[price], domains) for price in PRICES}
+    for price, found in results.items():
+        show(f"T = {args.temperature:g}, prices: {price}", found)
+    save(args.out, {"temperature": args.temperature, "costs_ms": PRICES, "prices": results})
 
 
 if __name__ == "__main__":
