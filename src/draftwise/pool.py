@@ -8,6 +8,7 @@ from typing import Any
 
 from draftwise import registry
 from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.lm_window import Window, parse_window
 from draftwise.drafters.protocol import Drafter
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
@@ -30,8 +31,8 @@ def load_drafters(
 ) -> list[Drafter]:
     """Load each spec, in order; a name that occurs twice gets a number.
 
-    Raises DraftwiseError for an unknown spec, a folder without a model, or a vocabulary (or
-    tokenizer) that is not the target's.
+    Raises DraftwiseError for an unknown spec or option, a folder without a model, or a vocabulary
+    (or tokenizer) that is not the target's.
     """
     named: dict[str, Drafter] = {}
     for given in _expand(specs):
@@ -45,11 +46,19 @@ def load_drafters(
             filled = {"name": name, "vocab_size": target.vocab_size, "target": target}
             named[name] = registry.build("drafter", registry.DRAFTERS, spec, filled)
         else:
-            source = spec.removeprefix("lm:") if isinstance(spec, str) else spec
+            source, window = _lm_parts(spec)
             model = load_model(source, dtype=dtype, device=device)
             _check_pair(model, target, source, target_source)
-            named[name] = LMDrafter(name, model, target, _folder(source))
+            named[name] = LMDrafter(name, model, target, _folder(source), window)
     return list(named.values())
+
+
+def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
+    """``lm:PATH,window=256`` as the path and its window; a model or a path is itself."""
+    if not isinstance(spec, str):
+        return spec, None
+    path, _, options = spec.removeprefix("lm:").partition(",")
+    return path, parse_window(options)
 
 
 def _folder(source: Any) -> Path | None:
@@ -62,12 +71,13 @@ def _expand(specs: Sequence[Any]) -> list[Any]:
     """``zoo`` stands for every bundled model, ``zoo:NAME`` for one of them or an EAGLE head."""
     expanded: list[Any] = []
     for spec in specs:
-        if isinstance(spec, str) and spec.split(":")[0] == ZOO:
+        name, comma, options = spec.partition(",") if isinstance(spec, str) else ("", "", "")
+        if name.partition(":")[0] == ZOO:
             from draftwise import zoo
 
             models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
             heads = {name: f"eagle:{path}" for name, path in zoo.eagle_paths().items()}
-            wanted, comma, options = spec.partition(":")[2].partition(",")
+            wanted = name.partition(":")[2]
             known = models | heads if wanted else models
             if wanted and wanted not in known:
                 raise DraftwiseError(f"no zoo drafter {wanted!r}; there are: {', '.join(known)}")
@@ -86,7 +96,7 @@ def _name_and_spec(given: Any) -> tuple[str, Any]:
     if equals and ":" not in name and "," not in name:
         return name, spec
     if text.startswith("lm:"):
-        return Path(text.removeprefix("lm:")).name, text
+        return Path(text.removeprefix("lm:").partition(",")[0]).name, text
     return text.partition(":")[0], text
 
 

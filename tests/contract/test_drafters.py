@@ -15,9 +15,9 @@ from draftwise.guides.fixed import Fixed
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
 from eagles import features_of
-from engine.pairs import PROMPTS, eagle, eagle_target, lm, spec, store
+from engine.pairs import PROMPTS, eagle, eagle_target, lm, spec, store, windowed
 
-ALL = pytest.mark.parametrize("name", sorted(DRAFTERS))
+ALL = pytest.mark.parametrize("name", [*sorted(DRAFTERS), "window"])
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(1.0, 8, 0.9, 1.2)
 BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 CAPACITY = 80
@@ -30,9 +30,14 @@ def _without_gradients() -> Iterator[None]:
 
 
 def make(name: str) -> Drafter:
-    """``lm`` and ``eagle`` need a model, ``datastore`` a file; the others their line alone."""
+    """``lm`` and ``eagle`` need a model, ``datastore`` a file; the others their line alone.
+
+    ``window`` is ``lm`` with one, which is shorter than a prompt here.
+    """
     if name == "lm":
         return lm("good")
+    if name == "window":
+        return windowed(window=10)
     if name == "datastore":
         return store()
     if name == "eagle":

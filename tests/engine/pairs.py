@@ -16,6 +16,7 @@ from draftwise.drafters.datastore import DatastoreDrafter
 from draftwise.drafters.datastore_file import replacing, write
 from draftwise.drafters.eagle import EagleDrafter
 from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.lm_window import Window
 from draftwise.drafters.protocol import Drafter
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
@@ -31,6 +32,7 @@ POOLS = {
     "lookup": ["lookup"],
     "suffix": ["suffix"],
     "good+lookup": ["good", "lookup"],
+    "window+lookup": ["window", "lookup"],
     "good+suffix+datastore": ["good", "suffix", "datastore"],
     "all": ["good", "bad", "lookup"],
     "eagle": ["eagle"],
@@ -87,6 +89,16 @@ def lm(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
 
 
 @cache
+def windowed(
+    kind: str = "llama", vocab_size: int = 64, sink: int = 2, window: int = 6
+) -> LMDrafter:
+    """``good``, which reads the first and the last tokens of a text; it slides within a prompt."""
+    model, target_model = lm("good", kind, vocab_size).model, target(kind, vocab_size)
+    home = head_home(target_model.hidden_size)
+    return LMDrafter("window", model, target_model, home, Window(sink, window))
+
+
+@cache
 def eagle_target(kind: str = "llama", vocab_size: int = 64) -> CausalModel:
     """The same model, for pools with an EAGLE head: the others' hidden states stay untapped."""
     return CausalModel(target(kind, vocab_size).module, "target")
@@ -126,6 +138,8 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
         if name in {"good", "bad"}
         else store(vocab_size)
         if name == "datastore"
+        else windowed(kind, vocab_size)
+        if name == "window"
         else eagle(kind, vocab_size)
         if name == "eagle"
         else registry.build("drafter", registry.DRAFTERS, name, {"name": name})

@@ -38,7 +38,7 @@ COOL = SamplingParams(temperature=0.7)
 
 @pytest.mark.parametrize("params", [SamplingParams(), COOL, SAMPLED], ids=["greedy", "cool", "all"])
 @pytest.mark.parametrize("policy", ["random", "exp3spec", "ucb1"])
-@pytest.mark.parametrize("pool", ["all", "eagle", "eagle+good+lookup"])
+@pytest.mark.parametrize("pool", ["all", "window+lookup", "eagle", "eagle+good+lookup"])
 def test_a_row_is_the_same_alone_and_in_any_company(
     pool: str, policy: str, params: SamplingParams
 ) -> None:

@@ -72,7 +72,12 @@ class Chain:
     @property
     def num_slots(self) -> int:
         """Tokens that the draft may put into the cache."""
-        return self.length if self.tree is None else self.tree.top_k * (self.length - 1)
+        return self.length if self.tree is None else self.tree.top_k * max(0, self.length - 1)
+
+    def shorten(self, num_slots: int) -> None:
+        """Draft no deeper than fits into so many slots."""
+        room = num_slots if self.tree is None else 1 + num_slots // self.tree.top_k
+        self.length = max(0, min(self.length, room))
 
     @property
     def text(self) -> list[int]:

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from draftwise.drafters.chain import Chain, Known, draw_chains
 from draftwise.drafters.lm_tree import Growth
+from draftwise.drafters.lm_window import Window
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
 from draftwise.guides.fixed import Fixed
 from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import distributions
-from draftwise.types import Draft, Scores
+from draftwise.types import Draft, DraftwiseError, Scores
 
 GLANCE = 32
 """Tokens at the end of a prompt from which a first impression is made."""
@@ -27,16 +28,27 @@ class LMDrafter:
     none. Memory: one ragged KV cache a batch. Time: one forward a token, the first over whatever it
     missed. probs: q after temperature, top-k and top-p (None when greedy); trees are made of the
     likeliest tokens, which nobody draws (None). Both are lossless: ``docs/verification.md``.
-    home: the folder it was loaded from, where a head for it may lie.
+    home: the folder it was loaded from, where a head for it may lie. window: what it reads of a
+    long text; None = everything. Raises DraftwiseError for a window that its positions cannot hold.
     """
 
     retrieves, can_mix = False, True
 
     def __init__(
-        self, name: str, model: CausalModel, target: CausalModel, home: Path | None = None
+        self,
+        name: str,
+        model: CausalModel,
+        target: CausalModel,
+        home: Path | None = None,
+        window: Window | None = None,
     ) -> None:
         self.name, self.model, self.can_branch = name, model, model.serves_trees
-        self.home, self.hidden_size = home, model.hidden_size
+        self.home, self.hidden_size, self.window = home, model.hidden_size, window
+        if window is not None and window.sink + window.window >= model.max_positions:
+            raise DraftwiseError(
+                f"drafter {name}: a sink of {window.sink} and a window of {window.window} tokens, "
+                f"and a draft, do not fit into its {model.max_positions} positions"
+            )
         self.relative_cost = model.num_parameters / max(1, target.num_parameters)
 
     def show_hidden(self) -> None:
@@ -45,24 +57,40 @@ class LMDrafter:
 
     def start(self, num_rows: int, capacity: int) -> LMSession:
         """An empty cache and nothing scored."""
-        return LMSession(self.name, self.model, num_rows, capacity)
+        return LMSession(self.name, self.model, num_rows, capacity, self.window)
 
 
 class LMSession:
-    """A batch's cache of one drafter, and the q's it computed along the text."""
+    """A batch's cache of one drafter, and the q's it computed along the text.
 
-    def __init__(self, name: str, model: CausalModel, num_rows: int, capacity: int) -> None:
-        self._name, self._model = name, model
-        self._cache = model.new_cache(num_rows, min(capacity, model.max_positions))
+    With a window, the cache holds what is read of the text: behind the sink, the slot of a token is
+    its position less those skipped. q's are noted by their positions in the text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: CausalModel,
+        num_rows: int,
+        capacity: int,
+        window: Window | None = None,
+    ) -> None:
+        self._name, self._model, self._window = name, model, window
+        wanted = capacity if window is None else min(capacity, window.num_slots)
+        self._cache = model.new_cache(num_rows, min(wanted, model.max_positions))
         self._known = [Known() for _ in range(num_rows)]
+        self._skipped = [0] * num_rows
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Catch up, then draw token after token, all rows that go on in one forward a step."""
         chains = [Chain(task) for task in tasks]
+        self._slide([chain.context for chain in chains])
         for chain in chains:
+            if self._window is not None:
+                chain.shorten(self._cache.capacity - self._num_read(chain.context))
             chain.copy()
         capacity = self._cache.capacity
-        fitting = [c for c in chains if len(c.context.tokens) + c.num_slots <= capacity]
+        fitting = [c for c in chains if self._num_read(c.context) + c.num_slots <= capacity]
         fitting = [chain for chain in fitting if not chain.is_over]
         if fitting:
             self._feed(fitting)
@@ -79,13 +107,15 @@ class LMSession:
             row, known = context.row, self._known[context.row]
             # the last token of the text was the target's: it is always fed again
             agreed = min(known.agree(context.tokens), len(context.tokens) - 1)
+            agreed -= self._skipped[row]
             self._cache.lengths[row] = min(self._cache.lengths[row], agreed)
 
     def score(self, contexts: Sequence[Context], everything: bool) -> list[Scores | None]:
         """Backlog and drafted positions; with ``everything``, feed what is missing first."""
         if everything:
-            behind = [c for c in contexts if self._cache.lengths[c.row] < len(c.tokens) - 1]
-            behind = [c for c in behind if len(c.tokens) <= self._cache.capacity]
+            self._slide(contexts)
+            behind = [c for c in contexts if self._cache.lengths[c.row] < self._num_read(c) - 1]
+            behind = [c for c in behind if self._num_read(c) <= self._cache.capacity]
             if behind:
                 chains = [Chain(DraftTask(context, 0, Fixed())) for context in behind]
                 self._feed(chains, [len(c.tokens) - 1 for c in behind])
@@ -93,21 +123,42 @@ class LMSession:
 
     def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
         """The end of each prompt read by itself; what was left out is read when it drafts."""
-        most = min(GLANCE, self._cache.capacity)
-        behind = [c for c in contexts if self._cache.lengths[c.row] < len(c.tokens) - 1]
-        lengths = [self._cache.lengths[context.row] for context in behind]
+        self._slide(contexts)
+        capacity, lengths = self._cache.capacity, list(self._cache.lengths)
+        most = min(GLANCE, capacity)
+        missed = {c.row: self._num_read(c) - 1 - lengths[c.row] for c in contexts}
+        behind = [
+            c
+            for c in contexts
+            if missed[c.row] > 0 and lengths[c.row] + min(most, missed[c.row]) <= capacity
+        ]
         if behind:
             chains = [Chain(DraftTask(context, 0, Fixed())) for context in behind]
             self._feed(chains, [len(c.tokens) - 1 for c in behind], most)
-        for context, length in zip(behind, lengths, strict=True):
-            if length + most < len(context.tokens) - 1:
-                self._cache.lengths[context.row] = length
+        for context in behind:
+            if missed[context.row] > most:
+                self._cache.lengths[context.row] = lengths[context.row]
         return [self._report(context) for context in contexts]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop the other rows' cache and memory."""
         self._cache.keep_rows(rows)
         self._known = [self._known[row] for row in rows]
+        self._skipped = [self._skipped[row] for row in rows]
+
+    def _slide(self, contexts: Sequence[Context]) -> None:
+        """Where a window moved on, forget it, and keep the sink."""
+        if self._window is None:
+            return
+        for context in contexts:
+            row, skipped = context.row, self._window.skipped(len(context.tokens))
+            if skipped != self._skipped[row]:
+                self._skipped[row] = skipped
+                self._cache.lengths[row] = min(self._cache.lengths[row], self._window.sink)
+
+    def _num_read(self, context: Context) -> int:
+        """Tokens of the text that the drafter reads, and slots that they need."""
+        return len(context.tokens) - self._skipped[context.row]
 
     def _grow(self, chains: Sequence[Chain]) -> dict[int, Draft]:
         """A tree for each row, by row; the cache is cut back to the text at once."""
@@ -145,14 +196,11 @@ class LMSession:
         texts = [chain.text for chain in chains]
         ends = ends or [len(text) for text in texts]
         rows = [chain.context.row for chain in chains]
-        starts = [self._cache.lengths[row] for row in rows]
-        if most is not None:
-            starts = [max(start, end - most) for start, end in zip(starts, ends, strict=True)]
-        backlog = [text[start:end] for text, start, end in zip(texts, starts, ends, strict=True)]
-        nums = [
-            min(len(fed), MAX_TARGETS, end + 1 - self._first_wanted(chain.context, end))
-            for chain, fed, end in zip(chains, backlog, ends, strict=True)
-        ]
+        backlog, nums = [], []
+        for chain, text, end in zip(chains, texts, ends, strict=True):
+            backlog.append(self._unread(chain.context.row, text, end, most))
+            first = self._first_wanted(chain.context, end)
+            nums.append(min(len(backlog[-1]), MAX_TARGETS, end + 1 - first))
         logits = self._model.extend(self._cache, rows, backlog, keep=max(nums))
         for index, (chain, text, end, num) in enumerate(
             zip(chains, texts, ends, nums, strict=True)
@@ -162,11 +210,22 @@ class LMSession:
             self._known[chain.context.row].add(first, dists[: len(text) - first])
             chain.see(dists[-1], block[-1], self._hidden(logits, index))
 
+    def _unread(self, row: int, text: Sequence[int], end: int, most: int | None) -> Sequence[int]:
+        """What is read up to ``end`` and is not in the cache; of that the last ``most``."""
+        start, skipped = self._cache.lengths[row], self._skipped[row]
+        if most is not None:
+            start = max(start, end - skipped - most)
+        read = text if self._window is None else self._window.read(text, skipped)
+        return read[start : end - skipped]
+
     def _first_wanted(self, context: Context, end: int) -> int:
         """The first position whose q can still be compared with a p, or ``end`` to draft there."""
         if not context.targets:
             return end
-        return min(end, max(self._known[context.row].end, context.targets_start))
+        first, skipped = max(self._known[context.row].end, context.targets_start), 0
+        if self._window is not None and (skipped := self._skipped[context.row]):
+            first = max(first, self._window.sink + skipped + 1)  # q's from behind the gap on
+        return min(end, first)
 
     def _hidden(self, logits: Logits, index: int) -> NDArray[np.float32] | None:
         """[D] at the token that was fed last, where some guide reads it."""

@@ -1,0 +1,225 @@
+"""Sink and window: what is read of a long text, how much memory it takes, how it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.drafters.lm import LMDrafter, LMSession
+from draftwise.drafters.lm_window import ROOM, Window
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.guides.fixed import Fixed
+from draftwise.nn.model import CausalModel
+from draftwise.nn.sampling import distributions
+from draftwise.speculator import Speculator
+from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
+from engine.pairs import PROMPTS, lm, plain_greedy, reader, speculator, target, windowed
+from models import near_copy
+
+SAMPLED = SamplingParams(1.0, 20, 0.95, 1.2)
+TEXT = np.random.default_rng(0).integers(0, 64, 300).tolist()
+WINDOW = Window(sink=3, window=16)
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def session_and_context(num: int = 20, capacity: int = 400) -> tuple[LMSession, Context]:
+    drafter = windowed(sink=WINDOW.sink, window=WINDOW.window)
+    context = Context(0, TEXT[:num], SAMPLED, np.random.default_rng(9))
+    return drafter.start(1, capacity), context
+
+
+def propose(session: LMSession, context: Context, length: int = 4) -> Draft:
+    context.rng = np.random.default_rng(9)
+    return session.propose([DraftTask(context, length, Fixed())])[0]
+
+
+def own_q(context: Context, drafted: list[int]) -> list[Any]:
+    """q from one plain forward of what a text of this length is read as."""
+    skipped = WINDOW.skipped(len(context.tokens))
+    read = [*WINDOW.read(context.tokens, skipped), *drafted]
+    logits = target_of_drafter()(input_ids=torch.tensor([read])).logits[0]
+    return distributions(logits[-len(drafted) - 1 :], SAMPLED, context.tokens, drafted)
+
+
+def target_of_drafter() -> Any:
+    return lm("good").model.module
+
+
+@pytest.mark.parametrize("num", [5, 18, 19, 20, 27, 28, 100, 299])
+def test_what_is_read(num: int) -> None:
+    """All of a short text; of others the beginning, and 9 to 16 tokens of the end."""
+    read = WINDOW.read(TEXT[:num], WINDOW.skipped(num))
+    kept = len(read) - WINDOW.sink
+    assert read[: WINDOW.sink] == TEXT[: WINDOW.sink]
+    assert read[WINDOW.sink :] == TEXT[num - kept : num]
+    assert kept == num - 3 if num <= 19 else 9 <= kept <= 16
+
+
+@pytest.mark.parametrize("every", [1, 3, 1000], ids=["always", "now and then", "at last"])
+def test_q_is_what_the_model_says_of_sink_and_window(every: int) -> None:
+    """Whoever played when; penalties look at all of the text."""
+    session, context = session_and_context()
+    for step, num in enumerate(range(20, 120, 3)):
+        context.tokens = TEXT[:num]
+        session.commit([context])
+        if step % every == 0 or num + 3 >= 120:
+            draft = propose(session, context)
+            truth = own_q(context, draft.tokens.tolist())
+            for node in range(4):
+                assert np.allclose(draft.q(node), truth[node], atol=1e-5)
+
+
+def test_teeth_a_window_that_slides_without_being_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planted bug: the cache keeps keys that were turned for other positions."""
+
+    def slide(self: LMSession, contexts: list[Context]) -> None:
+        for context in contexts:
+            row, sink, skipped = context.row, WINDOW.sink, WINDOW.skipped(len(context.tokens))
+            moved, end = skipped - self._skipped[row], self._cache.lengths[row]
+            self._skipped[row] = skipped
+            if moved and end - moved >= sink:
+                for stored in (*self._cache._keys, *self._cache._values):
+                    stored[row, :, sink : end - moved] = stored[row, :, sink + moved : end].clone()
+                self._cache.lengths[row] = end - moved
+
+    monkeypatch.setattr(LMSession, "_slide", slide)
+    with pytest.raises(AssertionError):
+        test_q_is_what_the_model_says_of_sink_and_window(1)
+
+
+def test_scores_are_those_of_the_same_qs() -> None:
+    """Drafted positions with the q drawn from, the backlog with the window of the time."""
+    session, context = session_and_context()
+    draft = propose(session, context)
+    p = [np.full(64, 1 / 64)] * 3
+    kept = draft.tokens.tolist()[:2]
+    context.extend([*kept, 5], p)
+    session.commit([context])
+    (scores,) = session.score([context], everything=False)
+    assert scores is not None
+    assert scores.start == 20
+    expected = [np.minimum(p[0], draft.q(node)).sum() for node in range(3)]
+    assert scores.alphas == pytest.approx(expected)
+    context.extend(TEXT[23:33], [np.full(64, 1 / 64)] * 10)
+    session.commit([context])
+    (scores,) = session.score([context], everything=True)
+    assert scores is not None
+    assert scores.start + len(scores.alphas) == 33
+    skipped = WINDOW.skipped(33)
+    read = WINDOW.read(context.tokens, skipped)
+    logits = target_of_drafter()(input_ids=torch.tensor([read])).logits[0]
+    q = distributions(logits[-5:-1], SAMPLED, context.tokens[:29], context.tokens[29:])
+    expected = [np.minimum(np.full(64, 1 / 64), one).sum() for one in q]
+    assert scores.alphas[-4:] == pytest.approx(expected, abs=1e-5)
+
+
+def test_coming_back_costs_the_window_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, context = session_and_context()
+    propose(session, context)
+    fed: list[int] = []
+    sound = CausalModel.extend
+
+    def extend(self: CausalModel, cache: Any, rows: Any, tokens: Any, *more: Any, **o: Any) -> Any:
+        fed.extend(len(one) for one in tokens)
+        return sound(self, cache, rows, tokens, *more, **o)
+
+    monkeypatch.setattr(CausalModel, "extend", extend)
+    context.tokens = TEXT
+    session.commit([context])
+    propose(session, context, length=1)
+    assert sum(fed) <= WINDOW.window  # the sink is there
+
+
+def test_the_cache_is_bounded_on_a_long_text() -> None:
+    for drafter, most in ((windowed(sink=3, window=16), 3 + 16 + ROOM), (lm("good"), 700)):
+        session = drafter.start(1, 700)
+        propose(session, Context(0, TEXT[:50], SAMPLED, np.random.default_rng(0)))
+        # keys and values of 2 layers, 2 heads of 8 floats
+        assert session._cache.num_bytes <= 2 * 2 * 2 * 8 * 4 * most
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(8, 40)])
+def test_a_draft_that_does_not_fit_behind_the_window_is_cut(tree: TreeShape | None) -> None:
+    session, context = session_and_context(100)
+    (draft,) = session.propose([DraftTask(context, 200, Fixed(), tree)])
+    read = 100 - WINDOW.skipped(100)
+    room = WINDOW.num_slots - read
+    assert draft.depth == (room if tree is None else draft.depth) > 0
+    assert draft.depth <= room
+
+
+def test_a_drafter_of_few_positions_goes_on_beyond_them() -> None:
+    """Texts of 64 tokens and a drafter that was made for 32: with a window it still drafts."""
+    prompt = PROMPTS[2]
+    short = reader(max_position_embeddings=32)
+    short.load_state_dict(near_copy(target().module, 0.02).state_dict())
+    model = CausalModel(short, "short")
+    shares = []
+    for window in (None, Window(2, 16)):
+        pool = [LMDrafter("short", model, target(), None, window)]
+        made = Speculator(target(), None, pool, speculator(["lookup"], "fixed:1").setting)
+        result = made.generate(prompt, max_new_tokens=44)
+        assert result.tokens == plain_greedy(prompt, 44)
+        shares.append(result.stats.num_drafted)
+    assert shares[0] < 20 < shares[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lm("good").model.module.save_pretrained(tmp_path / "small")
+    return tmp_path / "small"
+
+
+@pytest.mark.parametrize(
+    ("options", "window"),
+    [
+        ("", None),
+        (",window=32", Window(4, 32)),
+        (",sink=0,window=8", Window(0, 8)),
+    ],
+)
+def test_a_spec_says_the_window(folder: Path, options: str, window: Window | None) -> None:
+    made = Speculator.from_pretrained(target().module, [f"lm:{folder}{options}"], lengths=[2])
+    (drafter,) = made.drafters
+    assert isinstance(drafter, LMDrafter)
+    assert (drafter.name, drafter.window) == ("small", window)
+    assert made.generate(PROMPTS[2], max_new_tokens=30).tokens == plain_greedy(PROMPTS[2], 30)
+    named = Speculator.from_pretrained(target().module, [f"it=lm:{folder}{options}"])
+    assert [drafter.name for drafter in named.drafters] == ["it"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("width=3", "no option 'width'; its options are: window, sink"),
+        ("sink=3", "sink=3 needs a window"),
+        ("sink=-1,window=8", "sink=-1,window=8: a sink has 0 tokens or more, and a window 2"),
+        ("window=1", "a window 2 or more"),
+        ("window=600", "a sink of 4 and a window of 600 tokens, and a draft, do not fit into its"),
+        ("window=many", "which is not int"),
+    ],
+)
+def test_what_a_spec_cannot_say(folder: Path, options: str, complaint: str) -> None:
+    with pytest.raises(DraftwiseError, match=complaint):
+        Speculator.from_pretrained(target().module, [f"lm:{folder},{options}"])
+
+
+def test_windows_of_the_zoo() -> None:
+    from draftwise.pool import _expand
+
+    (one,) = _expand(["zoo:python,window=64"])
+    assert one.startswith("python=lm:")
+    assert one.endswith("python,window=64")
+    assert all(spec.endswith(",window=64") for spec in _expand(["zoo,window=64"]))
