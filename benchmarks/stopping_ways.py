@@ -74,8 +74,6 @@ def main_ways() -> dict[str, Way]:
     found["TapOut token, UCB1"] = rule(TOKEN_LEVEL["TapOut token, UCB1"])
     found["TapOut, UCB1, blend"] = rules_bandit()
     found["TapOut, prefix:rules=true"] = rules_bandit(feedback="prefix:rules=true")
-    for feedback in ("bandit", "prefix", "prefix:longer=false"):
-        found[f"lengths, UCB1, {feedback}"] = lengths_bandit("ucb1:beta=1", feedback)
     found["draftwise"] = Way({"preset": "draftwise"}, is_priced=True)
     found["draftwise, mix=false"] = Way(
         {"preset": "draftwise", "policy": "goodput:mix=false"}, is_priced=True
@@ -90,6 +88,8 @@ def more_ways() -> dict[str, Way]:
     found["TapOut, UCB1, simple"] = rules_bandit(reward="simple")
     found["TapOut, UCB-Tuned, blend"] = rules_bandit("ucb-tuned")
     found["TapOut, Thompson, blend"] = rules_bandit("thompson-gaussian")
+    for feedback in ("bandit", "prefix", "prefix:longer=false"):
+        found[f"lengths, UCB1, {feedback}"] = lengths_bandit("ucb1:beta=1", feedback)
     for feedback in ("bandit", "prefix"):
         found[f"lengths, UCBSpec, {feedback}"] = lengths_bandit("ucbspec", feedback)
     priced = rules_bandit(reward="goodput")
