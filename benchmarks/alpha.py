@@ -1,6 +1,7 @@
 """Does alpha from score() predict what is really accepted? Every drafter, chains at temperature 1.
 
     python benchmarks/alpha.py
+    python benchmarks/alpha.py --drafters python,math --out alpha.json      # adds these to the file
 
 Each drafter drafts in every round, on the held-out prompts of all domains. Of each round the
 judged positions are those up to the first rejection; predicted is the mean of their alphas as the
@@ -16,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,7 +164,15 @@ def main() -> None:
             f"{row['watched']:.3f}",
         )  # fmt: skip
     Console().print(table)
-    save(args.out, {"alpha": rows})
+    save(args.out, {"alpha": _rows_in(args.out) | rows})
+
+
+def _rows_in(path: str | None) -> dict[str, Any]:
+    """What an earlier run wrote of other drafters."""
+    if path is None or not Path(path).exists():
+        return {}
+    found: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))["alpha"]
+    return found
 
 
 if __name__ == "__main__":
