@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from draftwise.nn.eagle import EagleConfig, EagleHead
+from draftwise.nn.head_files import (
+    find_folder,
+    read_settings,
+    read_weights,
+    refuse_mismatch,
+    refuse_other_target,
+)
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
+KIND = "EAGLE head"
 _OURS = {
     "layers.0.": "midlayer.",
     "transformer.": "midlayer.",
@@ -36,11 +42,12 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
     not there are the target's. Raises DraftwiseError that names a missing or unmatched key, a
     shape, a variant that is not served, or both sizes where the head was made for another target.
     """
-    folder = _folder(str(source))
-    settings = _read_settings(folder)
+    folder = find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
+    settings = read_settings(folder, KIND)
     weights = _renamed(_read_weights(folder), folder)
     config = _config(settings, weights, target, folder)
-    _refuse_other_target(config, target, folder)
+    what = f"{KIND} {folder}"
+    refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
     lends_head = "lm_head.weight" not in weights and config.draft_vocab_size == config.vocab_size
     with torch.device("meta"):  # the weights come from the file
         head = EagleHead(
@@ -52,44 +59,11 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
     return head.eval().requires_grad_(False)
 
 
-def _folder(source: str) -> Path:
-    path = Path(source).expanduser()
-    if not path.is_dir():
-        if source.startswith((".", "/", "~")) or source.count("/") != 1:
-            raise DraftwiseError(f"there is no EAGLE head in {source}: give a folder or a hub id")
-        try:
-            from huggingface_hub import snapshot_download
-
-            wanted = ["config.json", "*.safetensors", "*.bin"]
-            path = Path(snapshot_download(source, allow_patterns=wanted))
-        except Exception as error:
-            raise DraftwiseError(f"cannot get the EAGLE head {source}: {error}") from error
-    return path
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DraftwiseError(f"{folder} has no config.json of an EAGLE head: {error}") from error
-    return found
-
-
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise DraftwiseError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            weights |= (
-                load_file(file)
-                if file.suffix == ".safetensors"
-                else torch.load(file, map_location="cpu", weights_only=True)
-            )
-        except Exception as error:
-            raise DraftwiseError(f"{file} cannot be read as weights: {error}") from error
-    return weights
+    return read_weights(files)
 
 
 def _renamed(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
@@ -188,34 +162,13 @@ def _rope(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 10000.0} | dict(theirs)
 
 
-def _refuse_other_target(config: EagleConfig, target: CausalModel, folder: Path) -> None:
-    for what, theirs, ours in (
-        ("hidden size", config.target_hidden_size, target.hidden_size),
-        ("vocabulary", config.vocab_size, target.vocab_size),
-    ):
-        if theirs != ours:
-            raise DraftwiseError(
-                f"EAGLE head {folder} was made for a target of {what} {theirs}, and {target.name} "
-                f"has {ours}: a head serves only the target that it was trained on"
-            )
-
-
 def _fill(head: EagleHead, weights: dict[str, Tensor], target: CausalModel, folder: Path) -> None:
     """Load every weight into its place; refuse what is missing, left over or of another shape."""
     wanted = {name: tuple(place.shape) for name, place in head.state_dict().items()}
     offsets = weights.get("d2t")
     if "d2t" not in wanted and offsets is not None and not offsets.any():
         weights.pop("d2t")  # the whole vocabulary, in its own order
-    if missing := sorted(wanted.keys() - weights.keys()):
-        raise DraftwiseError(f"EAGLE head {folder} lacks {_listed(missing)}")
-    if unmatched := sorted(weights.keys() - wanted.keys()):
-        raise DraftwiseError(f"EAGLE head {folder} has {_listed(unmatched)}, which has no place")
-    for name, shape in wanted.items():
-        if tuple(weights[name].shape) != shape:
-            raise DraftwiseError(
-                f"EAGLE head {folder}: {name} has the shape {tuple(weights[name].shape)}, and its "
-                f"config.json asks for {shape}"
-            )
+    refuse_mismatch(f"{KIND} {folder}", wanted, weights)
     cast = {
         name: tensor.to(target.device, None if name == "d2t" else target.dtype)
         for name, tensor in weights.items()
@@ -231,9 +184,3 @@ def _fill(head: EagleHead, weights: dict[str, Tensor], target: CausalModel, fold
 
 def _inside(ids: Tensor, target: CausalModel) -> bool:
     return bool(ids.min() >= 0) and bool(ids.max() < target.vocab_size)
-
-
-def _listed(names: list[str]) -> str:
-    """Quoted, and not all of very many."""
-    shown = ", ".join(repr(name) for name in names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

@@ -1,0 +1,92 @@
+"""Heads on disk, of any kind: found, read, and matched with their places key by key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftwise.nn.model import CausalModel
+from draftwise.types import DraftwiseError
+
+
+def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
+    """A folder, or that of a hub id, of which these files are fetched; kind: what lies there.
+
+    Raises DraftwiseError where there is none.
+    """
+    path = Path(source).expanduser()
+    if not path.is_dir():
+        if source.startswith((".", "/", "~")) or source.count("/") != 1:
+            raise DraftwiseError(f"there is no {kind} in {source}: give a folder or a hub id")
+        try:
+            from huggingface_hub import snapshot_download
+
+            path = Path(snapshot_download(source, allow_patterns=["config.json", *files]))
+        except Exception as error:
+            raise DraftwiseError(f"cannot get the {kind} {source}: {error}") from error
+    return path
+
+
+def read_settings(folder: Path, kind: str) -> dict[str, Any]:
+    """The folder's ``config.json``; DraftwiseError where it is not there or no JSON."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DraftwiseError(f"{folder} has no config.json of a {kind}: {error}") from error
+    return found
+
+
+def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
+    """All tensors of these files; DraftwiseError for one that cannot be read."""
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            weights |= (
+                load_file(file)
+                if file.suffix == ".safetensors"
+                else torch.load(file, map_location="cpu", weights_only=True)
+            )
+        except Exception as error:
+            raise DraftwiseError(f"{file} cannot be read as weights: {error}") from error
+    return weights
+
+
+def refuse_other_target(what: str, hidden_size: int, vocab_size: int, target: CausalModel) -> None:
+    """DraftwiseError with both sizes where heads were made for another target."""
+    for size, theirs, ours in (
+        ("hidden size", hidden_size, target.hidden_size),
+        ("vocabulary", vocab_size, target.vocab_size),
+    ):
+        if theirs != ours:
+            raise DraftwiseError(
+                f"{what} was made for a target of {size} {theirs}, and {target.name} has {ours}: a "
+                "head serves only the target that it was trained on"
+            )
+
+
+def refuse_mismatch(
+    what: str, wanted: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]
+) -> None:
+    """DraftwiseError that names a key that is missing, left over, or of another shape."""
+    if missing := sorted(wanted.keys() - weights.keys()):
+        raise DraftwiseError(f"{what} lacks {_listed(missing)}")
+    if unmatched := sorted(weights.keys() - wanted.keys()):
+        raise DraftwiseError(f"{what} has {_listed(unmatched)}, which has no place")
+    for name, shape in wanted.items():
+        if tuple(weights[name].shape) != shape:
+            raise DraftwiseError(
+                f"{what}: {name} has the shape {tuple(weights[name].shape)}, and its config.json "
+                f"asks for {shape}"
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Quoted, and not all of very many."""
+    shown = ", ".join(repr(name) for name in names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
