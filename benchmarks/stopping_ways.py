@@ -88,15 +88,15 @@ def more_ways() -> dict[str, Way]:
     found["TapOut, UCB1, simple"] = rules_bandit(reward="simple")
     found["TapOut, UCB-Tuned, blend"] = rules_bandit("ucb-tuned")
     found["TapOut, Thompson, blend"] = rules_bandit("thompson-gaussian")
-    for feedback in ("bandit", "prefix", "prefix:longer=false"):
-        found[f"lengths, UCB1, {feedback}"] = lengths_bandit("ucb1:beta=1", feedback)
-    for feedback in ("bandit", "prefix"):
-        found[f"lengths, UCBSpec, {feedback}"] = lengths_bandit("ucbspec", feedback)
     priced = rules_bandit(reward="goodput")
     found["TapOut, UCB1, goodput"] = dataclasses.replace(priced, is_priced=True)
     found["draftwise, looks=false"] = Way(
         {"preset": "draftwise", "policy": "goodput:looks=false"}, is_priced=True
     )
+    for feedback in ("bandit", "prefix", "prefix:longer=false"):
+        found[f"lengths, UCB1, {feedback}"] = lengths_bandit("ucb1:beta=1", feedback)
+    for feedback in ("bandit", "prefix"):
+        found[f"lengths, UCBSpec, {feedback}"] = lengths_bandit("ucbspec", feedback)
     found["draftwise, session"] = Way({"preset": "draftwise"}, shares=True, is_priced=True)
     return found
 
