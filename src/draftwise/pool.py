@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise import registry
 from draftwise.drafters.lm import LMDrafter
-from draftwise.drafters.lm_window import Window, parse_window
+from draftwise.drafters.lm_window import SINK, Window
 from draftwise.drafters.protocol import Drafter
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
@@ -57,8 +57,13 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
     """``lm:PATH,window=256`` as the path and its window; a model or a path is itself."""
     if not isinstance(spec, str):
         return spec, None
-    path, _, options = spec.removeprefix("lm:").partition(",")
-    return path, parse_window(options)
+    path, _, text = spec.removeprefix("lm:").partition(",")
+    options = registry.parse_options("drafter 'lm'", text, {"window": int, "sink": int})
+    if not options:
+        return path, None
+    if "window" not in options:
+        raise DraftwiseError(f"drafter 'lm': sink={options['sink']} needs a window: window=256")
+    return path, Window(options.get("sink", SINK), options["window"])
 
 
 def _folder(source: Any) -> Path | None:

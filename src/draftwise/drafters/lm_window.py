@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftwise import registry
 from draftwise.types import DraftwiseError
 
+SINK = 4
+"""StreamingLLM's own, where nobody says otherwise."""
 ROOM = 128
 """Slots for a draft behind the window: a longer one (TapOut's longest, say) is cut to it."""
 
@@ -65,14 +66,3 @@ class Window:
         if not skipped:
             return text
         return [*text[: self.sink], *text[self.sink + skipped :]]
-
-
-def parse_window(text: str) -> Window | None:
-    """``"sink=4,window=256"`` as a window; the sink is StreamingLLM's 4 unless it is given.
-
-    Nothing is None: all of the text. Raises DraftwiseError for another option, or a sink alone.
-    """
-    options = registry.parse_options("drafter 'lm'", text, {"window": int, "sink": int})
-    if options and "window" not in options:
-        raise DraftwiseError(f"drafter 'lm': sink={options['sink']} needs a window: window=256")
-    return Window(options.get("sink", 4), options["window"]) if options else None
