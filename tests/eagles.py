@@ -1,4 +1,4 @@
-"""Tiny EAGLE heads for tiny targets: random ones, and taught ones that know what is coming."""
+"""Tiny EAGLE and Medusa heads for tiny targets: random ones, and taught ones that know the text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from draftwise.nn.eagle import EagleConfig, EagleHead
 from draftwise.nn.eagle_files import default_taps
 from draftwise.nn.features import Features
+from draftwise.nn.medusa import MedusaHeads
 from draftwise.nn.model import CausalModel
 from draftwise.train.eagle import draft_vocabulary, eagle_batches, new_head, train_eagle
 from draftwise.train.lesson import Text
@@ -64,6 +65,28 @@ def taught_head(target: CausalModel, texts: Sequence[Sequence[int]], size: int) 
     batches = eagle_batches(target.module, {"texts": lesson}, head.config.taps, seed=0)
     train_eagle(head, batches, Settings(80, 5e-3, 10, 40), num_passes=3)
     return head.eval().requires_grad_(False)
+
+
+def taught_medusa(target: CausalModel, texts: Sequence[Sequence[int]]) -> MedusaHeads:
+    """Four random heads of one layer, taught these texts by heart."""
+    torch.manual_seed(0)
+    heads = MedusaHeads(4, 1, target.hidden_size, target.vocab_size)
+    learning = torch.optim.Adam(heads.parameters(), 0.02)
+    lessons = []
+    for text in texts:
+        with torch.no_grad():
+            said = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
+        lessons.append((said.hidden_states[-1][0], torch.tensor(text)))
+    for _ in range(60 if texts else 0):
+        losses = [
+            torch.nn.functional.cross_entropy(head(states[: -2 - i]), text[2 + i :])
+            for states, text in lessons
+            for i, head in enumerate(heads)
+        ]
+        learning.zero_grad()
+        torch.stack(losses).sum().backward()
+        learning.step()
+    return heads.eval().requires_grad_(False)
 
 
 @torch.inference_mode()

@@ -84,6 +84,7 @@ DRAFTERS: Table = {
     "suffix": ("drafters.suffix:SuffixDrafter", {"max_tokens": 1000}),
     "datastore": ("drafters.datastore:DatastoreDrafter", {}),
     "eagle": ("drafters.eagle:load_eagle", {}),
+    "medusa": ("drafters.medusa:load_medusa", {}),
 }
 
 

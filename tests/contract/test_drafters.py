@@ -15,7 +15,7 @@ from draftwise.guides.fixed import Fixed
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
 from eagles import features_of
-from engine.pairs import PROMPTS, eagle, eagle_target, lm, spec, store, windowed
+from engine.pairs import PROMPTS, eagle, eagle_target, lm, medusa, spec, store, windowed
 
 ALL = pytest.mark.parametrize("name", [*sorted(DRAFTERS), "window"])
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(1.0, 8, 0.9, 1.2)
@@ -30,7 +30,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 def make(name: str) -> Drafter:
-    """``lm`` and ``eagle`` need a model, ``datastore`` a file; the others their line alone.
+    """``lm``, ``eagle`` and ``medusa`` need a model, ``datastore`` a file; others their line alone.
 
     ``window`` is ``lm`` with one, which is shorter than a prompt here.
     """
@@ -42,12 +42,15 @@ def make(name: str) -> Drafter:
         return store()
     if name == "eagle":
         return eagle()
+    if name == "medusa":
+        return medusa()
     drafter: Drafter = registry.build("drafter", DRAFTERS, spec(DRAFTERS, name), {"name": name})
     return drafter
 
 
 def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS) -> list[Context]:
-    eagle()  # taps the target
+    eagle()  # they tap the target
+    medusa()
     return [
         Context(
             row,
@@ -209,7 +212,7 @@ def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams)
                 assert ((values >= 0) & (values <= 1)).all()
             assert (scores.matches is None) != make(name).retrieves
     # the second token of a text is the first that a hidden state comes before
-    earliest = 2 if name == "eagle" else 1
+    earliest = 2 if name in {"eagle", "medusa"} else 1
     for prompt, context, known in zip(PROMPTS, contexts, told, strict=True):
         assert set(range(max(len(prompt), earliest), len(context.tokens))) <= known
 

@@ -17,13 +17,14 @@ from draftwise.drafters.datastore_file import replacing, write
 from draftwise.drafters.eagle import EagleDrafter
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.lm_window import Window
+from draftwise.drafters.medusa import MedusaDrafter
 from draftwise.drafters.protocol import Drafter
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.registry import Table
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
-from eagles import eagle_head, taught_head
+from eagles import eagle_head, taught_head, taught_medusa
 from models import head_home, near_copy, tiny_model
 
 POOLS = {
@@ -37,6 +38,7 @@ POOLS = {
     "all": ["good", "bad", "lookup"],
     "eagle": ["eagle"],
     "eagle+good+lookup": ["eagle", "good", "lookup"],
+    "medusa": ["medusa"],
 }
 """Names of pools, and the drafters in them.
 
@@ -118,6 +120,16 @@ def eagle(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
 
 
 @cache
+def medusa(kind: str = "llama", vocab_size: int = 64) -> MedusaDrafter:
+    """Four heads; of the first target they know the answers."""
+    model = eagle_target(kind, vocab_size)
+    is_first = (kind, vocab_size) == ("llama", 64)
+    texts = [prompt + plain_greedy(prompt, 40) for prompt in PROMPTS] if is_first else []
+    with torch.inference_mode(False), torch.enable_grad():
+        return MedusaDrafter("medusa", taught_medusa(model, texts), model)
+
+
+@cache
 def store(vocab_size: int = 64) -> DatastoreDrafter:
     """Text of the target's own vocabulary: the prompts, one of the target's answers, and noise."""
     noise = np.random.default_rng(0).integers(0, vocab_size, (20, 30)).tolist()
@@ -142,6 +154,8 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
         if name == "window"
         else eagle(kind, vocab_size)
         if name == "eagle"
+        else medusa(kind, vocab_size)
+        if name == "medusa"
         else registry.build("drafter", registry.DRAFTERS, name, {"name": name})
         for name in names
     ]
@@ -165,7 +179,7 @@ def speculator(
     setting = Preset(policy, reward, feedback, lengths, with_none, rules, trees=trees)
     tokenizer = options.pop("tokenizer", None)
     pool = drafters(names, kind, vocab_size)
-    model = (eagle_target if "eagle" in names else target)(kind, vocab_size)
+    model = (eagle_target if {"eagle", "medusa"} & set(names) else target)(kind, vocab_size)
     return Speculator(model, tokenizer, pool, setting, **options)
 
 

@@ -66,7 +66,7 @@ def test_panoramic_options(options: str) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("pool", ["all", "eagle"])
+@pytest.mark.parametrize("pool", ["all", "eagle", "medusa"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_kind_of_model(kind: str, pool: str, num_rows: int) -> None:
     made = speculator(POOLS[pool], kind=kind, feedback="panoramic")
