@@ -69,38 +69,34 @@ def coming_back(made: Speculator, text: list[int], missed: int, repeats: int) ->
 def acceptance(args: argparse.Namespace) -> dict[str, Any]:
     """Mean alpha of each strategy over the same positions, and over that of reading everything.
 
-    Only positions where every window leaves something out count.
+    Early are positions within the drafter's trained ones where the smallest window leaves something
+    out, late those behind them.
     """
     made = loaded(
         args, feedback="panoramic:per_token=true", reward="acceptance", preset="draftwise"
     )
-    first = max(args.windows) + 4
     texts = [text for found in zoo.prompts().values() for text in found[: args.prompts]]
-    sums: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    nums: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    seen: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
     options = {"max_new_tokens": args.tokens, "temperature": 1.0, "ignore_eos": True, "seed": 0}
     for round_ in track(made.start(texts, **options), console=Console(stderr=True)):
         for name, scores in round_.scores.items():
-            late = scores.alphas[max(0, first - scores.start) :]
-            sums[name][round_.request] += float(late.sum())
-            nums[name][round_.request] += len(late)
-    rows = {}
-    requests = sorted(nums[ALL])
-    per_text = {
-        name: (
-            np.array([sums[name][r] for r in requests]),
-            np.array([float(nums[name][r]) for r in requests]),
-        )
-        for name in sums
-    }
-    for name, (alphas, counts) in per_text.items():
-        over = ratio(alphas, counts, *per_text[ALL])
-        rows[name] = {
-            "alpha": round(float(alphas.sum() / counts.sum()), 4),
-            "positions": int(counts.sum()),
-            "over_everything": round(over.value, 4),
-            "ci95": [round(over.low, 4), round(over.high, 4)],
-        }
+            seen[name, round_.request] += enumerate(scores.alphas.tolist(), scores.start)
+    bands = {"early": range(args.windows[0] + 4, args.trained), "late": range(args.trained, LONG)}
+    rows: dict[str, Any] = {name: {} for name in strategies(args.drafter, args.windows)}
+    for band, places in bands.items():
+        sums, counts = {}, {}
+        for name in rows:
+            kept = [[a for at, a in seen[name, r] if at in places] for r in range(len(texts))]
+            sums[name] = np.array([sum(alphas) for alphas in kept])
+            counts[name] = np.array([float(len(alphas)) for alphas in kept])
+        for name, row in rows.items():
+            over = ratio(sums[name], counts[name], sums[ALL], counts[ALL])
+            row[band] = {
+                "alpha": round(float(sums[name].sum() / counts[name].sum()), 4),
+                "positions": int(counts[name].sum()),
+                "over_everything": round(over.value, 4),
+                "ci95": [round(over.low, 4), round(over.high, 4)],
+            }
     return rows
 
 
@@ -125,6 +121,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=41)
     parser.add_argument("--prompts", type=int, default=3, help="held-out prompts a domain")
     parser.add_argument("--tokens", type=int, default=600, help="tokens of each answer")
+    parser.add_argument("--trained", type=int, default=256, help="tokens of its training texts")
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -136,16 +133,16 @@ def main() -> None:
         costs = {num: coming_back(made, text, num, args.repeats) for num in args.missed}
         sizes = memory(made, text)
     alphas = acceptance(args)
-    table = Table("strategy", *[f"after {num}, ms" for num in costs], "kB", "alpha", "95%")
-    for name in strategies(args.drafter, args.windows):
-        low, high = alphas[name]["ci95"]
-        table.add_row(
-            name,
-            *[f"{found[name]:.2f}" for found in costs.values()],
-            f"{sizes[name]:.0f}",
-            f"{alphas[name]['alpha']:.3f}, x {alphas[name]['over_everything']:.3f}",
-            f"{low:.3f} to {high:.3f}",
-        )
+    bands = ("early", "late")
+    table = Table("strategy", *[f"after {num}" for num in costs], "kB", *bands)
+    for name, row in alphas.items():
+        shown = [
+            f"{row[band]['alpha']:.3f}: {row[band]['over_everything']:.3f} "
+            f"({row[band]['ci95'][0]:.3f} to {row[band]['ci95'][1]:.3f})"
+            for band in bands
+        ]
+        times = [f"{found[name]:.2f} ms" for found in costs.values()]
+        table.add_row(name, *times, f"{sizes[name]:.0f}", *shown)
     Console().print(table)
     results = {"coming_back_ms": costs, "cache_kb": sizes, "acceptance": alphas}
     save(args.out, {"drafter": args.drafter, "read": READ, "long": LONG, **results})
