@@ -30,8 +30,8 @@ _GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward", "vocab_size", "
 }
 """Parameters that the engine fills in: nobody writes them in a spec."""
 
-_MODEL_DRAFTERS = {"lm": "PATH"}
-"""Drafters that are a model: their spec is where it lies, not options."""
+_MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
+"""Drafters that are a model: where it lies, and the options behind that."""
 
 
 @refusals()
@@ -148,8 +148,8 @@ def _drafters() -> Table:
     rows = []
     for name in registry.DRAFTERS:
         options, about = _entry("drafter", registry.DRAFTERS, name)
-        path = _MODEL_DRAFTERS.get(name)
-        rows.append((f"{name}:{path}" if path else name, "" if path else options, about))
+        path, own = _MODEL_DRAFTERS.get(name, ("", options))
+        rows.append((f"{name}:{path}" if path else name, own, about))
     rows.append(("zoo, zoo:NAME", "", "All bundled models, or one of them or of the EAGLE heads."))
     return _entries("drafters", "--drafter", rows)
 
