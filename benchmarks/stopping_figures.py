@@ -113,7 +113,7 @@ def draw_entropy(axes: Any, domain: str, found: Mapping[str, Any]) -> None:
         xs = np.arange(1, len(nums[0]) + 1)
         axes.plot(xs, nums[0], style, color=colour, label=label, linewidth=1.5)
         axes.fill_between(xs, nums[1], nums[2], color=colour, alpha=0.15, linewidth=0)
-    axes.set(title=domain, xlabel="position in the draft", ylim=(0, 2), xlim=(0.5, LENGTH + 0.5))
+    axes.set(title=domain, xlabel="position in the draft", ylim=(0, 2.3), xlim=(0.5, LENGTH + 0.5))
     axes.set_xticks([1, 4, 8, 12, 16])
 
 
