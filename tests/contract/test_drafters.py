@@ -238,6 +238,20 @@ def test_a_text_that_fills_the_capacity_gets_no_error(name: str) -> None:
 
 
 @ALL
+def test_a_glance_at_a_text_beyond_the_capacity_gets_no_error(name: str) -> None:
+    """Texts outgrow the positions of a drafter that is looked at and seldom drafts."""
+    (context,) = contexts_of(GREEDY, [[5, 9, 2, 7] * 5])
+    session = make(name).start(1, 30)
+    propose(session, [context])
+    session.commit([context])
+    context.extend([3, 8] * 20, [3, 8] * 20)
+    context.features = features_of(eagle_target("llama", 64), context.tokens)
+    session.commit([context])
+    (scores,) = session.glance([context])
+    assert scores is None or scores.start + len(scores.alphas) <= 60
+
+
+@ALL
 def test_a_first_guess_of_its_cost(name: str) -> None:
     assert 0 < make(name).relative_cost <= 2
 
