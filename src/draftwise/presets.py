@@ -58,6 +58,14 @@ PRESETS: dict[str, Preset] = {
         "ucb1:beta=0.01", "divergence", "bandit", (5,), source="MetaSD, algorithm 2 and section 4.1"
     ),
     "banditspec": Preset("ucbspec", "length", "bandit", (4,), source="BanditSpec, algorithm 4"),
+    "banditspec-load": Preset(
+        "ucbspec",
+        "throughput",
+        "bandit",
+        (1, 2, 3, 4),
+        True,
+        source="BanditSpec, section 6.2; a batch shares its length if it shares the policy (scope)",
+    ),
     "hedgespec": Preset(
         "normalhedge",
         "expected-length",

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from draftwise.types import Costs
+from draftwise.types import Costs, Floats
 
 _WINDOW = 15
 _FEW = 4
 _STALE_ROUNDS = 400
+_DOUBT = 0.8
+"""Of what other batch sizes say of plain decoding, where it was not measured at this one."""
+
+Curve = dict[int, tuple[float, float]]
+"""By tokens a row: seconds, and the rows that they were measured with, on average."""
+
+Plane = Callable[[float, Floats], Floats]
+"""Seconds of a forward over so many rows, each of so many tokens."""
 
 
 class _Samples:
@@ -21,11 +29,12 @@ class _Samples:
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._first: float | None = None
-        self.last_round = 0
+        self.last_round, self.rows = 0, 0.0
 
-    def add(self, seconds: float, round_: int) -> None:
+    def add(self, seconds: float, round_: int, rows: int) -> None:
         """Take one measurement; the first, which paid for setting the shape up, stands aside."""
         self.last_round = round_
+        self.rows += (rows - self.rows) / min(len(self._seconds) + 1, _WINDOW)
         if self._first is None:
             self._first = seconds
         else:
@@ -50,7 +59,9 @@ class CostMeter:
     corrects it): a count is never dearer than a larger one, what lies beyond the largest that was
     measured costs what that did, fewer than the smallest cost proportionally less (so plain
     decoding is soon measured), few samples count by their minimum, and old ones are forgotten.
-    Batch sizes share their samples within a factor of two; one never seen borrows from the nearest.
+    Batch sizes share their samples within a factor of two. As soon as several were measured, what
+    they say together, ``a + b R + c R T`` for R rows of T tokens, tells how one size differs from
+    another and goes on beyond the largest count, as rows leave a batch faster than all is measured.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
@@ -63,24 +74,23 @@ class CostMeter:
         """A target forward of ``tokens`` tokens in each of ``rows`` rows took ``seconds``."""
         self._round += 1
         by_tokens = self._target.setdefault(rows.bit_length(), {})
-        by_tokens.setdefault(tokens, _Samples()).add(seconds, self._round)
+        by_tokens.setdefault(tokens, _Samples()).add(seconds, self._round, rows)
 
     def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """``steps`` draft steps over ``rows`` rows took ``seconds`` altogether."""
         if steps:
             samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
-            samples.add(seconds / steps, self._round)
+            samples.add(seconds / steps, self._round, rows)
 
     def costs(self, rows: int, max_tokens: int) -> Costs:
         """What is known at this batch size, for target forwards of 1 .. ``max_tokens`` tokens."""
         size = rows.bit_length()
         curves = {key: curve for key in self._target if (curve := self._curve(key))}
-        target_s = np.ones(max_tokens)
+        counts, target_s = np.arange(1.0, max_tokens + 1), np.ones(max_tokens)
         if curves:
-            points = curves[_nearest(curves, size)]
-            fewest, seconds = next(iter(points.items()))
-            points = {1: seconds / fewest} | points
-            target_s = np.interp(np.arange(1, max_tokens + 1), list(points), list(points.values()))
+            own = curves[_nearest(curves, size)]
+            plane = _fit(curves.values()) if len(curves) > 1 else None
+            target_s = _seconds(own, counts, rows, plane)
         draft_s = {}
         for drafter, relative in self._relative.items():
             measured = {key: s.value() for key, s in self._draft[drafter].items() if s.has_value}
@@ -88,14 +98,41 @@ class CostMeter:
             draft_s[drafter] = float(value)
         return Costs(target_s, draft_s)
 
-    def _curve(self, size: int) -> dict[int, float]:
-        """Seconds by tokens a row, ascending, each at most that of any larger count."""
+    def _curve(self, size: int) -> Curve:
+        """What was measured at one batch size, ascending, each at most that of a larger count."""
         cheapest, curve = float("inf"), {}
         for tokens, samples in sorted(self._target[size].items(), reverse=True):
             if samples.has_value and self._round - samples.last_round <= _STALE_ROUNDS:
                 cheapest = min(cheapest, samples.value())
-                curve[tokens] = cheapest
+                curve[tokens] = (cheapest, samples.rows)
         return dict(reversed(curve.items()))
+
+
+def _seconds(own: Curve, counts: Floats, rows: int, plane: Plane | None) -> Floats:
+    """[n] seconds of target forwards over ``counts`` tokens in each of ``rows`` rows."""
+    measured = np.array(list(own), dtype=float)
+    values = np.array([seconds for seconds, _ in own.values()])
+    if plane is None:
+        share = values[0] / measured[0]
+        return np.asarray(np.interp(counts, [1.0, *measured], [share, *values]))
+    values += [
+        plane(rows, n) - plane(r, n) for n, (_, r) in zip(measured, own.values(), strict=True)
+    ]
+    share = max(values[0] / measured[0], _DOUBT * float(plane(rows, np.ones(1))[0]))
+    found = np.interp(counts, [1.0, *measured], [min(share, values[0]), *values])
+    beyond = plane(rows, np.maximum(counts, measured[-1])) - plane(rows, measured[-1:])
+    return np.asarray(np.maximum(found + beyond, values.min() / measured[0]))
+
+
+def _fit(curves: Iterable[Curve]) -> Plane:
+    """``a + b R + c R T``, none below 0, by least squares of the relative errors."""
+    points = [(r, n, s) for curve in curves for n, (s, r) in curve.items()]
+    rows, tokens, seconds = (np.array(column) for column in zip(*points, strict=True))
+    features = np.stack([np.ones_like(rows), rows, rows * tokens], axis=1)
+    a, b, c = np.linalg.lstsq(features / seconds[:, None], np.ones_like(rows), rcond=None)[0].clip(
+        0
+    )
+    return lambda r, n: np.asarray(a + b * r + c * r * n)
 
 
 def _nearest(sizes: Iterable[int], size: int) -> int:
