@@ -53,6 +53,11 @@ def load_drafters(
     return list(named.values())
 
 
+def models_of(drafters: Sequence[Drafter]) -> list[CausalModel]:
+    """Of the drafters that are causal LMs."""
+    return [drafter.model for drafter in drafters if isinstance(drafter, LMDrafter)]
+
+
 def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
     """``lm:PATH,window=256`` as the path and its window; a model or a path is itself."""
     if not isinstance(spec, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,9 +22,10 @@ from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.engine.text import Answer, Ending
 from draftwise.learning import Learning
+from draftwise.nn.compiled import STEP_WIDTHS
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
-from draftwise.pool import load_drafters, resolve_target
+from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.presets import Preset
 from draftwise.types import DraftwiseError, Plan, SamplingParams
 
@@ -45,12 +47,14 @@ class Speculator:
     ) -> None:
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
         self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
+        self._compilable = [target, *models_of(drafters)]
         self._pool = Pool(
             target,
             drafters,
             self._learning.plans,
             CostMeter({drafter.name: drafter.relative_cost for drafter in drafters}),
             scores_prompt=setting.feedback.split(":")[0] in {"free", "panoramic"},
+            clock=self.clock,
         )
 
     @classmethod
@@ -69,6 +73,7 @@ class Speculator:
         tokenizer: Any = None,
         dtype: str = "auto",
         device: str = "auto",
+        compile: bool = False,
         scope: str = "request",
         seed: int = 0,
     ) -> Speculator:
@@ -81,6 +86,8 @@ class Speculator:
         trees: shapes such as ``"4x16"`` (children x tokens), ``"chain"``; plans are multiplied by
             lengths, rules and trees.
         preset: where policy, reward, feedback and lengths come from, unless given.
+        compile: target and drafters that are models go through ``torch.compile`` where a request
+            runs alone: each shape takes seconds once, said on stderr, and no round counts them.
         scope: ``request`` = each request learns anew; ``session`` or ``task:LABEL`` = they share
             one policy, which ``memory.save`` and ``memory.load`` keep in a file.
         Raises DraftwiseError for anything that cannot be loaded, paired or understood.
@@ -101,7 +108,20 @@ class Speculator:
         if drafters is None:  # no default is loaded for a setting that has no length to draft
             drafters = defaults if setting.lengths else []
         loaded = load_drafters(drafters, model, path, dtype=dtype, device=device)
+        if compile:
+            model.compile()
+            for drafting in models_of(loaded):
+                drafting.compile(STEP_WIDTHS)
         return cls(model, tokenizer, loaded, setting, scope, seed)
+
+    def clock(self) -> float:
+        """Seconds, which stand still while something is compiled."""
+        return time.perf_counter() - self.compiling()[0]
+
+    def compiling(self) -> tuple[float, float]:
+        """Seconds that compiling took so far: of the wall clock, and of this process."""
+        made = [model.compiled for model in self._compilable if model.compiled is not None]
+        return sum(c.spent_s for c in made), sum(c.spent_cpu_s for c in made)
 
     @property
     def drafters(self) -> Sequence[Drafter]:

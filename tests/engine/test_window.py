@@ -90,7 +90,7 @@ def test_teeth_a_window_that_slides_without_being_read_again(
             moved, end = skipped - self._skipped[row], self._cache.lengths[row]
             self._skipped[row] = skipped
             if moved and end - moved >= sink:
-                for stored in (*self._cache._keys, *self._cache._values):
+                for stored in (*self._cache.keys, *self._cache.values):
                     stored[row, :, sink : end - moved] = stored[row, :, sink + moved : end].clone()
                 self._cache.lengths[row] = end - moved
 

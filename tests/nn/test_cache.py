@@ -17,6 +17,7 @@ from torch import Tensor
 from draftwise.nn import model as model_module
 from draftwise.nn.attention import GROUPED
 from draftwise.nn.cache import RaggedCache
+from draftwise.nn.masks import Masks
 from draftwise.nn.model import CausalModel
 from engine.pairs import reader
 from models import CONFIGS
@@ -184,8 +185,8 @@ def widened(mask: Any) -> Any:
 @torch.inference_mode()
 def test_teeth_a_mask_one_slot_too_wide(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, texts = make(kind), texts_of(LENGTHS)
-    sound = CausalModel._mask
-    monkeypatch.setattr(CausalModel, "_mask", lambda *args: widened(sound(*args)))
+    sound = Masks.make
+    monkeypatch.setattr(Masks, "make", lambda *args: widened(sound(*args)))
     cache = model.new_cache(3, 90)
     feed(model, cache, {row: text[:-4] for row, text in enumerate(texts)})
     speculate_and_crop(model, cache, [0, 1, 2])
@@ -197,7 +198,7 @@ def test_teeth_a_mask_one_slot_too_wide(kind: str, monkeypatch: pytest.MonkeyPat
 @torch.inference_mode()
 def test_teeth_a_window_one_token_too_long(kind: str) -> None:
     model, texts = make(kind), texts_of(LENGTHS)
-    model._window += 1
+    model._masks._window += 1
     cache = model.new_cache(3, 90)
     found = feed(model, cache, dict(enumerate(texts)))
     assert max(error(model, texts[row], logits) for row, logits in found.items()) > 1e-3

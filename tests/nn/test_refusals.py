@@ -18,6 +18,7 @@ import transformers as hf
 from draftwise import DraftwiseError, Speculator
 from draftwise.nn import check as check_module
 from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn.masks import Masks
 from draftwise.nn.model import CausalModel
 from engine.pairs import reader
 from models import CONFIGS, tiny_model
@@ -140,9 +141,9 @@ def test_attention_models_pass(kind: str, attention: str) -> None:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_self_check_sees_a_wrong_mask(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: everybody may look at everything."""
-    sound = CausalModel._as_bias
+    sound = Masks._as_bias
     monkeypatch.setattr(
-        CausalModel, "_as_bias", lambda self, allowed: sound(self, torch.ones_like(allowed))
+        Masks, "_as_bias", lambda self, allowed: sound(self, torch.ones_like(allowed))
     )
     with pytest.raises(DraftwiseError, match="are off by"):
         check_module.check_model(CausalModel(reader(kind), kind))

@@ -48,7 +48,7 @@ class Wish:
             "temperature": self.temperature,
             "seed": self.seed,
             "threads": self.threads,
-            "models": {name: value for name, value in self.models.items() if value is not None},
+            "models": {name: value for name, value in self.models.items() if value},
         }
 
 

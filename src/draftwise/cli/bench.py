@@ -90,6 +90,7 @@ def bench(
     seed: o.Seed = 0,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    compile_: o.Compile = False,
     threads: o.Threads = 1,
     clock: Clock = "wall",
     no_report: NoReport = False,
@@ -99,7 +100,9 @@ def bench(
     began = time.monotonic()
     usual: dict[str, Any] = _QUICK if is_quick else _USUAL
     limit = usual["minutes"] if minutes is None else minutes
-    wanted = Wanted(target, drafter, dtype=dtype, device=device, seed=seed, threads=threads)
+    models: dict[str, Any] = {"target": target, "drafters": drafter, "compile": compile_}
+    models |= {"dtype": dtype, "device": device}
+    wanted = Wanted(**models, seed=seed, threads=threads)
     with quiet():
         with refused_values():
             from draftwise.bench.report import check_report
@@ -118,7 +121,7 @@ def bench(
                 seed=seed,
                 threads=threads,
                 clock=clock,
-                models={"target": target, "drafters": drafter, "dtype": dtype, "device": device},
+                models=models,
             )
             check_sampling({"temperature": temperature, "max_new_tokens": wish.tokens})
             if not no_report:

@@ -36,10 +36,11 @@ def demo(
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
     preset: o.PresetName = "draftwise",
+    compile_: o.Compile = False,
     threads: o.Threads = 1,
 ) -> None:
     """Watch plain decoding and draftwise answer the same prompts; tokens coloured by drafter."""
-    wanted = Wanted(target, drafter, preset, seed=seed, threads=threads)
+    wanted = Wanted(target, drafter, preset, compile=compile_, seed=seed, threads=threads)
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
     with quiet():
         with refused_values():

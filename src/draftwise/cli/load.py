@@ -37,6 +37,7 @@ class Wanted:
     trees: Sequence[str] | None = None
     dtype: str = "auto"
     device: str = "auto"
+    compile: bool = False
     scope: str = "request"
     state: Path | None = None
     seed: int = 0
@@ -96,6 +97,7 @@ def load(wanted: Wanted) -> Speculator:
             trees=wanted.trees,
             dtype=wanted.dtype,
             device=wanted.device,
+            compile=wanted.compile,
             scope=wanted.scope,
             seed=wanted.seed,
         )

@@ -38,6 +38,10 @@ Drafters = Annotated[
 ]
 Dtype = Annotated[str, _option(_MODELS, "auto, float32, bfloat16, float16.", "--dtype")]
 Device = Annotated[str, _option(_MODELS, "auto, cpu, cuda, cuda:1, ...", "--device")]
+Compile = Annotated[
+    bool,
+    _option(_MODELS, "torch.compile the models: seconds to start, faster steps.", "--compile"),
+]
 PresetName = Annotated[str, _option(_LEARNING, f"{_names(PRESETS)}.", "--preset")]
 Lengths = Annotated[
     str | None,

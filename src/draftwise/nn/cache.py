@@ -31,16 +31,18 @@ class RaggedCache(Cache):  # type: ignore[misc]
 
     ``lengths`` [B] says how many tokens of each row are valid; whatever lies behind is garbage that
     masks hide and later writes overwrite, so a rejected draft is removed by lowering a number.
-    Storage is one [B, H, capacity, D] pair a layer, made at the layer's first write (its dtype,
-    heads and head size are only known then). ``docs/kv_cache.md`` draws it.
+    Storage is one [B, H, slots, D] pair a layer in ``keys`` and ``values``, made at the layer's
+    first write (its dtype, heads and head size are only known then). ``docs/kv_cache.md`` draws it.
+    num_slots: of the storage, where that is to be larger than the capacity.
     """
 
-    def __init__(self, num_rows: int, capacity: int) -> None:
+    def __init__(self, num_rows: int, capacity: int, num_slots: int | None = None) -> None:
         super().__init__(layers=[])
         self.capacity = capacity
+        self.num_slots = capacity if num_slots is None else num_slots
         self.lengths = [0] * num_rows
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
         self._placement: Placement | None = None
 
     def place(self, placement: Placement) -> None:
@@ -57,14 +59,21 @@ class RaggedCache(Cache):  # type: ignore[misc]
         """Write [R, H, T, D] of one layer; return all that the placement's rows may look at."""
         if self._placement is None:
             raise RuntimeError("place() comes before a forward through this cache")
-        if layer_idx == len(self._keys):
-            self._keys.append(self._allocate(key_states))
-            self._values.append(self._allocate(value_states))
+        if layer_idx == len(self.keys):
+            self.keys.append(self._allocate(key_states))
+            self.values.append(self._allocate(value_states))
         place = self._placement
         return (
-            _write_and_read(self._keys[layer_idx], key_states, place),
-            _write_and_read(self._values[layer_idx], value_states, place),
+            _write_and_read(self.keys[layer_idx], key_states, place),
+            _write_and_read(self.values[layer_idx], value_states, place),
         )
+
+    def take(self, keys: list[Tensor], values: list[Tensor]) -> None:
+        """Write into storage that a cache of this size had, emptied: no NaN may stay in it."""
+        self.keys, self.values = keys, values
+        with torch.inference_mode():  # where it was made
+            for storage in (*keys, *values):
+                storage.zero_()
 
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
         """Of a tree fed at slots ``base``, ``base + 1``, ... keep one path, and cut the rest off.
@@ -75,22 +84,22 @@ class RaggedCache(Cache):  # type: ignore[misc]
         self.lengths[row] = base + len(path)
         if list(path) == list(range(len(path))):
             return
-        for storage in (*self._keys, *self._values):
+        for storage in (*self.keys, *self.values):
             index = torch.as_tensor(path, device=storage.device) + base
             storage[row, :, base : base + len(path)] = storage[row, :, index]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order: one copy, when a request has ended."""
         self.lengths = [self.lengths[row] for row in rows]
-        if self._keys:
-            index = torch.as_tensor(list(rows), device=self._keys[0].device)
-            self._keys = [k.index_select(0, index) for k in self._keys]
-            self._values = [v.index_select(0, index) for v in self._values]
+        if self.keys:
+            index = torch.as_tensor(list(rows), device=self.keys[0].device)
+            self.keys = [k.index_select(0, index) for k in self.keys]
+            self.values = [v.index_select(0, index) for v in self.values]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the storage allocated so far."""
-        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The first slot of the coming write (the library asks; our masks do not)."""
@@ -114,7 +123,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
 
     def _allocate(self, states: Tensor) -> Tensor:
         _, heads, _, size = states.shape
-        return states.new_zeros((len(self.lengths), heads, self.capacity, size))
+        return states.new_zeros((len(self.lengths), heads, self.num_slots, size))
 
 
 def _write_and_read(storage: Tensor, states: Tensor, place: Placement) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draftwise.nn.cache import Placement, RaggedCache
 from draftwise.nn.eagle import EagleHead
-from draftwise.nn.model import ragged_slots
+from draftwise.nn.masks import ragged_slots
 from draftwise.nn.trees import Branches, tree_masks
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftwise.nn.cache import Placement, RaggedCache
+from draftwise.nn.compiled import WIDTHS, CompiledSteps, StepOutput
+from draftwise.nn.masks import Masks, ragged_slots
 from draftwise.nn.trees import Branches, tree_masks
 from draftwise.types import Ints
 
@@ -51,15 +52,12 @@ class CausalModel:
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
         self.taps: frozenset[int] = frozenset()
+        self.compiled: CompiledSteps | None = None
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
         self.device: torch.device = module.device
         self.dtype: torch.dtype = module.dtype
-        self._patterns = _attention_patterns(config)
-        self._window = int(getattr(config, "sliding_window", None) or 0)
-        self._additive = config._attn_implementation == "eager"
-        # sdpa without a mask is up to twice as fast
-        self._can_skip_mask = self._patterns == {"full_attention"} and not self._additive
+        self._masks = Masks(config, self.dtype)
         self._numbers = torch.arange(0, device=self.device)
         self._can_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
 
@@ -80,7 +78,15 @@ class CausalModel:
 
     def new_cache(self, num_rows: int, capacity: int) -> RaggedCache:
         """An empty cache for ``num_rows`` rows of at most ``capacity`` tokens."""
-        return RaggedCache(num_rows, capacity)
+        made = RaggedCache if self.compiled is None else self.compiled.new_cache
+        return made(num_rows, capacity)
+
+    def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
+        """From now on read short feeds of single rows with compiled forwards of these widths.
+
+        backend: as for ``torch.compile``.
+        """
+        self.compiled = CompiledSteps(self.module, self.name, widths, backend)
 
     def extend(
         self,
@@ -137,22 +143,56 @@ class CausalModel:
         counts = [len(t) for t in tokens]
         starts = [cache.lengths[row] for row in rows]
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        width, used = max(counts), max(ends)
+        output = self._compiled_forward(cache, starts, tokens, trees)
+        if output is None:
+            output = self._plain_forward(cache, rows, tokens, trees, kept)
+        for row, end in zip(rows, ends, strict=True):
+            cache.lengths[row] = end
+        return output
+
+    def _compiled_forward(
+        self,
+        cache: RaggedCache,
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        trees: Sequence[Branches | None],
+    ) -> StepOutput | None:
+        """The same at a fixed width over all slots; None where that is not possible."""
+        counts = [len(t) for t in tokens]
+        if self.compiled is None:
+            return None
+        width = self.compiled.width(cache, max(counts), starts[0] + counts[0])
+        if width is None:
+            return None
+        places = ragged_slots(starts, counts, width)
+        positions, mask = self._look(trees, places, cache.num_slots)
+        ids = self._tensor([_padded(t, width) for t in tokens])
+        feed = (ids, positions, self._tensor(places), mask)
+        return self.compiled(cache, *feed, taps=sorted(self.taps))
+
+    def _plain_forward(
+        self,
+        cache: RaggedCache,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        trees: Sequence[Branches | None],
+        kept: Sequence[int],
+    ) -> Any:
+        """The same by the module itself, which reads no more slots than are used."""
+        counts = [len(t) for t in tokens]
+        starts = [cache.lengths[row] for row in rows]
+        used = max(start + count for start, count in zip(starts, counts, strict=True))
+        width = max(counts)
         is_even = min(starts) == used - width and min(counts) == width
         if is_even and not trees:
             # one token sees everything; from the first on it is plain causal attention
-            needs_none = self._can_skip_mask and (width == 1 or width == used)
+            needs_none = self._masks.can_skip and (width == 1 or width == used)
             slots, positions = None, self._slots(used)[used - width :][None]
-            mask = None if needs_none else self._mask(positions, self._slots(used))
+            mask = None if needs_none else self._masks.make(positions, self._slots(used))
         else:
             places = ragged_slots(starts, counts)
-            slots = positions = self._tensor(places)
-            if trees:
-                queries, keys, seen = tree_masks(trees, places, used)
-                positions = self._tensor(queries)
-                mask = self._mask(positions, self._tensor(keys)[:, None, None], self._tensor(seen))
-            else:
-                mask = self._mask(positions, self._slots(used))
+            slots = self._tensor(places)
+            positions, mask = self._look(trees, places, used)
         every = len(rows) == len(cache.lengths) and list(rows) == list(range(len(rows)))
         cache.place(
             Placement(None if every else self._tensor(rows), slots, used - width, width, used)
@@ -162,7 +202,7 @@ class CausalModel:
         if len(kept) < width and self._can_keep:
             is_end = kept[0] == width - len(kept)
             extra["logits_to_keep"] = len(kept) if is_end else self._tensor(list(kept))
-        output = self.module(
+        return self.module(
             input_ids=self._tensor(ids),
             attention_mask=mask,
             position_ids=positions.expand(len(counts), width),
@@ -170,9 +210,18 @@ class CausalModel:
             use_cache=True,
             **extra,
         )
-        for row, end in zip(rows, ends, strict=True):
-            cache.lengths[row] = end
-        return output
+
+    def _look(
+        self, trees: Sequence[Branches | None], places: Ints, used: int
+    ) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+        """Positions [R, T] of what is fed to ``places``, and its mask over the first slots."""
+        if not trees:
+            positions = self._tensor(places)
+            return positions, self._masks.make(positions, self._slots(used))
+        queries, keys, seen = tree_masks(trees, places, used)
+        positions = self._tensor(queries)
+        mask = self._masks.make(positions, self._tensor(keys)[:, None, None], self._tensor(seen))
+        return positions, mask
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self.device)
@@ -182,42 +231,6 @@ class CausalModel:
         if num > len(self._numbers):
             self._numbers = torch.arange(2 * num, device=self.device)
         return self._numbers[:num]
-
-    def _mask(
-        self, queries: Tensor, keys: Tensor, seen: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor]:
-        """[R or 1, 1, T, used]: which slot each query may look at.
-
-        queries: [R or 1, T] and keys: broadcastable to [R, 1, T, used], positions. seen: [R, T,
-        used] where they do not tell by themselves, as in trees.
-        """
-        queries = queries[:, None, :, None]
-        full = keys <= queries if seen is None else seen[:, None]
-        if self._patterns == {"full_attention"}:
-            return self._as_bias(full)
-        sliding = self._as_bias(full & (keys > queries - self._window))
-        if self._patterns == {"sliding_attention"}:
-            return sliding
-        return {"full_attention": self._as_bias(full), "sliding_attention": sliding}
-
-    def _as_bias(self, allowed: Tensor) -> Tensor:
-        """Boolean for sdpa; what is added to the scores for eager attention."""
-        if not self._additive:
-            return allowed
-        lowest = torch.finfo(self.dtype).min
-        return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, lowest)
-
-
-def ragged_slots(starts: Sequence[int], counts: Sequence[int]) -> Ints:
-    """[R, T] the slots of rows that differ; without trees these are the positions, too.
-
-    Padding repeats its row's last token in that token's own place: it needs no room, changes
-    nothing, and leaves no query without a key (NaN would stay in the cache).
-    """
-    last = np.maximum(np.array(counts) - 1, 0)
-    steps = np.minimum(np.arange(max(counts)), last[:, None])
-    slots: Ints = np.array(starts)[:, None] + steps
-    return slots
 
 
 def last_places(counts: Sequence[int], num: int) -> list[int]:
@@ -232,11 +245,3 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
 def _padded(tokens: Sequence[int], width: int) -> list[int]:
     """The tokens, the last of them repeated (0 where there is none)."""
     return [*tokens, *[tokens[-1] if tokens else 0] * (width - len(tokens))]
-
-
-def _attention_patterns(config: Any) -> set[str]:
-    """The kinds of attention layers, from ``layer_types`` or, without it, ``sliding_window``."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return set(kinds)
-    return {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
