@@ -16,6 +16,7 @@ from draftwise.drafters.lm import LMDrafter
 from draftwise.nn.compiled import CompiledSteps
 from draftwise.nn.model import CausalModel
 from draftwise.nn.trees import branches
+from draftwise.pool import models_of
 from draftwise.presets import Preset
 from draftwise.registry import DRAFTERS, build
 from draftwise.speculator import Speculator
@@ -198,3 +199,14 @@ def test_inductor_itself() -> None:
         assert error(model, text[: start + 2], found) < 0.1
     assert model.compiled is not None
     assert model.compiled.spent_s > 0
+
+
+def test_the_facade_compiles_target_and_drafters_only_where_asked() -> None:
+    module = reader("llama")
+    for wanted in (False, True):
+        made = Speculator.from_pretrained(
+            module, [near_copy(module, noise=0.04), "lookup"], preset="metasd", compile=wanted
+        )
+        models = [made.target, *models_of(made.drafters)]
+        assert len(models) == 2
+        assert [model.compiled is not None for model in models] == [wanted, wanted]
