@@ -81,13 +81,18 @@ def priced(
     head: Cost = HEAD_MS,
     drafters: Sequence[str] | None = None,
 ) -> tuple[Speculator, list[float]]:
-    """A speculator for ``PRESET[/POLICY[/REWARD]]``, and its clock in seconds.
+    """A speculator for ``PRESET[/POLICY[/REWARD[/SCOPE]]]``, and its clock in seconds.
 
     target, drafter, head: milliseconds of their forwards. drafters: specs, None = the zoo's own.
     """
-    preset, policy, reward = (*setting.split("/"), "", "")[:3]
+    preset, policy, reward, scope = (*setting.split("/"), "", "", "")[:4]
     spec = Speculator.from_pretrained(
-        "zoo", drafters, preset=preset, policy=policy or None, reward=reward or None
+        "zoo",
+        drafters,
+        preset=preset,
+        policy=policy or None,
+        reward=reward or None,
+        scope=scope or "request",
     )
     clock = [0.0]
     for loaded in spec.drafters:
@@ -149,7 +154,7 @@ def pair(text: str) -> Cost:
 def main() -> None:
     """Play all settings on the same prompts and compare each with the first."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--setting", action="append", help="PRESET[/POLICY[/REWARD]]")
+    parser.add_argument("--setting", action="append", help="PRESET[/POLICY[/REWARD[/SCOPE]]]")
     parser.add_argument("--drafter", action="append", help="a spec; default: the zoo's pool")
     parser.add_argument("--target-ms", type=pair, default=(7.5, 0.2), metavar="A,B")
     parser.add_argument("--drafter-ms", type=pair, default=(0.42, 0.02), metavar="A,B")
