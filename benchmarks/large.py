@@ -113,11 +113,14 @@ def models(args: argparse.Namespace) -> tuple[Any, list[Any], list[list[int]]]:
     return target, [drafter], prompts
 
 
-def speculators(target: Any, drafters: list[Any], device: str) -> dict[str, Speculator]:
+def speculators(
+    target: Any, drafters: list[Any], args: argparse.Namespace
+) -> dict[str, Speculator]:
     """draftwise as it comes and plain decoding, each as it is and compiled, on the same weights."""
     found = {}
-    for suffix, is_compiled in {"": False, ", compiled": True}.items():
-        made = Speculator.from_pretrained(target, drafters, device=device, compile=is_compiled)
+    suffixes = {"": False} if args.no_compile else {"": False, ", compiled": True}
+    for suffix, is_compiled in suffixes.items():
+        made = Speculator.from_pretrained(target, drafters, device=args.device, compile=is_compiled)
         found["draftwise plain" + suffix] = Speculator(made.target, None, [], preset("plain"))
         found["draftwise" + suffix] = made
     return found
@@ -139,7 +142,7 @@ def peer(base: Speculator, way: str, num_tokens: int) -> Method:
 @torch.inference_mode()
 def warm_up(ours: dict[str, Speculator], prompts: list[list[int]], num_tokens: int) -> float:
     """Compile every width that these prompts can need, and answer once; the seconds it took."""
-    made = ours["draftwise, compiled"]
+    made = list(ours.values())[-1]
     for model in (made.target, *models_of(made.drafters)):
         for prompt in prompts:
             cache = model.new_cache(1, len(prompt) + num_tokens + 18)
@@ -200,7 +203,7 @@ def ties(module: Any, prompt: list[int], found: list[int]) -> tuple[int, float]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Everything about one pair."""
     target, drafters, prompts = models(args)
-    ours = speculators(target, drafters, args.device)
+    ours = speculators(target, drafters, args)
     base = ours["draftwise"]
     compile_s = warm_up(ours, prompts, args.tokens)
     name = base.drafters[0].name
@@ -239,13 +242,15 @@ def main() -> None:
     parser.add_argument("--inflate", type=int, help="the zoo's target with so many layers more")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--context", type=int, default=64, help="tokens of a random prompt")
+    parser.add_argument("--no-compile", action="store_true", help="leave compiled models out")
+    parser.add_argument("--context", type=int, default=24, help="tokens of a random prompt")
     parser.add_argument("--prompts", type=int, default=5, help="or, of the zoo's, a domain")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
-    args.name = args.size if args.inflate is None else f"zoo + {args.inflate} layers"
+    random, inflated_ = f"{args.size}, prompts of {args.context}", f"zoo + {args.inflate} layers"
+    args.name = random if args.inflate is None else inflated_
     torch.set_num_threads(1)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     earlier = {}
