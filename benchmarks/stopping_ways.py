@@ -97,7 +97,6 @@ def more_ways() -> dict[str, Way]:
         found[f"lengths, UCB1, {feedback}"] = lengths_bandit("ucb1:beta=1", feedback)
     for feedback in ("bandit", "prefix"):
         found[f"lengths, UCBSpec, {feedback}"] = lengths_bandit("ucbspec", feedback)
-    found["draftwise, session"] = Way({"preset": "draftwise"}, shares=True, is_priced=True)
     return found
 
 
