@@ -75,9 +75,6 @@ def main_ways() -> dict[str, Way]:
     found["TapOut, UCB1, blend"] = rules_bandit()
     found["TapOut, prefix:rules=true"] = rules_bandit(feedback="prefix:rules=true")
     found["draftwise"] = Way({"preset": "draftwise"}, is_priced=True)
-    found["draftwise, mix=false"] = Way(
-        {"preset": "draftwise", "policy": "goodput:mix=false"}, is_priced=True
-    )
     return found
 
 
@@ -90,9 +87,11 @@ def more_ways() -> dict[str, Way]:
     found["TapOut, Thompson, blend"] = rules_bandit("thompson-gaussian")
     priced = rules_bandit(reward="goodput")
     found["TapOut, UCB1, goodput"] = dataclasses.replace(priced, is_priced=True)
-    found["draftwise, looks=false"] = Way(
-        {"preset": "draftwise", "policy": "goodput:looks=false"}, is_priced=True
-    )
+    for option in ("mix", "looks"):
+        policy = f"goodput:{option}=false"
+        found[f"draftwise, {option}=false"] = Way(
+            {"preset": "draftwise", "policy": policy}, is_priced=True
+        )
     for feedback in ("bandit", "prefix", "prefix:longer=false"):
         found[f"lengths, UCB1, {feedback}"] = lengths_bandit("ucb1:beta=1", feedback)
     for feedback in ("bandit", "prefix"):
