@@ -5,8 +5,7 @@
     python benchmarks/load.py --part tasks                 # batches of one task, and of several
 
 Batches are drawn from the held-out prompts of the zoo. Every answer is really generated; the clock
-is that of the machine, or one that moves by what a forward over R rows of T tokens is said to cost
-(``CLOCKS``), so that methods differ by what they chose alone, and a run repeats exactly.
+is that of the machine, or one that moves by given costs (``clock.py``).
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from clock import CLOCKS, on_clock
 from paired import save
 from rich.console import Console
 from rich.progress import Progress
@@ -28,50 +27,6 @@ from transformers.utils import logging
 
 from draftwise import Speculator, zoo
 from draftwise.bench.paired import ratio
-
-Cost = Callable[[int, int], float]
-"""Milliseconds of a forward over so many rows, each of so many tokens."""
-
-
-def _cpu_target(rows: int, tokens: int) -> float:
-    return 7.9 + 0.37 * rows + 0.205 * rows * tokens + 0.9 * (tokens > 1)
-
-
-def _cpu_drafter(rows: int, tokens: int) -> float:
-    return 0.46 + 0.012 * rows + 0.017 * rows * tokens
-
-
-def _gpu_target(rows: int, tokens: int) -> float:
-    return max(14.0, 4.0 + 0.12 * rows * tokens) + 0.02 * rows
-
-
-def _gpu_drafter(rows: int, tokens: int) -> float:
-    return 0.9 + 0.002 * rows * tokens
-
-
-CLOCKS: dict[str, tuple[Cost, Cost]] = {
-    "cpu": (_cpu_target, _cpu_drafter),
-    "gpu": (_gpu_target, _gpu_drafter),
-}
-"""Target and drafter. ``cpu``: least times of the zoo on one quiet thread, 1 to 50 rows of 1 to 9
-tokens, fitted to 5%. ``gpu``: assumed; bound by memory up to 83 tokens, by arithmetic beyond."""
-
-
-class Priced:
-    """A model whose forwards move a clock that nothing else moves."""
-
-    def __init__(self, model: Any, cost: Cost, clock: list[float]) -> None:
-        self._model, self._cost, self._clock = model, cost, clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def extend(
-        self, cache: Any, rows: Sequence[int], tokens: Any, *more: Any, **options: Any
-    ) -> Any:
-        """As the model's own."""
-        self._clock[0] += 1e-3 * self._cost(len(rows), max(len(fed) for fed in tokens))
-        return self._model.extend(cache, rows, tokens, *more, **options)
 
 
 class Contestant:
@@ -87,20 +42,7 @@ class Contestant:
 
     def _load(self) -> tuple[Speculator, Callable[[], float]]:
         spec = self._make()
-        if self._clock == "wall":
-            return spec, time.perf_counter
-        clock, (target, drafter) = [0.0], CLOCKS[self._clock]
-        for loaded in spec.drafters:
-            if hasattr(loaded, "model"):
-                loaded.model = Priced(loaded.model, drafter, clock)
-        model: Any = Priced(spec.target, target, clock)
-        spec.target = model
-
-        def now() -> float:
-            return clock[0]
-
-        spec._pool = dataclasses.replace(spec._pool, target=model, clock=now)
-        return spec, now
+        return spec, on_clock(spec, self._clock)
 
     def play(self, prompts: Sequence[str], tokens: int) -> tuple[float, int, list[list[int]]]:
         """Seconds, rounds, and the answers' tokens."""
@@ -125,6 +67,18 @@ def lengths(clock: str) -> dict[str, Contestant]:
     found["draftwise 0..4"] = Contestant(one, clock, lengths=[1, 2, 3, 4])
     found["draftwise"] = Contestant(None, clock)
     return found
+
+
+def tasks(clock: str) -> dict[str, Contestant]:
+    """MetaSD's table 17: one drafter for everything, specialists chosen by a bandit, and more."""
+    return {
+        "plain": Contestant([], clock, preset="plain"),
+        "generalist x5": Contestant(
+            ["zoo:generalist"], clock, preset="banditspec", policy="fixed:0", lengths=[5]
+        ),
+        "metasd": Contestant(["zoo"], clock, preset="metasd"),
+        "draftwise": Contestant(None, clock),
+    }
 
 
 def batches(size: int, num: int, seed: int, domains: Sequence[str]) -> list[list[str]]:
@@ -179,6 +133,36 @@ def part_lengths(args: argparse.Namespace) -> dict[str, Any]:
     return {"clock": args.clock, "lengths": results}
 
 
+def part_tasks(args: argparse.Namespace) -> dict[str, Any]:
+    """Batches whose rows have one task, and batches of as many tasks as rows: over plain."""
+    contestants, domains = tasks(args.clock), list(zoo.prompts())
+    rng = np.random.default_rng(0)
+    table, results = Table("rows", "tasks", *contestants), []
+    num = max(args.batches, len(domains))
+    with Progress(console=Console(stderr=True)) as bar:
+        kinds = [(size, kind) for size in args.sizes for kind in ("one", "several")]
+        task = bar.add_task("batches", total=len(kinds) * num * len(contestants))
+        for size, kind in kinds:
+            drawn = []
+            for index in range(num):
+                several = rng.choice(domains, min(size, len(domains)), replace=False).tolist()
+                own = [domains[index % len(domains)]] if kind == "one" else several
+                share = -(-size // len(own))
+                drawn.append([t for d in own for t in batches(share, 1, index, [d])[0]][:size])
+            played = race(contestants, drawn, args.tokens, lambda: bar.advance(task))
+            row: dict[str, Any] = {"rows": size, "tasks": kind}
+            for name, own_run in played.items():
+                found = ratio(own_run["tokens"], own_run["seconds"],
+                              played["plain"]["tokens"], played["plain"]["seconds"])  # fmt: skip
+                row[name] = dataclasses.asdict(found)
+            results.append(row)
+            cells = (f"{row[n]['value']:.2f} ({row[n]['low']:.2f} to {row[n]['high']:.2f})"
+                     for n in contestants)  # fmt: skip
+            table.add_row(str(size), kind, *cells)
+    Console(width=160).print(table)
+    return {"clock": args.clock, "tasks": results}
+
+
 def compare(played: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Everybody over plain; learners over the fixed length that was best at this batch size."""
 
@@ -218,7 +202,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    parts = {"lengths": part_lengths}
+    parts = {"lengths": part_lengths, "tasks": part_tasks}
     save(args.out, parts[args.part](args))
 
 

@@ -34,7 +34,7 @@ def test_every_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_table_of_presets_is_the_code(subtests: pytest.Subtests) -> None:
     """The README's table says what ``presets.py`` does."""
-    rows = dict(re.findall(r"^\| `([a-z]+)` \| (.*) \|$", README, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", README, re.MULTILINE))
     for name, preset in PRESETS.items():
         with subtests.test(name):
             assert name in rows

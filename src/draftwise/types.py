@@ -141,12 +141,14 @@ class Scores:
     ratios: [n] ``min(1, q/p)`` of the token that the text really has there, in [0, 1].
     matches: [n] tokens of a retrieval drafter's suffix match, 0 = no proposal; else None.
     start: position of the first of them in the text (prompt included), in tokens.
+    weight: in (0, 1], what they say of its drafts: less than 1 where it read less than for a draft.
     """
 
     start: int
     alphas: Floats
     ratios: Floats
     matches: Ints | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

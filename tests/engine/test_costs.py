@@ -83,3 +83,37 @@ def test_steps_that_were_not_taken_cost_nothing() -> None:
     meter = metered(*[(1, 1.0)] * 3)
     meter.saw_draft("a", 1, 0, 5.0)
     assert meter.costs(1, 1).draft_s == {"a": 0.25}
+
+
+def plane(rows: int, tokens: int) -> float:
+    """What forwards cost in the tests below."""
+    return 8.0 + 0.4 * rows + 0.2 * rows * tokens
+
+
+def crowded(*sizes: tuple[int, int]) -> CostMeter:
+    """A meter that saw so many rows of so many tokens, three times each, at those costs."""
+    meter = CostMeter({"a": 0.25})
+    for rows, tokens in sizes:
+        for _ in range(3):
+            meter.saw_target(rows, tokens, plane(rows, tokens))
+    return meter
+
+
+def test_batch_sizes_tell_each_other_what_they_cost() -> None:
+    """Five rows, measured at three tokens; 16 rows told what more tokens and more rows cost."""
+    meter = crowded((16, 1), (16, 2), (16, 9), (5, 3))
+    expected = [plane(6, n) for n in (1, 2, 3, 4, 9)]
+    found = meter.costs(6, 9).target_s
+    np.testing.assert_allclose(found[[2, 3, 8]], expected[2:], rtol=1e-6)
+    assert found[0] == pytest.approx(0.8 * expected[0], rel=1e-6)  # tried soon, if it may pay
+
+
+def test_a_batch_size_never_measured_is_told_by_the_others() -> None:
+    meter = crowded((16, 1), (16, 5), (2, 1), (2, 5))
+    np.testing.assert_allclose(meter.costs(6, 5).target_s[[0, 4]], [plane(6, 1), plane(6, 5)])
+
+
+def test_one_batch_size_alone_is_as_ever() -> None:
+    """Requests that run alone do not pay for what only batches need."""
+    found = crowded((1, 1), (1, 4)).costs(1, 6).target_s
+    assert found[3:].tolist() == pytest.approx([plane(1, 4)] * 3)

@@ -183,6 +183,7 @@ def _presets() -> Table:
     table = _table(
         "presets (--preset)", "name", "policy", "reward", "feedback", "lengths", "source"
     )
+    table.columns[0].no_wrap = True
     for name, preset in PRESETS.items():
         lengths = [*([0] if preset.with_none else []), *preset.lengths]
         shown = ",".join(map(str, lengths)) if len(lengths) < 5 else f"{lengths[0]}..{lengths[-1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from draftwise.types import Draft, DraftwiseError, Scores
 
 GLANCE = 32
 """Tokens at the end of a prompt from which a first impression is made."""
+
+GLANCE_WEIGHT = 0.25
+"""Of alphas from so short a text: a drafter may live by what lies farther back."""
 
 
 class LMDrafter:
@@ -135,10 +139,14 @@ class LMSession:
         if behind:
             chains = [Chain(DraftTask(context, 0, Fixed())) for context in behind]
             self._feed(chains, [len(c.tokens) - 1 for c in behind], most)
-        for context in behind:
+        found = []
+        for context in contexts:
+            scores = self._report(context)
             if missed[context.row] > most:
                 self._cache.lengths[context.row] = lengths[context.row]
-        return [self._report(context) for context in contexts]
+                scores = scores and replace(scores, weight=GLANCE_WEIGHT)
+            found.append(scores)
+        return found
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop the other rows' cache and memory."""

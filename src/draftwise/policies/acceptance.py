@@ -1,16 +1,24 @@
-"""Estimates of acceptance probabilities from scored tokens: a discounted rate, a table by match."""
+"""Estimates of acceptance probabilities from scored tokens: discounted rates, a table by match."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
+from draftwise.policies.state import dump, load
 from draftwise.types import Floats, Scores
 
 PRIOR_WEIGHT = 2.0
 """How many alphas a prior counts for."""
+
+POOL_WEIGHT = 4.0
+"""How many alphas the prior counts for against those of all LM drafters together."""
+
+GOOD_POOL = 0.2
+"""Mean acceptance of all LM drafters from which on an unknown one is granted the prior."""
 
 MATCH_PRIORS = (0.3, 0.45, 0.55, 0.65, 0.8, 0.9)
 """Acceptance of a retrieved token before any was seen: match length 1, 2, 3-4, 5-8, 9-16, 17+."""
@@ -62,17 +70,77 @@ def rate(tally: Tally2, prior: float) -> float:
     return (tally[0] + PRIOR_WEIGHT * prior) / (tally[1] + PRIOR_WEIGHT)
 
 
-def new_rates() -> list[float]:
-    """No alphas yet: [num, den] slow, [num, den] fast, squared errors of slow and fast."""
-    return [0.0] * 6
+class Rates:
+    """How often each LM drafter's tokens are accepted, on this text and of late.
+
+    A drafter of which little is known is believed to fare as all of them do: where six have failed,
+    the seventh is not tried as if nothing were known.
+    Source: this project's own; the two memories are weighted as in Hedge.
+    Update: by drafter num, den <- g num + w alpha, g den + w for each alpha, w its weight, once with
+        the slow g = ``discount`` and once with the fast .8; what is not scored fades by the slow g
+        for each emitted token. The pool's num, den add up everybody's alphas and fade like this.
+        rate = (num + 2 e) / (den + 2), with e = prior * min(1,
+        m / .2), m = (4 prior + pool num) / (4 + pool den).
+    State: by drafter [num, den] slow, [num, den] fast, squared errors of slow and fast; the pool's.
+
+    >>> rates = Rates(prior=0.55, discount=0.97)
+    >>> rates.of("small")
+    0.55
+    >>> rates.add("other", [0.0] * 12)
+    >>> round(rates.of("small"), 4)
+    0.1375
+    """
+
+    def __init__(self, prior: float, discount: float) -> None:
+        self._prior, self._discount = prior, discount
+        self._rates: dict[str, list[float]] = {}
+        self._pool = [0.0, 0.0]
+
+    def of(self, name: str) -> float:
+        """The slow and the fast rate, weighted by how well each has predicted."""
+        expected = self._expected()
+        return best_rate(self._rates[name], expected) if name in self._rates else expected
+
+    def weight(self, name: str) -> float:
+        """Of the alphas that the slow rate of a drafter rests on."""
+        return self._rates[name][1] if name in self._rates else 0.0
+
+    def fade(self, num_emitted: int, scored: Collection[str]) -> None:
+        """So many tokens were emitted, and all drafters but these were not scored on them."""
+        kept = self._discount**num_emitted
+        self._pool = [kept * part for part in self._pool]
+        for name in self._rates.keys() - scored:
+            self._rates[name] = [kept * part for part in self._rates[name]]
+
+    def add(self, name: str, alphas: list[float], weight: float = 1.0) -> None:
+        """A drafter's alphas, in text order."""
+        rates = self._rates.setdefault(name, [0.0] * 6)
+        add_to_rates(rates, alphas, self._discount, self._expected(), weight)
+        self._pool[0] += weight * sum(alphas)
+        self._pool[1] += weight * len(alphas)
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, ("_rates", "_pool"))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, ("_rates", "_pool"), state)
+
+    def _expected(self) -> float:
+        num, den = self._pool
+        mean = (POOL_WEIGHT * self._prior + num) / (POOL_WEIGHT + den)
+        return self._prior * min(1.0, mean / GOOD_POOL)
 
 
-def add_to_rates(rates: list[float], alphas: Iterable[float], discount: float, p: float) -> None:
+def add_to_rates(
+    rates: list[float], alphas: Iterable[float], discount: float, p: float, weight: float = 1.0
+) -> None:
     """Each alpha, in text order, to a slow and to a fast rate, which are judged by it first.
 
     discount: of the slow rate, and of the errors. p: the prior of both.
 
-    >>> rates = new_rates()
+    >>> rates = [0.0] * 6
     >>> add_to_rates(rates, [1.0] * 30 + [0.0] * 4, discount=0.97, p=0.55)
     >>> [round(rate(rates[i : i + 2], 0.55), 2) for i in (0, 2)]
     [0.8, 0.45]
@@ -84,10 +152,12 @@ def add_to_rates(rates: list[float], alphas: Iterable[float], discount: float, p
     for alpha in alphas:
         slow = (slow_num + held) / (slow_den + PRIOR_WEIGHT) - alpha
         fast = (fast_num + held) / (fast_den + PRIOR_WEIGHT) - alpha
-        slow_error = discount * slow_error + slow * slow
-        fast_error = discount * fast_error + fast * fast
-        slow_num, slow_den = discount * slow_num + alpha, discount * slow_den + 1.0
-        fast_num, fast_den = FAST_DISCOUNT * fast_num + alpha, FAST_DISCOUNT * fast_den + 1.0
+        slow_error = discount * slow_error + weight * slow * slow
+        fast_error = discount * fast_error + weight * fast * fast
+        slow_num = discount * slow_num + weight * alpha
+        slow_den = discount * slow_den + weight
+        fast_num = FAST_DISCOUNT * fast_num + weight * alpha
+        fast_den = FAST_DISCOUNT * fast_den + weight
     rates[:] = slow_num, slow_den, fast_num, fast_den, slow_error, fast_error
 
 

@@ -10,11 +10,9 @@ import numpy as np
 from draftwise.policies.acceptance import (
     LONGEST_MATCH,
     PRIOR_WEIGHT,
+    Rates,
     add_matches,
-    add_to_rates,
-    best_rate,
     match_alphas,
-    new_rates,
     new_table,
 )
 from draftwise.policies.curiosity import Curiosity
@@ -33,7 +31,6 @@ DEFAULT_DRAFT_SHARE = 0.05
 """A draft step's seconds, as a share of a target forward, where nobody measured it."""
 
 _TINY = 1e-12  # seconds; a clock too coarse to see a step must not divide by zero
-_UNSEEN = new_rates()
 _FIELDS = (
     "_rates", "_bins", "_tables", "_matches", "_target_s", "_draft_s", "_value_sums",
     "_value_counts", "_is_blind", "_num_chosen", "_curiosity",
@@ -49,7 +46,8 @@ class Goodput:
         (num + prior * 2) / (den + 2), once with g = .97 and once with .8; the two are weighted by
         how well each has predicted (exponential weights, squared error, .88 of the prior for the
         slow). A drafter that was not scored fades towards the prior by g for each emitted token, so
-        that none is given up for good. Per retrieval drafter a rate in each of six buckets of match
+        that none is given up for good; where all fail the prior falls, so that not each of them is
+        tried again as if nothing were known (``policies.acceptance.Rates``). Per retrieval drafter a rate in each of six buckets of match
         length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the
         product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploring by
         playing: the prior is mildly optimistic, and for 3% of the seconds drafters that are not
@@ -92,7 +90,7 @@ class Goodput:
         self._drafters: Ints = np.array([self._names.index(plan.drafter) for plan in known])
         self._lengths: Ints = np.array([plan.length for plan in known])
         self._sizes: Ints = np.array([plan.num_tokens for plan in known])
-        self._rates: dict[str, list[float]] = {}
+        self._rates = Rates(self._prior, self._discount)
         self._tables: dict[str, list[list[float]]] = {}
         self._matches: dict[str, int] = {}
         self._bins: dict[str, list[list[float]]] = {}
@@ -140,7 +138,7 @@ class Goodput:
         if not self._looks or self._is_blind or not self._is_alone:
             return []
         lms = [name for name in self._draft_s if name in self._names and name not in self._tables]
-        known = {name: self._rates.get(name, _UNSEEN)[1] for name in lms}
+        known = {name: self._rates.weight(name) for name in lms}
         return self._curiosity.names(known, self._draft_s, self._could_win)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -176,11 +174,10 @@ class Goodput:
 
     def _read(self, evidence: Evidence) -> None:
         """Update the rates, let those that were not scored fade, take over the context."""
-        kept = self._discount**evidence.num_emitted
-        for name in self._rates.keys() - evidence.scores.keys():
-            self._rates[name] = [kept * part for part in self._rates[name]]
+        self._rates.fade(evidence.num_emitted, evidence.scores.keys())
         for name, scores in evidence.scores.items():
-            self._score(name, scores)
+            # of a prompt there is nothing better than a first impression
+            self._score(name, scores, scores.weight if evidence.seconds else 1.0)
         if evidence.confidences and self.mixer is not None:
             judged = evidence.num_accepted + 1  # up to the first rejection
             alphas = evidence.drafted_alphas[:judged].tolist()
@@ -204,7 +201,7 @@ class Goodput:
         return Mixer(
             name,
             self._longest,
-            best_rate(self._rates.get(name, _UNSEEN), self._prior),
+            self._rates.of(name),
             self._bins.setdefault(name, new_bins()),
             Prices(RATE_SHARE * float(prices[best]), self._target_s, self._draft_s | own_s),
             {
@@ -227,15 +224,14 @@ class Goodput:
         rivals = self._prices()[~own]
         return bool((tokens[own] / self._seconds[own]).max() > rivals.max(initial=0.0))
 
-    def _score(self, name: str, scores: Scores) -> None:
+    def _score(self, name: str, scores: Scores, weight: float) -> None:
         if scores.matches is not None:
             if name not in self._tables:
                 self._tables[name] = new_table()
                 self._find_lms()
             add_matches(self._tables[name], scores)
         else:
-            rates = self._rates.setdefault(name, new_rates())
-            add_to_rates(rates, scores.alphas.tolist(), self._discount, self._prior)
+            self._rates.add(name, scores.alphas.tolist(), weight)
 
     def _take_costs(self, costs: Costs) -> None:
         """Latest costs; where nothing is measured yet the former stay in place."""
@@ -261,7 +257,7 @@ class Goodput:
 
     def _tokens(self) -> Floats:
         """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""
-        rates = [best_rate(self._rates.get(name, _UNSEEN), self._prior) for name in self._names]
+        rates = [self._rates.of(name) for name in self._names]
         alphas = np.array(rates)[:, np.newaxis].repeat(self._longest, axis=1)
         can_play = np.ones(len(rates))
         for row, name in enumerate(self._names):

@@ -6,14 +6,14 @@ import numpy as np
 
 from draftwise.types import Floats, Ints
 
-NUM_STEPS = 4
-"""Of Dinkelbach's iteration, which gains nothing visible after the third."""
+NUM_STEPS = 6
+"""Of the iteration, which gains nothing visible after the fourth."""
 
 
 def best_together(
     tokens: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
 ) -> Ints:
-    """[B] plans that promise the most tokens a second for the whole batch.
+    """[B] plans with which the rows of a batch get on fastest.
 
     tokens: [B, K] expected emitted tokens of each row's plans, 0 = cannot be played. sizes: [K]
     tokens that a plan gives the target to verify. drafters: [K] row of who drafts. draft_s: [K]
@@ -21,11 +21,13 @@ def best_together(
 
     Source: this project's own. A round lasts as long as its widest verification and all its
         drafters, one after another: S = T(max size + 1) + sum over drafters of their longest draft.
-    Update: none. The rate sum(tokens) / S is raised as in Dinkelbach (1967): for the present rate r
-        take the plans with the most tokens - r S; each width is tried for all rows at once, and a
-        drafter's seconds are split among the rows that played it in the step before (at first all,
-        or nobody would begin). Then each row
-        in turn takes the plan that raises the rate most while the others stay.
+    Update: none. The seconds a token of the mean row, S * mean(1 / tokens), are lowered. Not S /
+        sum(tokens): rows that draft well would end early, and the others would be left to pay for a
+        target that costs a few rows nearly as much as all. As in Dinkelbach (1967) each step takes
+        the plans with the most sum(w tokens) - S / S', w = 1 / tokens'^2 over sum(1 / tokens')
+        and S' those of the step before; each width is tried for all rows at once, and a drafter's
+        seconds are split among the rows that played it in that step (at first all, or nobody would
+        begin). Then each row in turn takes its best plan while the others stay.
     Cost: O(steps B K). Plain decoding for all is always among what is compared.
 
     A draft of 8 that one of two rows would like: where verifying it is dear both decode plainly;
@@ -40,18 +42,22 @@ def best_together(
     order = np.argsort(sizes, kind="stable")
     forward_s = target_s[np.minimum(sizes[order], len(target_s) - 1)]
     rows = np.arange(len(tokens))
-    best = np.full(len(tokens), order[0])
-    rate = _rate(tokens[rows, best], best, sizes, drafters, draft_s, target_s)
+    tried = best = np.full(len(tokens), order[0])
+    seconds = _seconds(best, sizes, drafters, draft_s, target_s)
+    lowest = seconds * float((1 / tokens[rows, best]).sum())
     shares = np.full(int(drafters.max()) + 1, len(tokens))
     for _ in range(NUM_STEPS):
-        gains = tokens[:, order] - rate * (draft_s / shares[drafters])[order]
+        rounds = 1 / tokens[rows, tried]
+        worth = rounds**2 / rounds.sum()
+        gains = worth[:, None] * tokens[:, order] - (draft_s / shares[drafters])[order] / seconds
         gains[tokens[:, order] <= 0] = -np.inf
-        reached = np.maximum.accumulate(gains, axis=1).sum(axis=0) - rate * forward_s
+        reached = np.maximum.accumulate(gains, axis=1).sum(axis=0) - forward_s / seconds
         widest = int(reached.argmax())
         tried = order[gains[:, : widest + 1].argmax(axis=1)]
-        found = _rate(tokens[rows, tried], tried, sizes, drafters, draft_s, target_s)
-        if found > rate:
-            best, rate = tried, found
+        seconds = _seconds(tried, sizes, drafters, draft_s, target_s)
+        found = seconds * float((1 / tokens[rows, tried]).sum())
+        if found < lowest:
+            best, lowest = tried, found
         shares = np.maximum(np.bincount(drafters[tried], minlength=len(shares)), 1)
     return _one_by_one(best, tokens, sizes, drafters, draft_s, target_s)
 
@@ -61,15 +67,16 @@ def _one_by_one(
 ) -> Ints:
     """[B] each row's best answer to the others, row after row."""
     plans, rows = plans.copy(), np.arange(len(plans))
+    with np.errstate(divide="ignore"):
+        rounds = 1 / tokens  # of a token; endless where a plan cannot be played
     for row in rows:
         others = np.delete(plans, row)
         longest = _longest(others, drafters, draft_s)
         width = int(sizes[others].max(initial=0))
         forward_s = target_s[np.minimum(np.maximum(sizes, width), len(target_s) - 1)]
         drafting_s = longest.sum() + np.maximum(draft_s - longest[drafters], 0.0)
-        emitted = tokens[np.delete(rows, row), others].sum() + tokens[row]
-        rates = np.where(tokens[row] > 0, emitted / (forward_s + drafting_s), 0.0)
-        plans[row] = rates.argmax()
+        all_rounds = rounds[np.delete(rows, row), others].sum() + rounds[row]
+        plans[row] = ((forward_s + drafting_s) * all_rounds).argmin()
     return plans
 
 
@@ -80,9 +87,7 @@ def _longest(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
     return longest
 
 
-def _rate(
-    tokens: Floats, plans: Ints, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
-) -> float:
-    """Tokens a second of a round in which rows with these ``tokens`` [B] play these ``plans``."""
+def _seconds(plans: Ints, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats) -> float:
+    """Of a round in which rows play these plans."""
     seconds = target_s[min(int(sizes[plans].max()), len(target_s) - 1)]
-    return float(tokens.sum() / (seconds + _longest(plans, drafters, draft_s).sum()))
+    return float(seconds + _longest(plans, drafters, draft_s).sum())

@@ -1,0 +1,78 @@
+"""A clock that moves by what forwards are said to cost, and by nothing else.
+
+Every answer is really generated; but two settings differ by what they chose alone, and a run
+repeats exactly. Retrieval, choosing and learning cost nothing on it (``retrieval.py``, ``growth.py
+--part overhead`` measure these).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from draftwise import Speculator
+
+Cost = Callable[[int, int], float]
+"""Milliseconds of a forward over so many rows, each of so many tokens."""
+
+
+def _cpu_target(rows: int, tokens: int) -> float:
+    return 7.9 + 0.37 * rows + 0.205 * rows * tokens + 0.9 * (tokens > 1)
+
+
+def _cpu_drafter(rows: int, tokens: int) -> float:
+    return 0.46 + 0.012 * rows + 0.017 * rows * tokens
+
+
+def _gpu_target(rows: int, tokens: int) -> float:
+    return max(14.0, 4.0 + 0.12 * rows * tokens) + 0.02 * rows
+
+
+def _gpu_drafter(rows: int, tokens: int) -> float:
+    return 0.9 + 0.002 * rows * tokens
+
+
+CLOCKS: dict[str, tuple[Cost, Cost]] = {
+    "cpu": (_cpu_target, _cpu_drafter),
+    "gpu": (_gpu_target, _gpu_drafter),
+}
+"""Target and drafter. ``cpu``: least times of the zoo on one quiet thread, 1 to 50 rows of 1 to 9
+tokens, fitted to 5%. ``gpu``: assumed; bound by memory up to 83 tokens, by arithmetic beyond."""
+
+
+class Priced:
+    """A model whose forwards move a clock that nothing else moves."""
+
+    def __init__(self, model: Any, cost: Cost, clock: list[float]) -> None:
+        self._model, self._cost, self._clock = model, cost, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def extend(
+        self, cache: Any, rows: Sequence[int], tokens: Any, *more: Any, **options: Any
+    ) -> Any:
+        """As the model's own."""
+        self._clock[0] += 1e-3 * self._cost(len(rows), max(len(fed) for fed in tokens))
+        return self._model.extend(cache, rows, tokens, *more, **options)
+
+
+def on_clock(spec: Speculator, name: str) -> Callable[[], float]:
+    """Put a speculator on one of ``CLOCKS``, or leave it on the machine's (``wall``): its time."""
+    if name == "wall":
+        return time.perf_counter
+    clock, (target, drafter) = [0.0], CLOCKS[name]
+    for loaded in spec.drafters:
+        own: Any = loaded
+        if hasattr(own, "model"):
+            own.model = Priced(own.model, drafter, clock)
+    model: Any = Priced(spec.target, target, clock)
+    spec.target = model
+
+    def now() -> float:
+        return clock[0]
+
+    spec._pool = dataclasses.replace(spec._pool, target=model, clock=now)
+    return now
