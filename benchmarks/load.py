@@ -1,6 +1,6 @@
 """Batches of 1 to 50: lengths fixed, lengths learned, and never below plain (BanditSpec, figure 3).
 
-    python benchmarks/load.py --part lengths --clock cpu   # every length, banditspec-load, draftwise
+    python benchmarks/load.py --part lengths --clock cpu   # each length, and who learns it
     python benchmarks/load.py --part lengths --clock wall
     python benchmarks/load.py --part tasks                 # batches of one task, and of several
 

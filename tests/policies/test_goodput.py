@@ -232,8 +232,8 @@ def test_state_carries_prices_and_context() -> None:
 
 
 def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
-    """Eight zeros, then 3 tokens emitted without it: all that was learnt counts .97^3. With them the
-    pool of LM drafters has a mean of .55 * 4 / (4 + 8 * .97^3), a little below .2: so has the prior.
+    """Eight zeros, then 3 tokens emitted without it: all that was learnt counts .97^3. The pool of
+    LM drafters has a mean of .55 * 4 / (4 + 8 * .97^3), a little below .2, which lowers the prior.
     """
     failed = learn(policy(), evidence(scores=lm([0.0] * 8)))
     unscored = Feedback(

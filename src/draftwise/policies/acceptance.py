@@ -73,22 +73,22 @@ def rate(tally: Tally2, prior: float) -> float:
 class Rates:
     """How often each LM drafter's tokens are accepted, on this text and of late.
 
-    A drafter of which little is known is believed to fare as all of them do: where six have failed,
-    the seventh is not tried as if nothing were known.
+    Where all of them fail, one of which little is known is not tried as if nothing were known.
+
     Source: this project's own; the two memories are weighted as in Hedge.
-    Update: by drafter num, den <- g num + w alpha, g den + w for each alpha, w its weight, once with
+    Update: by drafter num, den <- g num + w alpha, g den + w for each alpha of weight w, once with
         the slow g = ``discount`` and once with the fast .8; what is not scored fades by the slow g
         for each emitted token. The pool's num, den add up everybody's alphas and fade like this.
-        rate = (num + 2 e) / (den + 2), with e = prior * min(1,
-        m / .2), m = (4 prior + pool num) / (4 + pool den).
+        rate = (num + 2 e) / (den + 2), e = prior * min(1, m / .2), m = (4 prior + pool num) / (4 +
+        pool den).
     State: by drafter [num, den] slow, [num, den] fast, squared errors of slow and fast; the pool's.
 
     >>> rates = Rates(prior=0.55, discount=0.97)
     >>> rates.of("small")
     0.55
-    >>> rates.add("other", [0.0] * 12)
-    >>> round(rates.of("small"), 4)
-    0.1375
+    >>> rates.add("other", [0.0] * 28)
+    >>> round(rates.of("small"), 3)
+    0.189
     """
 
     def __init__(self, prior: float, discount: float) -> None:

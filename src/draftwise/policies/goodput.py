@@ -42,12 +42,10 @@ class Goodput:
 
     Source: this project's own (DESIGN section 7); no paper has it. The expected tokens of a draft
         under a constant acceptance probability are Leviathan et al. (2023).
-    Update: per LM drafter num, den <- g num + alpha, g den + 1 for every alpha in the evidence, a =
-        (num + prior * 2) / (den + 2), once with g = .97 and once with .8; the two are weighted by
-        how well each has predicted (exponential weights, squared error, .88 of the prior for the
-        slow). A drafter that was not scored fades towards the prior by g for each emitted token, so
-        that none is given up for good; where all fail the prior falls, so that not each of them is
-        tried again as if nothing were known (``policies.acceptance.Rates``). Per retrieval drafter a rate in each of six buckets of match
+    Update: per LM drafter a discounted rate of its alphas, over some 33 tokens and over some five,
+        weighted by how well each has predicted. One that was not scored fades towards the prior, so
+        that none is given up for good; where all fail the prior falls (``policies.acceptance``).
+        Per retrieval drafter a rate in each of six buckets of match
         length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the
         product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploring by
         playing: the prior is mildly optimistic, and for 3% of the seconds drafters that are not
@@ -61,8 +59,7 @@ class Goodput:
         1 s and a draft step 0.05 s; a length dearer than any measured costs what the longest
         measured does. Without plans or evidence it ranks plans by the discounted mean of their
         seen values with the same prior.
-    State: num, den and squared error per LM drafter and rate (in alphas), and its nine bins of
-        confidence; tables [6] by retrieval drafter; latest costs in seconds, match lengths in
+    State: the rates (in alphas); by LM drafter nine bins of confidence; tables [6] by retrieval drafter; latest costs in seconds, match lengths in
         tokens; discounted sums and counts of values float64[K].
     Cost: O(K + D L) a choice, D drafters, L the longest length; O(alphas) a round.
     Errors: ValueError from the door, and for a prior or discount outside (0, 1].
