@@ -45,13 +45,13 @@ class Goodput:
     Update: per LM drafter a discounted rate of its alphas, over some 33 tokens and over some five,
         weighted by how well each has predicted. One that was not scored fades towards the prior, so
         that none is given up for good; where all fail the prior falls (``policies.acceptance``).
-        Per retrieval drafter a rate in each of six buckets of match
-        length. V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the
-        product of the rates of match lengths m, m + 1, ..; plan = argmax V. No exploring by
-        playing: the prior is mildly optimistic, and for 3% of the seconds drafters that are not
-        played are looked at (``policies.curiosity``). For a request that runs alone ``mixer`` then
-        says, token by token, who writes the next one, the best LM drafter or a match, and where the
-        draft ends (``policies.mixing``).
+        Per retrieval drafter a rate in each of six buckets of match length. V = (1 + sum_{j<=k}
+        S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the product of the rates of match
+        lengths m, m + 1, ..; plan = argmax V. No exploring by playing: the prior is mildly
+        optimistic, and for 3% of the seconds drafters that are not played are looked at
+        (``policies.curiosity``). For a request that runs alone ``mixer`` then says, token by token,
+        who writes the next one, the best LM drafter or a match, and where the draft ends
+        (``policies.mixing``); rows of a batch choose together (``policies.together``).
     Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
         tokens, so it is chosen where nothing else is. The simulator plays plans unmixed.
     Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
@@ -59,8 +59,9 @@ class Goodput:
         1 s and a draft step 0.05 s; a length dearer than any measured costs what the longest
         measured does. Without plans or evidence it ranks plans by the discounted mean of their
         seen values with the same prior.
-    State: the rates (in alphas); by LM drafter nine bins of confidence; tables [6] by retrieval drafter; latest costs in seconds, match lengths in
-        tokens; discounted sums and counts of values float64[K].
+    State: the rates (in alphas); by LM drafter nine bins of confidence; tables [6] by retrieval
+        drafter; latest costs in seconds, match lengths in tokens; discounted sums and counts of
+        values float64[K].
     Cost: O(K + D L) a choice, D drafters, L the longest length; O(alphas) a round.
     Errors: ValueError from the door, and for a prior or discount outside (0, 1].
 
