@@ -49,6 +49,26 @@ def test_without_a_terminal_it_is_plain_text_and_a_table(demo: Any) -> None:
     assert "verify" in ran.out
 
 
+def test_all_of_it_as_a_picture(demo: Any, tmp_path: Path) -> None:
+    ran = demo("--prompts", 2, "--svg", tmp_path / "demo.svg")
+    assert ran.code == 0
+    picture = (tmp_path / "demo.svg").read_text().replace("&#160;", " ")
+    for word in (
+        "<svg",
+        "1/2 letters",
+        "2/2 mixed",
+        "plain decoding",
+        "lookup",
+        "output identical",
+    ):
+        assert word in picture
+    assert "#e69f00" in picture  # the first drafter's colour
+
+
+def test_a_picture_that_cannot_be_written_is_refused(demo: Any, tmp_path: Path) -> None:
+    assert "nowhere" in demo("--prompts", 1, "--svg", tmp_path / "nowhere" / "demo.svg").refusal
+
+
 def test_sampled_text_claims_no_identity(demo: Any) -> None:
     ran = demo("--prompts", 1, "--temperature", 1)
     assert "same distribution" in ran.out

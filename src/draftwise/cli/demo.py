@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.rule import Rule
 from rich.text import Text
 
 from draftwise.cli import options as o
@@ -22,9 +25,11 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 NumPrompts = Annotated[int, typer.Option("--prompts", help="How many prompts, of all domains.")]
+Picture = Annotated[Path | None, typer.Option("--svg", help="Also save all of it as a picture.")]
 
 _PROMPT_LINES = 4
 _WARM_UP_TOKENS = 24
+_PICTURE_SIZE = (110, 40)
 
 
 @refusals()
@@ -37,6 +42,7 @@ def demo(
     drafter: o.Drafters = None,
     preset: o.PresetName = "draftwise",
     compile_: o.Compile = False,
+    svg: Picture = None,
     threads: o.Threads = 1,
 ) -> None:
     """Watch plain decoding and draftwise answer the same prompts; tokens coloured by drafter."""
@@ -47,10 +53,14 @@ def demo(
             check(wanted)
             check_sampling(sampling)
             chosen = choose_prompts(prompts)
+            if svg is not None:
+                svg.touch()  # what cannot be written is refused before anything runs
             fast = load(wanted)
         with graceful() as is_stopped:
             show = Show(fast, preset, sampling)
             show.conclude(show.run(chosen, is_stopped))
+            if svg is not None:
+                show.save(svg)
         if is_stopped():
             say("interrupted", style="yellow")
             raise SystemExit(INTERRUPTED)
@@ -87,12 +97,16 @@ class Show:
     def __init__(self, fast: Speculator, title: str, sampling: Mapping[str, Any]) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
         self._sampling, self._console = sampling, Console()
+        width, height = _PICTURE_SIZE
+        self._film = Console(
+            record=True, file=io.StringIO(), force_terminal=True, width=width, height=height
+        )
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
     def run(self, prompts: Sequence[tuple[str, str]], is_stopped: Callable[[], bool]) -> list[Pair]:
         """Race on each prompt; returns what was finished."""
-        self._console.print("Each token in the colour of the drafter that wrote it:", style="bold")
-        self._console.print(legend(self._styles))
+        self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
+        self._print(legend(self._styles))
         self._warm_up(prompts[0][1])
         pairs: list[Pair] = []
         for number, (domain, prompt) in enumerate(prompts, 1):
@@ -112,7 +126,15 @@ class Show:
         """The tables over all prompts."""
         if pairs:
             is_greedy = self._sampling["temperature"] == 0
-            self._console.print(report(pairs, self._styles, self._title, is_greedy))
+            self._print(report(pairs, self._styles, self._title, is_greedy))
+
+    def save(self, path: Path) -> None:
+        """Write what was shown as one picture; OSError."""
+        self._film.save_svg(str(path), title="draftwise demo")
+
+    def _print(self, shown: RenderableType) -> None:
+        self._console.print(shown)
+        self._film.print(shown)
 
     def _warm_up(self, prompt: str) -> None:
         """The first calls pay for the allocator and lazy imports: neither lane should."""
@@ -124,22 +146,23 @@ class Show:
 
     def _introduce(self, title: str, prompt: str) -> None:
         """Which prompt it is, by its last lines."""
-        self._console.print()
-        self._console.rule(Text(title, "bold"), align="left", style="bright_black")
+        self._print("")
+        self._print(Rule(Text(title, "bold"), align="left", style="bright_black"))
         for line in prompt.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
-            self._console.print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
+            self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
 
     def _race(
         self, lanes: Sequence[Lane], is_reversed: bool, is_stopped: Callable[[], bool]
     ) -> None:
         order = list(reversed(lanes)) if is_reversed else list(lanes)
-        if not self._console.is_terminal:
+        if self._console.is_terminal:
+            with Stage(self._console, lanes, self._styles) as stage:
+                for _ in race(order, is_stopped):
+                    stage.draw()
+        else:
             for _ in race(order, is_stopped):
                 pass
             for lane in lanes:
                 self._console.print(Text(f"--- {lane.title}: {lane.tok_per_s:.1f} tok/s"))
             self._console.print(painted(lanes[-1].pieces, {}), soft_wrap=True)
-            return
-        with Stage(self._console, lanes, self._styles) as stage:
-            for _ in race(order, is_stopped):
-                stage.draw()
+        self._film.print(Stage(self._film, lanes, self._styles).picture(is_last=True))

@@ -46,10 +46,10 @@ class Stage:
     def draw(self, is_last: bool = False) -> None:
         """Show how far the lanes are, unless that was done just now."""
         if is_last or time.perf_counter() - self._drawn_at >= _FRAME_S:
-            self._live.update(self._picture(is_last), refresh=True)
+            self._live.update(self.picture(is_last), refresh=True)
             self._drawn_at = time.perf_counter()
 
-    def _picture(self, is_last: bool) -> RenderableType:
+    def picture(self, is_last: bool) -> RenderableType:
         """The panels; the last picture is as high as its text, not higher."""
         width, height = self._console.size
         is_wide = width >= WIDE
