@@ -18,11 +18,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from clock import Priced
 from paired import save
 from rich.console import Console
 from rich.progress import track
@@ -41,24 +42,6 @@ COPYING = ("edit", "copy")
 """Domains whose answers repeat their prompt."""
 
 
-class Priced:
-    """A model whose forwards move a clock that nothing else moves."""
-
-    def __init__(self, model: Any, cost: Cost, clock: list[float]) -> None:
-        self._model, self._cost, self._clock = model, cost, clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def extend(
-        self, cache: Any, rows: Sequence[int], tokens: Any, *more: Any, **options: Any
-    ) -> Any:
-        """As the model's own."""
-        once, each = self._cost
-        self._clock[0] += 1e-3 * (once + each * max(len(fed) for fed in tokens))
-        return self._model.extend(cache, rows, tokens, *more, **options)
-
-
 class PricedHead:
     """An EAGLE head whose forwards move the clock."""
 
@@ -72,6 +55,11 @@ class PricedHead:
         """As the head's own."""
         self._clock[0] += 1e-3 * (self._cost[0] + self._cost[1] * tokens.shape[1])
         return self._head(tokens, *more)
+
+
+def each(cost: Cost) -> Callable[[int, int], float]:
+    """The same for any number of rows."""
+    return lambda rows, tokens: cost[0] + cost[1] * tokens
 
 
 def priced(
@@ -98,10 +86,10 @@ def priced(
     for loaded in spec.drafters:
         own: Any = loaded
         if hasattr(own, "model"):
-            own.model = Priced(own.model, drafter, clock)
+            own.model = Priced(own.model, each(drafter), clock)
         elif hasattr(own, "head"):
             own.head = PricedHead(own.head, head, clock)
-    model: Any = Priced(spec.target, target, clock)
+    model: Any = Priced(spec.target, each(target), clock)
     spec.target = model
     spec._pool = dataclasses.replace(spec._pool, target=model, clock=lambda: clock[0])
     return spec, clock

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fixed_costs import Cost, Priced
+from clock import Priced
+from fixed_costs import Cost, each
 
 from draftwise import Speculator
 from draftwise.engine.records import Round
@@ -157,8 +158,8 @@ def at_costs(spec: Speculator, target: Cost, drafter: Cost) -> list[float]:
     clock = [0.0]
     for loaded in spec.drafters:
         model: Any = loaded
-        model.model = Priced(model.model, drafter, clock)
-    priced: Any = Priced(spec.target, target, clock)
+        model.model = Priced(model.model, each(drafter), clock)
+    priced: Any = Priced(spec.target, each(target), clock)
     spec.target = priced
     spec._pool = dataclasses.replace(spec._pool, target=priced, clock=lambda: clock[0])
     return clock
