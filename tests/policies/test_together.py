@@ -58,6 +58,17 @@ def test_a_plan_that_cannot_be_played_is_not() -> None:
     assert plans.tolist() == [0, 4]
 
 
+def test_without_the_plan_none_a_row_whose_match_is_missing_takes_what_it_can() -> None:
+    """Lookup has nothing for two of three rows, and nobody may decode plainly."""
+    tokens = np.array([[0.0, 0.0, 1.5, 1.8], [2.0, 3.0, 1.5, 1.8], [0.0, 0.0, 1.2, 1.1]])
+    sizes, drafters = np.array([1, 4, 1, 4]), np.array([0, 0, 1, 1])
+    draft_s, target_s = np.array([0.0, 0.0, 0.1, 0.4]), np.linspace(1.0, 1.4, 5)
+    plans = best_together(tokens, sizes, drafters, draft_s, target_s)
+    assert (tokens[np.arange(3), plans] > 0).all()
+    nobody = best_together(np.zeros((2, 4)), sizes, drafters, draft_s, target_s)
+    assert nobody.shape == (2,)
+
+
 def policies(num: int, match: int) -> list[Goodput]:
     """Rows of which the first has a long match, and the others know nothing good."""
     plans = [Plan(NONE, 0), *(Plan("lookup", k) for k in (1, 8))]

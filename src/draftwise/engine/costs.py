@@ -129,9 +129,8 @@ def _fit(curves: Iterable[Curve]) -> Plane:
     points = [(r, n, s) for curve in curves for n, (s, r) in curve.items()]
     rows, tokens, seconds = (np.array(column) for column in zip(*points, strict=True))
     features = np.stack([np.ones_like(rows), rows, rows * tokens], axis=1)
-    a, b, c = np.linalg.lstsq(features / seconds[:, None], np.ones_like(rows), rcond=None)[0].clip(
-        0
-    )
+    found, *_ = np.linalg.lstsq(features / seconds[:, None], np.ones_like(rows), rcond=None)
+    a, b, c = found.clip(0)
     return lambda r, n: np.asarray(a + b * r + c * r * n)
 
 

@@ -9,6 +9,8 @@ from draftwise.types import Floats, Ints
 NUM_STEPS = 6
 """Of the iteration, which gains nothing visible after the fourth."""
 
+_NOTHING = 1e-6  # tokens of a plan that cannot be played, where no row may divide by zero
+
 
 def best_together(
     tokens: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
@@ -41,34 +43,38 @@ def best_together(
     """
     order = np.argsort(sizes, kind="stable")
     forward_s = target_s[np.minimum(sizes[order], len(target_s) - 1)]
-    rows = np.arange(len(tokens))
+    rows, rounds = np.arange(len(tokens)), _rounds(tokens)
     tried = best = np.full(len(tokens), order[0])
     seconds = _seconds(best, sizes, drafters, draft_s, target_s)
-    lowest = seconds * float((1 / tokens[rows, best]).sum())
+    lowest = seconds * float(rounds[rows, best].sum())
     shares = np.full(int(drafters.max()) + 1, len(tokens))
     for _ in range(NUM_STEPS):
-        rounds = 1 / tokens[rows, tried]
-        worth = rounds**2 / rounds.sum()
+        present = rounds[rows, tried]
+        worth = present**2 / present.sum()
         gains = worth[:, None] * tokens[:, order] - (draft_s / shares[drafters])[order] / seconds
         gains[tokens[:, order] <= 0] = -np.inf
         reached = np.maximum.accumulate(gains, axis=1).sum(axis=0) - forward_s / seconds
         widest = int(reached.argmax())
         tried = order[gains[:, : widest + 1].argmax(axis=1)]
         seconds = _seconds(tried, sizes, drafters, draft_s, target_s)
-        found = seconds * float((1 / tokens[rows, tried]).sum())
+        found = seconds * float(rounds[rows, tried].sum())
         if found < lowest:
             best, lowest = tried, found
         shares = np.maximum(np.bincount(drafters[tried], minlength=len(shares)), 1)
-    return _one_by_one(best, tokens, sizes, drafters, draft_s, target_s)
+    return _one_by_one(best, rounds, sizes, drafters, draft_s, target_s)
+
+
+def _rounds(tokens: Floats) -> Floats:
+    """[B, K] rounds of a token: very many where a plan has nothing to propose."""
+    rounds: Floats = 1 / np.maximum(tokens, _NOTHING)
+    return rounds
 
 
 def _one_by_one(
-    plans: Ints, tokens: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
+    plans: Ints, rounds: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
 ) -> Ints:
     """[B] each row's best answer to the others, row after row."""
     plans, rows = plans.copy(), np.arange(len(plans))
-    with np.errstate(divide="ignore"):
-        rounds = 1 / tokens  # of a token; endless where a plan cannot be played
     for row in rows:
         others = np.delete(plans, row)
         longest = _longest(others, drafters, draft_s)
