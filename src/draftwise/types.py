@@ -6,12 +6,15 @@ K plans. ``p`` is always the target's distribution and ``q`` the drafter's (Levi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from draftwise.errors import DraftwiseError as DraftwiseError
+from draftwise.sampling import SamplingParams as SamplingParams  # one of the words
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -22,44 +25,6 @@ Dist = int | NDArray[Any]
 
 NONE = "none"
 """The drafter's name in the plan that decodes plainly: no draft, one token a round."""
-
-
-class DraftwiseError(Exception):
-    """An error whose text says what was wrong and what to do next; commands print it alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are drawn, applied alike to target and drafter; names as in vLLM.
-
-    temperature: 0 = greedy; top_k: 0 = all; top_p: in (0, 1]; repetition_penalty: > 0, 1 = none.
-    process: whatever else is done to [V] logits first, given all tokens before; None = nothing.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    process: Callable[[Sequence[int], Any], Any] | None = None
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether a distribution depends on the tokens before it, and not on logits alone."""
-        return self.repetition_penalty != 1.0 or self.process is not None
-
-    def __post_init__(self) -> None:
-        checks = {
-            f"temperature is {self.temperature}: it must be 0 (greedy) or more": self.temperature
-            >= 0,
-            f"top_k is {self.top_k}: it must be 0 (all tokens) or more": self.top_k >= 0,
-            f"top_p is {self.top_p}: it must be above 0 and at most 1": 0 < self.top_p <= 1,
-            f"repetition_penalty is {self.repetition_penalty}: it must be above 0 (1 = none)": (
-                self.repetition_penalty > 0
-            ),
-        }
-        for message, is_met in checks.items():
-            if not is_met:
-                raise ValueError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +122,16 @@ class Costs:
 
     target_s: [n] seconds of a target forward over 1, 2, .. n tokens a row.
     draft_s: seconds of one draft step, by drafter.
+    batch_s: [n] seconds of a forward over 1, 2, .. tokens of all rows together, where drafts are
+        verified side by side whatever their lengths (vLLM); None where the widest row counts.
+    read_s: seconds of a token of the text that a drafter missed and catches up on, by drafter;
+        empty where that was not measured.
     """
 
     target_s: Floats
     draft_s: Mapping[str, float]
+    batch_s: Floats | None = None
+    read_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +151,8 @@ class Evidence:
         wrote it; empty unless somebody mixes drafters.
     stops: tokens that the drafter's other rules would have drafted, by rule; only of those that
         would have stopped within this draft, and only where the feedback compares rules.
+    tokens: those that the round emitted; empty where nobody learns what texts are like.
+    num_left: tokens that the answer may still have, at most; None where that is not known.
     """
 
     plan: Plan
@@ -193,6 +166,8 @@ class Evidence:
     matches: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, int] = field(default_factory=dict)
     confidences: Sequence[float] = ()
+    tokens: Sequence[int] = ()
+    num_left: int | None = None
 
     @property
     def num_emitted(self) -> int:
@@ -204,14 +179,14 @@ class Evidence:
 class Feedback:
     """What a policy is told: a value in [0, 1] for each plan that was ``seen``.
 
-    values: [K], higher is better; entries that were not seen are ignored.
-    seen: [K]; one True for bandit feedback, all True for panoramic.
-    evidence: the raw facts, for a policy that prices plans by itself.
+    values, seen: [K]; where not seen, a value is ignored. evidence: the raw facts, for policies
+    that price plans. more: how many further feedbacks of the same decision are still to come.
     """
 
     values: Floats
     seen: Bools
     evidence: Evidence | None = None
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,22 +235,23 @@ class DraftStep:
 class Draft:
     """Tokens proposed for one request, as a tree; a chain is the tree of width one.
 
-    tokens: [N]. probs: for each node the [V] distribution q it was drawn from, or None for a point
+    tokens: [N]. probs: for each node the [V] distribution q it was drawn from, an array here or
+    a tensor on the device, or None for a point
     mass (a deterministic proposal); None altogether if all are. sources: who wrote each token.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
-    confidences: as in ``Evidence``.
+    confidences: as in ``Evidence``. asides: behind nodes of a chain (-1 = the text), what its
+    drafter would have drawn from where others wrote or nobody did: to score it, not to verify.
     """
 
     tokens: Ints
-    probs: Sequence[NDArray[Any] | None] | NDArray[Any] | None = None
+    probs: Sequence[Any | None] | NDArray[Any] | None = None
     sources: Sequence[str] = ()
     parents: Ints | None = None
     confidences: Sequence[float] = ()
+    asides: Sequence[tuple[int, Any]] = ()
 
     @classmethod
-    def chain(
-        cls, tokens: Sequence[int], probs: Sequence[NDArray[Any] | None] | None, source: str
-    ) -> Draft:
+    def chain(cls, tokens: Sequence[int], probs: Sequence[Any | None] | None, source: str) -> Draft:
         """A chain by one drafter."""
         return cls(np.asarray(tokens, dtype=np.int64), probs, [source] * len(tokens))
 

@@ -1,0 +1,171 @@
+"""Messages to token ids, by the tokenizer's own chat template; text without special tokens twice.
+
+A message is a mapping with a ``role`` and a ``content``, as transformers and OpenAI's API have it.
+No torch here: the tokenizer is whatever ``AutoTokenizer`` loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftwise.types import DraftwiseError
+
+Message = Mapping[str, Any]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_PROBE = "Certainly"
+"""An answer whose end shows how a template ends the assistant's turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the engine takes it.
+
+    tokens: [T] ids. turn_ends: tokens that end the assistant's turn, beside the model's own end
+    tokens; empty for a text that is no conversation.
+    """
+
+    tokens: Sequence[int]
+    turn_ends: frozenset[int] = frozenset()
+
+
+def is_messages(given: Any) -> bool:
+    """Whether this is one conversation: a sequence of messages.
+
+    >>> is_messages([{"role": "user", "content": "Hello"}]), is_messages(["Hello"])
+    (True, False)
+    """
+    return (
+        isinstance(given, Sequence)
+        and len(given) > 0
+        and isinstance(given[0], Mapping)
+        and "input_ids" not in given[0]
+    )
+
+
+def render(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Prompt:
+    """A conversation as the prompt of the assistant's next turn.
+
+    options: whatever the template knows (``tools``, ``enable_thinking``, ...). Source:
+    ``apply_chat_template`` of transformers with its generation prompt; the text is encoded without
+    adding special tokens, since the template wrote them.
+    Raises DraftwiseError for a tokenizer without a template, a message without role or text, the
+    assistant's word as the last, roles in an order that the template refuses, and a message that it
+    leaves out.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DraftwiseError(
+            "the tokenizer has no chat template: this may be a base model, which continues text; "
+            "give the prompt as text, or set tokenizer.chat_template"
+        )
+    turns = [_turn(number, message, tokenizer) for number, message in enumerate(messages)]
+    if turns[-1]["role"] == "assistant":
+        raise DraftwiseError(
+            f"message {len(turns) - 1} is the assistant's and the last: there is nothing to answer"
+        )
+    text = _apply(tokenizer, turns, add_generation_prompt=True, **options)
+    for number, turn in enumerate(turns):
+        if turn["role"] in {"system", "user"} and turn["content"].strip() not in text:
+            raise DraftwiseError(
+                f"the chat template leaves out message {number} ({turn['role']}): this model does "
+                "not take it there; put what it says into the first user message"
+            )
+    return Prompt(_ids(tokenizer, text, add_special_tokens=False), turn_ends(tokenizer))
+
+
+def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Prompt:
+    """Text or a conversation as token ids; special tokens that the text begins with stand once.
+
+    Raises DraftwiseError for what ``render`` refuses, and for text that is empty or no valid
+    Unicode.
+    """
+    if tokenizer is None:
+        what = "a text prompt needs" if isinstance(prompt, str) else "messages need"
+        raise DraftwiseError(f"{what} a tokenizer: pass token ids, or tokenizer=...")
+    if not isinstance(prompt, str):
+        return render(prompt, tokenizer)
+    if not prompt:  # a tokenizer that begins every text with a token would hide it
+        raise DraftwiseError(
+            "it is empty: there is nothing to continue (to begin with nothing, give the ids of the "
+            "tokens that a text begins with)"
+        )
+    ids = _ids(tokenizer, prompt)
+    if not prompt.startswith(tuple(getattr(tokenizer, "all_special_tokens", ()))):
+        return Prompt(ids)
+    bare = _ids(tokenizer, prompt, add_special_tokens=False)
+    added = next((n for n in range(len(ids)) if ids[n : n + len(bare)] == bare), 0)
+    return Prompt(bare if bare[:added] == ids[:added] else ids)
+
+
+def turn_ends(tokenizer: Any) -> frozenset[int]:
+    """The special token that the template writes behind an assistant's turn; empty if it has none.
+
+    A generation config need not name it: a base model's, for one, that was tuned to chat.
+    """
+    asked, answered = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}
+    try:
+        text = _apply(tokenizer, [asked, answered])
+    except DraftwiseError:
+        return frozenset()
+    _, is_there, tail = text.rpartition(_PROBE)
+    known = _special_ids(tokenizer)
+    found = [i for i in _ids(tokenizer, tail, add_special_tokens=False) if i in known]
+    return frozenset(found[:1] if is_there else ())
+
+
+def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
+    """A message with its role checked and its content as one text."""
+    if not isinstance(message, Mapping) or not isinstance(role := message.get("role"), str):
+        raise DraftwiseError(
+            f'message {number} has no role: write {{"role": "user", "content": "..."}}'
+        )
+    if role not in ROLES and f"{role!r}" not in str(tokenizer.chat_template).replace('"', "'"):
+        raise DraftwiseError(
+            f"message {number} has the unknown role {role!r}; the roles are: {', '.join(ROLES)}"
+        )
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = _joined(number, content)
+    if content is None and role == "assistant":  # it only called tools
+        content = ""
+    if not isinstance(content, str):
+        raise DraftwiseError(f"message {number} ({role}) has no text under 'content'")
+    return {**message, "content": content}
+
+
+def _joined(number: int, parts: Iterable[Any]) -> str:
+    """The text of content that comes in parts, as OpenAI's API has it."""
+    texts: list[str] = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            raise DraftwiseError(
+                f"message {number} has a part that is no text: images and sound are not served"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _apply(tokenizer: Any, turns: Sequence[Message], **options: Any) -> str:
+    try:
+        text: str = tokenizer.apply_chat_template(turns, tokenize=False, **options)
+    except Exception as error:  # templates are programs of their own, and raise what they like
+        raise DraftwiseError(f"the chat template refuses these messages: {error}") from error
+    return text
+
+
+def _ids(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DraftwiseError(
+            f"the text is no valid Unicode: a lone surrogate at character {error.start}"
+        ) from None
+    return list(tokenizer(text, **options)["input_ids"])
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    own = {i for i, token in added.items() if token.special}
+    return own | set(getattr(tokenizer, "all_special_ids", ()))
