@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from draftwise.nn import model as model_module
-from draftwise.nn.attention import GROUPED
-from draftwise.nn.cache import RaggedCache
+from draftwise.nn.attention import RAGGED
+from draftwise.nn.cache import BLOCK, RaggedCache
 from draftwise.nn.masks import Masks
 from draftwise.nn.model import CausalModel
 from engine.pairs import reader
@@ -27,7 +27,7 @@ LENGTHS = (70, 33, 9)
 """Far beyond the sliding window of 12, beyond it, and below it."""
 
 ALL = pytest.mark.parametrize(
-    ("kind", "attention"), [(kind, name) for kind in CONFIGS for name in ("sdpa", "eager", GROUPED)]
+    ("kind", "attention"), [(kind, name) for kind in CONFIGS for name in ("sdpa", "eager", RAGGED)]
 )
 
 
@@ -105,15 +105,33 @@ def test_some_rows_only_and_in_any_order(kind: str, attention: str) -> None:
 
 @ALL
 @torch.inference_mode()
-def test_rows_that_are_kept_stay_what_they_were(kind: str, attention: str) -> None:
+def test_rows_that_come_and_go_leave_the_others_as_they_were(kind: str, attention: str) -> None:
     model, texts = make(kind, attention), texts_of(LENGTHS)
     cache = model.new_cache(3, 90)
     feed(model, cache, {row: text[:-3] for row, text in enumerate(texts)})
-    cache.keep_rows([2, 0])
-    speculate_and_crop(model, cache, [0, 1])
-    found = feed(model, cache, {0: texts[2][-3:], 1: texts[0][-3:]}, keep=3)
-    assert error(model, texts[2], found[0]) < TOLERANCE
-    assert error(model, texts[0], found[1]) < TOLERANCE
+    cache.close(1)
+    speculate_and_crop(model, cache, [2, 0])
+    newcomer = texts_of((50,), seed=5)[0]
+    cache.open(1)
+    feed(model, cache, {1: newcomer[:40]})
+    found = feed(model, cache, {2: texts[2][-3:], 1: newcomer[40:], 0: texts[0][-3:]}, keep=3)
+    for row, text in ((2, texts[2]), (1, newcomer), (0, texts[0])):
+        assert error(model, text, found[row]) < TOLERANCE
+
+
+@ALL
+@torch.inference_mode()
+def test_a_copied_beginning_is_read_on_like_the_original(kind: str, attention: str) -> None:
+    model, (text, other) = make(kind, attention), texts_of((70, 30))
+    cache = model.new_cache(1, 90)
+    feed(model, cache, {0: text[:60]})
+    row = 4
+    cache.open(row)
+    cache.copy(0, row, 25)
+    forked = [*text[:25], *other]
+    found = feed(model, cache, {row: other, 0: text[60:]}, keep=3)
+    assert error(model, forked, found[row]) < TOLERANCE
+    assert error(model, text, found[0]) < TOLERANCE
 
 
 @ALL
@@ -158,17 +176,37 @@ def test_more_than_the_cache_holds_is_refused() -> None:
     assert cache.lengths == [6]
 
 
-def test_storage_is_what_was_asked_for_once() -> None:
-    """Two layers of keys and values: rows x heads x capacity x head size x 4 bytes."""
+def test_storage_is_what_live_tokens_need() -> None:
+    """Two layers of keys and values: heads x slots x head size x 4 bytes, slots in blocks."""
     model = make("llama")
-    cache = model.new_cache(3, 50)
+    cache = model.new_cache(3, 5000)
+    a_slot = 2 * 2 * 2 * 8 * 4
+    assert cache.num_bytes == 0
     feed(model, cache, {0: [1], 1: [2, 3], 2: [4]})
-    asked = 2 * 2 * 3 * 2 * 50 * 8 * 4
-    assert cache.num_bytes == asked
-    feed(model, cache, {0: [1] * 49, 1: [2], 2: [3]})
-    assert cache.num_bytes == asked
-    cache.keep_rows([1])
-    assert cache.num_bytes == asked // 3
+    assert cache.num_bytes == 3 * BLOCK * a_slot
+    for row, num in ((0, 999), (1, 200)):
+        feed(model, cache, {row: [5] * num})
+    live = sum(cache.lengths) * a_slot
+    assert cache.num_bytes < 1.07 * live + 3 * BLOCK * a_slot
+    cache.close(0)
+    assert cache.num_bytes < 1.07 * 202 * a_slot + 2 * BLOCK * a_slot
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.inference_mode()
+def test_rows_go_end_to_end_where_attention_lets_them(kind: str) -> None:
+    """As many tokens as there are, and no more, go through the model's layers."""
+    model, texts = make(kind, RAGGED), texts_of(LENGTHS)
+    assert model.packs
+    widths: list[tuple[int, ...]] = []
+    hook = model.module.register_forward_pre_hook(
+        lambda *args: widths.append(tuple(args[2]["input_ids"].shape)), with_kwargs=True
+    )
+    cache = model.new_cache(3)
+    feed(model, cache, dict(enumerate(texts)))
+    hook.remove()
+    assert widths == [(1, sum(LENGTHS))]
+    assert not make(kind, "sdpa").packs
 
 
 # Teeth: masks that are wrong on purpose must be seen by the same comparison.

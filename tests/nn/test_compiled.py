@@ -81,7 +81,7 @@ def test_trees_look_at_their_own_branch(kind: str) -> None:
     cache = model.new_cache(1, 60)
     model.extend(cache, [0], [text], keep=1)
     tree = branches([-1, 0, 0, 1, 2, 3], base=20)
-    logits = model.extend(cache, [0], [fed], keep=6, trees=[tree]).block[0]
+    logits = model.extend(cache, [0], [fed], keep=6, trees=[tree]).flat
     for path in ([0, 1, 3, 5], [0, 2, 4]):
         expected = plain(model, [*text, *(fed[n] for n in path)])[-1]
         assert float((logits[path[-1]] - expected).abs().max() / expected.abs().max()) < TOLERANCE
@@ -107,12 +107,14 @@ def test_the_next_request_compiles_nothing_and_sees_nothing_of_the_last() -> Non
     """Also of another length, below the same power of two; NaN that was left must not stay."""
     counting = Counting()
     model, text = compiled(backend=counting), texts_of((60,))[0]
-    for capacity in (90, 200, 256):
-        cache = model.new_cache(1, capacity)
-        model.extend(cache, [0], [text[:30]], keep=1)
-        found = model.extend(cache, [0], [text[30:34]], keep=4).last(0, 4)
+    cache = model.new_cache()
+    for row, expected in enumerate((90, 200, 256)):
+        cache.open(row, expected)
+        model.extend(cache, [row], [text[:30]], keep=1)
+        found = model.extend(cache, [row], [text[30:34]], keep=4).last(0, 4)
         assert error(model, text[:34], found) < TOLERANCE
-        cache.keys[0].fill_(torch.nan)
+        cache.storage(row).keys[0].fill_(torch.nan)
+        cache.close(row)
     assert counting.num_graphs == 1
     model.extend(model.new_cache(1, 257), [0], [text], keep=1)
     assert counting.num_graphs == 1, "prompts are read by the module itself"

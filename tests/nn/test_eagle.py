@@ -155,8 +155,8 @@ def test_ragged_pieces_are_the_whole(generation: int, changes: dict[str, Any]) -
          [s[:n] for s, n in zip(states, firsts, strict=True)])  # fmt: skip
     read(head, cache, [0, 2], [[9, 9], [8]], [torch.randn(2, 32), torch.randn(1, 32)])
     cache.lengths = firsts.copy()
-    cache.keep_rows([2, 0])
-    found = read(head, cache, [0, 1], [TEXTS[2][2:], TEXTS[0][4:]], [states[2][2:], states[0][4:]])
+    cache.close(1)
+    found = read(head, cache, [2, 0], [TEXTS[2][2:], TEXTS[0][4:]], [states[2][2:], states[0][4:]])
     for one, other in zip(alone, together, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
     assert torch.allclose(found[0], alone[2][2:], atol=1e-5)

@@ -246,12 +246,14 @@ def test_the_whole_vocabulary_needs_no_offsets(tmp_path: Path) -> None:
 def test_taps_and_rotary_settings_of_the_config(tmp_path: Path) -> None:
     """The head's own come first; without any it turns as the target does."""
     settings, weights = checkpoint("authors, EAGLE-3")
-    settings["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [2, 1, 1]}
+    settings["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 0, 0]}  # outputs: SGLang
     del settings["rope_theta"]
     deep = CausalModel(reader(rope_parameters={"rope_type": "default", "rope_theta": 7.0}), "deep")
     head = load_head(write(tmp_path, settings, weights), deep)
     assert head.config.taps == (1, 1, 2)
     assert head.config.rope == {"rope_type": "default", "rope_theta": 7.0}
+    settings["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]  # inputs: vLLM, and it comes first
+    assert load_head(write(tmp_path, settings, weights), deep).config.taps == (0, 1, 2)
     settings |= {"rope_theta": 9.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     head = load_head(write(tmp_path, settings, weights), deep)
     assert head.config.rope == {"rope_type": "linear", "rope_theta": 9.0, "factor": 2.0}

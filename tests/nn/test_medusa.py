@@ -21,6 +21,7 @@ from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 from eagles import features_of
 from engine.pairs import PROMPTS, eagle_target, medusa, plain_greedy, reader, speculator
+from sessions import opened
 
 SIZE, VOCAB = 32, 64
 
@@ -159,8 +160,8 @@ def test_q_is_what_each_head_says_of_the_last_state() -> None:
     text = PROMPTS[2] + plain_greedy(PROMPTS[2], 10)
     context = Context(0, text, sampling, np.random.default_rng(0))
     context.features = features_of(target, text)
-    context.remember(1, [np.full(64, 1 / 64)] * (len(text) - 1))
-    session = drafter.start(1, 80)
+    context.remember(1, [torch.full((64,), 1 / 64)] * (len(text) - 1))
+    session = opened(drafter, [context])
     (draft,) = session.propose([DraftTask(context, 6, Fixed())])
     states = target.module(
         input_ids=torch.tensor([text[:-1]]), output_hidden_states=True

@@ -120,16 +120,57 @@ def build(config: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_recurrent_memory_is_refused(kind: str) -> None:
-    with pytest.raises(DraftwiseError, match="layers, whose state cannot be cut back"):
-        load_model(build(RECURRENT[kind]()))
+def test_recurrent_memory_is_served_where_the_cache_sees_it(kind: str) -> None:
+    """RecurrentGemma keeps its state in the modules themselves, where no row is told apart."""
+    if kind == "recurrent-gemma":
+        with pytest.raises(DraftwiseError, match="its logits on a ragged KV cache are off by"):
+            load_model(build(RECURRENT[kind]()))
+    else:
+        model = load_model(build(RECURRENT[kind]()))
+        assert model.has_states
+        assert not model.serves_trees
 
 
-@pytest.mark.parametrize("kind", BY_SLOT)
-def test_attention_that_counts_slots_is_refused(kind: str) -> None:
-    """ALiBi by slot, a causal buffer of its own, chunks: the self-check finds them by running."""
+def test_attention_that_takes_no_masks_of_ours_is_refused_by_running() -> None:
     with pytest.raises(DraftwiseError, match=r"cannot speculate with .* ragged KV cache"):
-        load_model(build(BY_SLOT[kind]()))
+        load_model(build(BY_SLOT["bloom"]()))
+
+
+@pytest.mark.parametrize("kind", ["gpt-neo", "llama4"])
+def test_attention_that_counts_slots_reads_rows_alone(kind: str) -> None:
+    """A causal buffer of its own, a temperature by slot: right for one row at a time."""
+    model = load_model(build(BY_SLOT[kind]()))
+    assert model.is_alone
+    assert not model.serves_trees
+
+
+def test_texts_end_where_a_rope_changes_tables() -> None:
+    """Longrope: tokens verified together across the switch would be turned by the wrong table."""
+    config = hf.Phi3Config(
+        **SIZE,
+        max_position_embeddings=64,
+        original_max_position_embeddings=24,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [3.0] * 4,
+            "original_max_position_embeddings": 24,
+        },
+    )
+    made = Speculator.from_pretrained(build(config), ["lookup"])
+    assert made.target.max_positions == 24
+    assert len(made.generate([1, 2, 3] * 4, max_new_tokens=40, ignore_eos=True).tokens) == 12
+    with pytest.raises(DraftwiseError, match="positions"):
+        made.generate([1, 2, 3] * 9)
+
+
+def test_weights_that_are_not_finite() -> None:
+    module = tiny_model()
+    with torch.no_grad():
+        module.model.layers[1].mlp.down_proj.weight[3, 4] = float("nan")
+    with pytest.raises(DraftwiseError, match=r"layers\.1\.mlp\.down_proj\.weight is not finite"):
+        load_model(module)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -162,10 +203,17 @@ def saved(folder: Path, model: Any) -> Path:
     return folder
 
 
-def test_a_recurrent_folder_says_so(tmp_path: Path) -> None:
+def test_a_recurrent_folder_is_served(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", build(RECURRENT["mamba"]()))
-    with pytest.raises(DraftwiseError, match="cannot be cut back"):
-        Speculator.from_pretrained(folder)
+    assert load_model(folder).has_states
+
+
+def test_a_folder_whose_attention_is_eager_only(tmp_path: Path) -> None:
+    config = hf.GptOssConfig(
+        **SIZE, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=4
+    )
+    model = load_model(saved(tmp_path / "model", build(config)))
+    assert model.module.config._attn_implementation == "eager"
 
 
 def test_a_saved_model_loads(tmp_path: Path) -> None:
@@ -219,7 +267,7 @@ def test_a_damaged_folder(damage: Callable[[Path], None], tmp_path: Path) -> Non
 @pytest.mark.parametrize("dtype", ["float31", "nn"])
 def test_an_unknown_dtype(dtype: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "llama", tiny_model())
-    with pytest.raises(DraftwiseError, match="write auto, float32, bfloat16 or float16"):
+    with pytest.raises(DraftwiseError, match="write auto, float32, bfloat16, float16"):
         load_model(folder, dtype=dtype)
 
 
@@ -240,8 +288,8 @@ def test_a_drafter_with_another_vocabulary() -> None:
 
 
 def test_unfit_drafters_are_refused_like_targets() -> None:
-    with pytest.raises(DraftwiseError, match="cannot be cut back"):
-        Speculator.from_pretrained(tiny_model(), [build(RECURRENT["mamba"]())])
+    with pytest.raises(DraftwiseError, match="are off by"):
+        Speculator.from_pretrained(tiny_model(), [build(RECURRENT["recurrent-gemma"]())])
 
 
 def test_trees_that_nobody_can_draft_or_serve() -> None:

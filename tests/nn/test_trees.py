@@ -64,7 +64,7 @@ def node_errors(model: CausalModel, feeds: list[list[int]]) -> list[float]:
             logits = model.extend(cache, [row], [chunk], keep=9, trees=[tree])
             for node in range(done, done + width):
                 text = texts[row] + [fed[row][k] for k in path_to(node, parents)]
-                errors.append(error(model.module, text, logits.block[0, node - done]))
+                errors.append(error(model.module, text, logits.flat[node - done]))
             done += width
     return errors
 
@@ -108,8 +108,8 @@ def test_teeth(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any) -> Any:
         queries, keys, seen = tree_masks(*args)
         if bug == "sees its siblings":
-            return queries, keys, np.arange(args[2]) <= args[1][:, :, None]
-        return args[1], np.tile(np.arange(args[2]), (len(args[1]), 1)), seen
+            return queries, keys, torch.arange(args[2]) <= torch.from_numpy(args[1])[:, :, None]
+        return torch.from_numpy(args[1]), torch.arange(args[2]).repeat(len(args[1]), 1), seen
 
     monkeypatch.setattr(model_module, "tree_masks", wrong)
     model = CausalModel(tiny_model(), "llama")

@@ -1,20 +1,46 @@
-"""Attention of grouped heads without copies, where a mask is given: as drafts need it."""
+"""Attention over ragged rows: each on storage of its own, groups of heads without copies."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-GROUPED = "sdpa_gqa"
+from draftwise.nn.cache import RaggedCache
+
+RAGGED = "sdpa_ragged"
 """The name under which ``transformers`` knows it: ``attn_implementation``."""
 
 
-def grouped_attention(
+class PackedMask(Tensor):
+    """Stands where a mask stands while rows are read end to end: what each row may look at.
+
+    counts: tokens of each row. masks: [1, 1, count, used] by row; None = all of its slots.
+    cache: whose ``views`` hold the rows' keys and values. As a tensor it is [1, 1, 1, 1], which
+    the library passes on as it is.
+    """
+
+    counts: Sequence[int]
+    masks: Sequence[Tensor | None]
+    cache: RaggedCache
+
+
+def packed_mask(
+    counts: Sequence[int], masks: Sequence[Tensor | None], cache: RaggedCache
+) -> PackedMask:
+    """A mask for rows that are read end to end."""
+    made: PackedMask = torch.ones((1, 1, 1, 1), dtype=torch.bool).as_subclass(PackedMask)
+    made.counts, made.masks, made.cache = counts, masks, cache
+    return made
+
+
+def ragged_attention(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -22,33 +48,48 @@ def grouped_attention(
     attention_mask: Tensor | None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """As the library's ``sdpa``, which repeats keys and values for every query head of a group.
+    """As the library's ``sdpa``; under a ``PackedMask`` each row attends to its own storage.
 
-    query: [B, H, T, D]; key, value: [B, G, S, D] with H a multiple of G. The repetition copies the
-    whole cache in every layer whenever there is a mask and more than one token.
+    query: [B, H, T, D]; key, value: [B, G, S, D] with H a multiple of G. Packed: [1, H, N, D], the
+    rows end to end. Returns [B, T, H, D]. Differs: groups of heads are not repeated under a mask,
+    which would copy the whole cache in every layer; on CUDA, whose kernels for masks take no groups
+    of heads, they are.
     """
+    if not isinstance(attention_mask, PackedMask):
+        return _attention(module, query, key, value, attention_mask, **more), None
+    found, first = [], 0
+    views = attention_mask.cache.views(module.layer_idx)
+    for count, mask, (keys, values) in zip(
+        attention_mask.counts, attention_mask.masks, views, strict=True
+    ):
+        rows = query[:, :, first : first + count]
+        found.append(_attention(module, rows, keys, values, mask, **more))
+        first += count
+    return torch.cat(found, dim=1), None
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+) -> Tensor:
+    """[B, T, H, D] of rows side by side."""
     is_simple = not any(more.get(name) for name in ("dropout", "softcap")) and (
         more.get("position_bias") is None
     )
-    if attention_mask is None or query.shape[2] == 1 or not is_simple:
-        found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
-        return found, None
-    output = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=more.get("scaling"), enable_gqa=True
+    takes_groups = is_simple and (query.device.type == "cpu" or mask is None)
+    if not takes_groups or (mask is None and query.shape[2] > 1):
+        found: Tensor = sdpa_attention_forward(module, query, key, value, mask, **more)[0]
+        return found
+    shares = query.shape[1] != key.shape[1]
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=more.get("scaling"), enable_gqa=shares
     )
-    return output.transpose(1, 2).contiguous(), None
+    return output.transpose(1, 2)
 
 
-def share_heads(module: Any) -> None:
-    """Let a module that was loaded for ``sdpa`` attend without copies, where that is faster.
-
-    Only on a CPU: CUDA's kernels for masks do not take groups of heads.
-    """
-    config = module.config.get_text_config()
-    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if module.device.type == "cpu" and groups < config.num_attention_heads:
-        module.set_attn_implementation(GROUPED)
+def attend_raggedly(module: Any) -> None:
+    """Let a module that was loaded for ``sdpa`` attend over ragged rows, and without copies."""
+    module.set_attn_implementation(RAGGED)
 
 
-AttentionInterface.register(GROUPED, grouped_attention)
-AttentionMaskInterface.register(GROUPED, sdpa_mask)
+AttentionInterface.register(RAGGED, ragged_attention)
+AttentionMaskInterface.register(RAGGED, sdpa_mask)

@@ -1,79 +1,207 @@
-"""The ragged KV cache: preallocated storage, one length a row, cropping = changing a number."""
+"""The ragged KV cache: each row owns its storage; cropping a row = changing a number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
+from draftwise.nn.library_states import LibraryStates
+from draftwise.nn.recurrent import States
+
+BLOCK = 32
+"""Tokens by which a row's storage grows, or a sixteenth of it where that is more."""
+
+UNLIMITED = 1 << 30
+"""Tokens: no limit but memory."""
+
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where one forward writes, and how far it reads.
+class Span:
+    """Where one row's tokens go in a forward: ``count`` slots of ``row`` from ``start`` on."""
 
-    rows: [R] storage rows, or None for all of them in order. slots: [R, T] where each token goes,
-    or None if every row writes T = ``width`` tokens from slot ``start`` on. used: slots read.
-    """
-
-    rows: Tensor | None
-    slots: Tensor | None
+    row: int
     start: int
-    width: int
-    used: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The first slot behind them, which is how many slots they may look at."""
+        return self.start + self.count
 
 
-class RaggedCache(Cache):  # type: ignore[misc]
-    """Keys and values of B rows with B different lengths, allocated once.
+@dataclass(slots=True)
+class Storage:
+    """Keys and values [1, H, slots, D] of one row, by layer; made at a layer's first write.
 
-    ``lengths`` [B] says how many tokens of each row are valid; whatever lies behind is garbage that
-    masks hide and later writes overwrite, so a rejected draft is removed by lowering a number.
-    Storage is one [B, H, slots, D] pair a layer in ``keys`` and ``values``, made at the layer's
-    first write (its dtype, heads and head size are only known then). ``docs/kv_cache.md`` draws it.
-    num_slots: of the storage, where that is to be larger than the capacity.
+    num_slots: tokens that each layer's tensors hold, once they are there.
     """
 
-    def __init__(self, num_rows: int, capacity: int, num_slots: int | None = None) -> None:
-        super().__init__(layers=[])
-        self.capacity = capacity
-        self.num_slots = capacity if num_slots is None else num_slots
-        self.lengths = [0] * num_rows
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self._placement: Placement | None = None
+    num_slots: int = 0
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
 
-    def place(self, placement: Placement) -> None:
-        """Say where the coming forward writes; raises ValueError where it does not fit."""
-        if placement.used > self.capacity:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated so far."""
+        both = (*self.keys.values(), *self.values.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in both)
+
+
+class Shelf(Protocol):
+    """Where rows get storage of fixed sizes, and leave it for others (compiled forwards)."""
+
+    def take(self, num_tokens: int) -> Storage:
+        """Storage with room for so many tokens, empty or zeroed."""
+        ...
+
+    def give(self, storage: Storage) -> None:
+        """This storage is free again."""
+        ...
+
+
+class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
+    """Keys and values of rows that come and go, each with a length and storage of its own.
+
+    ``lengths`` says how many tokens of each row are valid; whatever lies behind is garbage that no
+    forward looks at, so a rejected draft is removed by lowering a number. A row's storage grows by
+    blocks as its text grows, and is freed when it is closed, without touching the others.
+    ``docs/kv_cache.md`` draws it. Closed rows have length 0.
+    capacity: tokens that a row may have, at most. shelf: None = storage in blocks. states: of
+    recurrent layers; None = the model has none.
+    """
+
+    def __init__(
+        self,
+        num_rows: int = 0,
+        capacity: int = UNLIMITED,
+        shelf: Shelf | None = None,
+        states: States | None = None,
+    ) -> None:
+        Cache.__init__(self, layers=[])
+        self.capacity, self._shelf = capacity, shelf
+        self.lengths: list[int] = []
+        self.states = states or States()
+        self._storage: list[Storage] = []
+        self._spans: Sequence[Span] = ()
+        self._is_packed = False
+        self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for row in range(num_rows):
+            self.open(row, None if capacity == UNLIMITED else capacity)
+
+    def open(self, row: int, expected: int | None = None) -> None:
+        """Begin a row, empty.
+
+        expected: tokens that it will have; storage from a shelf is taken for all of them at once.
+        """
+        missing = row + 1 - len(self.lengths)
+        self.lengths += [0] * missing
+        self._storage += [Storage() for _ in range(missing)]
+        if self._shelf is not None and expected is not None:
+            self._storage[row] = self._shelf.take(expected)
+        self.states.open(row)
+
+    def close(self, row: int) -> None:
+        """Forget a row and free what it has; the others stay where they are."""
+        if self._shelf is not None:
+            self._shelf.give(self._storage[row])
+        self.lengths[row], self._storage[row] = 0, Storage()
+        self.states.open(row)
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Let ``row``, which is empty, begin with the first ``length`` tokens of another row."""
+        if length > self._storage[row].num_slots:
+            self._storage[row] = self._new_storage(length)
+        self._fill(self._storage[row], self._storage[source], length)
+        self.states.copy(source, row, length)
+        self.lengths[row] = length
+
+    def place(
+        self,
+        spans: Sequence[Span],
+        packed: bool = False,
+        fed: Sequence[Any] = (),
+    ) -> None:
+        """Say where the coming forward writes; raises ValueError where it does not fit.
+
+        packed: its rows come end to end, [1, sum of counts], and not side by side, [R, widest].
+        fed: [R], their tokens; states are read again from them where they are not known.
+        """
+        longest = max(span.end for span in spans)
+        if longest > self.capacity:
             raise ValueError(
-                f"the KV cache holds {self.capacity} tokens a row, and {placement.used} are needed"
+                f"the KV cache holds {self.capacity} tokens a row, and {longest} are needed"
             )
-        self._placement = placement
+        self._spans, self._is_packed, self._views = spans, packed, {}
+        for span in spans:
+            if span.end > self._storage[span.row].num_slots:
+                self._grow(span.row, span.end)
+        if fed and self.states.is_used:
+            self.states.begin([span.row for span in spans], [span.start for span in spans], fed)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [R, H, T, D] of one layer; return all that the placement's rows may look at."""
-        if self._placement is None:
-            raise RuntimeError("place() comes before a forward through this cache")
-        if layer_idx == len(self.keys):
-            self.keys.append(self._allocate(key_states))
-            self.values.append(self._allocate(value_states))
-        place = self._placement
-        return (
-            _write_and_read(self.keys[layer_idx], key_states, place),
-            _write_and_read(self.values[layer_idx], value_states, place),
-        )
+        """Write one layer's states; return what attention reads.
 
-    def take(self, keys: list[Tensor], values: list[Tensor]) -> None:
-        """Write into storage that a cache of this size had, emptied: no NaN may stay in it."""
-        self.keys, self.values = keys, values
-        with torch.inference_mode():  # where it was made
-            for storage in (*keys, *values):
-                storage.zero_()
+        Side by side: [R, H, T, D] are written, and [R, H, used, D] returned, shorter rows followed
+        by zeros; of a single row that is a view. Packed: [1, H, N, D] are written and come back as
+        they are; attention reads ``views``.
+        """
+        if not self._spans:
+            raise RuntimeError("place() comes before a forward through this cache")
+        views, first = [], 0
+        for index, span in enumerate(self._spans):
+            storage = self._storage[span.row]
+            if layer_idx not in storage.keys:
+                storage.keys[layer_idx] = self._allocate(key_states, storage.num_slots)
+                storage.values[layer_idx] = self._allocate(value_states, storage.num_slots)
+            keys, values = storage.keys[layer_idx], storage.values[layer_idx]
+            if self._is_packed:
+                taken = (slice(0, 1), slice(None), slice(first, first + span.count))
+                first += span.count
+            else:
+                taken = (slice(index, index + 1), slice(None), slice(0, span.count))
+            keys[:, :, span.start : span.end] = key_states[taken]
+            values[:, :, span.start : span.end] = value_states[taken]
+            views.append((keys[:, :, : span.end], values[:, :, : span.end]))
+        if self._is_packed:
+            self._views[layer_idx] = views
+            return key_states, value_states
+        return _side_by_side([k for k, _ in views]), _side_by_side([v for _, v in views])
+
+    def views(self, layer_idx: int) -> list[tuple[Tensor, Tensor]]:
+        """[1, H, used, D] keys and values of each row of a packed forward, after its update."""
+        return self._views[layer_idx]
+
+    def storage(self, row: int) -> Storage:
+        """What one row has allocated."""
+        return self._storage[row]
+
+    def reachable(self, row: int, length: int) -> int:
+        """How far a row can be cut back to at most so many tokens; 0 = read it from the beginning.
+
+        For keys and values that is any length, for states the last one that is known.
+        """
+        return max(0, self.states.reachable(row, length))
+
+    def crop(self, row: int, length: int) -> int:
+        """Cut a row back to at most so many tokens, as far as it can be; returns its length."""
+        found = self.reachable(row, min(length, self.lengths[row]))
+        if not found:
+            self.states.open(row)
+        self.lengths[row] = found
+        return found
+
+    def settle(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Take rows back to so many tokens, for good: what a longer way back needs is dropped."""
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] = count
+            self.states.settle(row, count)
 
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
         """Of a tree fed at slots ``base``, ``base + 1``, ... keep one path, and cut the rest off.
@@ -81,30 +209,22 @@ class RaggedCache(Cache):  # type: ignore[misc]
         path: increasing offsets from ``base``. Keys know their position, which on a path is the
         slot they move to, so moving them is all.
         """
-        self.lengths[row] = base + len(path)
+        self.settle([row], [base + len(path)])
         if list(path) == list(range(len(path))):
             return
-        for storage in (*self.keys, *self.values):
-            index = torch.as_tensor(path, device=storage.device) + base
-            storage[row, :, base : base + len(path)] = storage[row, :, index]
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop all rows but these, in this order: one copy, when a request has ended."""
-        self.lengths = [self.lengths[row] for row in rows]
-        if self.keys:
-            index = torch.as_tensor(list(rows), device=self.keys[0].device)
-            self.keys = [k.index_select(0, index) for k in self.keys]
-            self.values = [v.index_select(0, index) for v in self.values]
+        storage = self._storage[row]
+        for tensor in (*storage.keys.values(), *storage.values.values()):
+            index = torch.as_tensor(path, device=tensor.device) + base
+            tensor[:, :, base : base + len(path)] = tensor[:, :, index]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the storage allocated so far."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        """Bytes of the storage allocated now, and of states."""
+        return sum(storage.num_bytes for storage in self._storage) + self.states.num_bytes
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The first slot of the coming write (the library asks; our masks do not)."""
-        place = self._placement
-        return 0 if place is None else place.start
+        return max((span.start for span in self._spans), default=0)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """As ``get_seq_length``."""
@@ -112,8 +232,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Slots that attention will see, and the first of them."""
-        place = self._placement
-        return (query_length if place is None else place.used), 0
+        return max((span.end for span in self._spans), default=query_length), 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         """Tokens that a row can hold."""
@@ -121,20 +240,43 @@ class RaggedCache(Cache):  # type: ignore[misc]
 
     get_max_length = get_max_cache_shape  # its name since transformers 5.20
 
-    def _allocate(self, states: Tensor) -> Tensor:
-        _, heads, _, size = states.shape
-        return states.new_zeros((len(self.lengths), heads, self.num_slots, size))
+    def _new_storage(self, num_tokens: int) -> Storage:
+        """Empty storage with room for so many tokens."""
+        if self._shelf is not None:
+            return self._shelf.take(num_tokens)
+        block = max(BLOCK, num_tokens // 16)
+        num_slots = -(-num_tokens // block) * block
+        return Storage(min(num_slots, self.capacity))
+
+    def _grow(self, row: int, num_tokens: int) -> None:
+        """Room for so many tokens, with what is valid now copied over."""
+        old, new = self._storage[row], self._new_storage(num_tokens)
+        self._fill(new, old, self.lengths[row])
+        self._storage[row] = new
+        if self._shelf is not None:
+            self._shelf.give(old)
+
+    def _fill(self, new: Storage, old: Storage, length: int) -> None:
+        """Copy the first ``length`` tokens from one storage to another."""
+        for before, after in ((old.keys, new.keys), (old.values, new.values)):
+            for layer, tensor in before.items():
+                if layer not in after:
+                    after[layer] = self._allocate(tensor, new.num_slots)
+                after[layer][:, :, :length] = tensor[:, :, :length]
+
+    def _allocate(self, like: Tensor, num_slots: int) -> Tensor:
+        """Zeros: garbage behind a row's length must at least be finite."""
+        _, heads, _, size = like.shape
+        return like.new_zeros((1, heads, num_slots, size))
 
 
-def _write_and_read(storage: Tensor, states: Tensor, place: Placement) -> Tensor:
-    """Store [R, H, T, D] at the placement and return [R, H, used, D] (a view for all rows)."""
-    if place.rows is None and place.slots is None:
-        storage[:, :, place.start : place.start + place.width] = states
-        return storage[:, :, : place.used]
-    device = storage.device
-    rows = torch.arange(len(storage), device=device) if place.rows is None else place.rows
-    slots = place.slots
-    if slots is None:
-        slots = torch.arange(place.start, place.start + place.width, device=device)[None]
-    storage[rows[:, None], :, slots] = states.transpose(1, 2)
-    return storage[:, :, : place.used] if place.rows is None else storage[rows, :, : place.used]
+def _side_by_side(views: Sequence[Tensor]) -> Tensor:
+    """[R, H, used, D] of rows of different lengths, the shorter ones followed by zeros."""
+    if len(views) == 1:
+        return views[0]
+    used = max(view.shape[2] for view in views)
+    _, heads, _, size = views[0].shape
+    found = views[0].new_zeros((len(views), heads, used, size))
+    for index, view in enumerate(views):
+        found[index, :, : view.shape[2]] = view[0]
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from draftwise.nn.cache import RaggedCache
+from draftwise.nn.cache import RaggedCache, Storage
 
 WIDTHS = (1, 2, 5, 9, 17)
 """Tokens that a compiled forward reads: the text's last, and a draft of 0, 1, 4, 8 or 16."""
@@ -35,7 +34,7 @@ class StepOutput:
 
 
 class CompiledSteps:
-    """A module's forwards over one row's cache, at fixed widths and sizes, compiled when first met.
+    """A module's forwards over one row's storage, of fixed widths, compiled when first met.
 
     A shorter feed is padded to the next width, the mask spans the whole cache, and keys and values
     go where an index says: so nothing changes its shape from token to token, and nothing is
@@ -54,39 +53,49 @@ class CompiledSteps:
         self._packs = module.device.type == "cpu" and module.dtype.itemsize == 2
         self._widths = [w for w in sorted(widths) if w > 1 or not self._packs]
         self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._lent: dict[int, tuple[weakref.ref[RaggedCache], list[Tensor], list[Tensor]]] = {}
+        self._shelf: dict[int, list[Storage]] = {}
         self.spent_s = self.spent_cpu_s = 0.0
 
-    def new_cache(self, num_rows: int, capacity: int) -> RaggedCache:
-        """An empty cache whose storage many requests can have; one row's is used again.
+    def take(self, num_tokens: int) -> Storage:
+        """Storage that many requests can have, one after another, of a power of two of slots.
 
         Recorded CUDA graphs know addresses, not tensors: a new storage would be recorded anew.
         """
-        slots = max(LEAST_SLOTS, 1 << (capacity - 1).bit_length())
-        cache = RaggedCache(num_rows, capacity, slots)
-        if num_rows == 1:
-            owner, keys, values = self._lent.get(slots, (None, [], []))
-            if owner is not None and owner() is None:
-                cache.take(keys, values)
-            self._lent[slots] = (weakref.ref(cache), cache.keys, cache.values)
-        return cache
+        slots = max(LEAST_SLOTS, 1 << (num_tokens - 1).bit_length())
+        free = self._shelf.setdefault(slots, [])
+        if not free:
+            return Storage(slots)
+        storage = free.pop()
+        with torch.inference_mode():  # where it was made; no NaN may stay in it
+            for tensor in (*storage.keys.values(), *storage.values.values()):
+                tensor.zero_()
+        return storage
 
-    def width(self, cache: RaggedCache, wanted: int, used: int) -> int | None:
-        """The width to pad a feed to; None where the plain module is to read it.
+    def give(self, storage: Storage) -> None:
+        """Leave storage for the next request."""
+        if storage.keys:
+            self._shelf.setdefault(storage.num_slots, []).append(storage)
 
-        That is every batch, a prompt, what fits no width, and the first forward of a storage.
+    def width(self, cache: RaggedCache, row: int, wanted: int) -> int | None:
+        """The width to pad one row's feed to; None where the plain module is to read it.
+
+        That is a prompt, what fits no width or storage, and the first forward of a storage.
         """
-        is_one = len(cache.lengths) == 1 and bool(cache.keys) and used <= cache.capacity
-        if not is_one or not torch.is_inference_mode_enabled():
+        used, storage = cache.lengths[row] + wanted, cache.storage(row)
+        is_ready = bool(storage.keys) and used <= storage.num_slots
+        if not is_ready or used > cache.capacity or not torch.is_inference_mode_enabled():
             return None
         return next((width for width in self._widths if width >= wanted), None)
 
     def __call__(
-        self, cache: RaggedCache, *feed: Tensor | Mapping[str, Tensor], taps: Sequence[int]
+        self,
+        storage: Storage,
+        *feed: Tensor | Mapping[str, Tensor | None] | None,
+        taps: Sequence[int],
     ) -> StepOutput | None:
         """One forward of ids, positions and slots (each [1, T]) with a mask; None: it cannot be."""
-        inputs = (*feed, cache.keys, cache.values)
-        key = (*feed[0].shape, cache.num_slots, *taps)  # type: ignore[union-attr]
+        inputs = (*feed, _in_order(storage.keys), _in_order(storage.values))
+        key = (*feed[0].shape, storage.num_slots, *taps)  # type: ignore[union-attr]
         if key not in self._steps and not self._compile(key, taps, inputs):
             return None
         if self._on_cuda:
@@ -168,6 +177,11 @@ class CompiledSteps:
 
         patch: AbstractContextManager[None] = inductor.patch(freezing=True)
         return patch
+
+
+def _in_order(tensors: Mapping[int, Tensor]) -> list[Tensor]:
+    """[layers] tensors by layer."""
+    return [tensors[layer] for layer in range(len(tensors))]
 
 
 class _WholeCache(Cache):  # type: ignore[misc]

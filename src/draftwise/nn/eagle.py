@@ -91,10 +91,15 @@ class EagleHead(nn.Module):
             states = self.fc(states)
         return states
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """g [R, T, h] of tokens [R, T] with fused or self-made states [R, T, h] beside them."""
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
+    ) -> Tensor:
+        """g [R, T, h] of tokens [R, T] with fused or self-made states [R, T, h] beside them.
+
+        longest: positions are below it; 0 = they are looked at, which waits for the device.
+        """
         embedded = self.embed(tokens)
-        cos, sin = self._rotary(positions)
+        cos, sin = self._rotary(positions, longest or int(positions.max()) + 1)
         if self.config.generation == 3:
             return self.midlayer.third(embedded, hidden, cos, sin, attend)
         mixed = self.fc(torch.cat((embedded, hidden), dim=-1))
@@ -131,15 +136,19 @@ class EagleHead(nn.Module):
         self.get_buffer("d2t").copy_(ids - torch.arange(len(ids)))
 
     @property
+    def lent_rows(self) -> nn.Module | None:
+        """The part of the target's output layer that it uses, where that is not the whole."""
+        return self._borrowed[1] if self.draft_ids is not None else None
+
+    @property
     def num_parameters(self) -> int:
         """Weights that a draft step multiplies with: an embedding is only looked up."""
         own = sum(p.numel() for name, p in self.named_parameters() if "embed_tokens" not in name)
         borrowed = self._borrowed[1]
         return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotary(self, positions: Tensor, needed: int) -> tuple[Tensor, Tensor]:
         """cos and sin [R, 1, T, d] from a table that grows by doubling."""
-        needed = int(positions.max()) + 1
         if self._angles is None or needed > len(self._angles[0]):
             with torch.inference_mode(False):  # training may look at it later
                 self._angles = _rotary_table(self.config, max(256, 2 * needed), self.fc.weight)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwise.nn.eagle import EagleConfig, EagleHead
 from draftwise.nn.head_files import (
@@ -17,10 +17,14 @@ from draftwise.nn.head_files import (
     refuse_mismatch,
     refuse_other_target,
 )
+from draftwise.nn.layout import lay_out
+from draftwise.nn.lent import lent_rows
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
 KIND = "EAGLE head"
+LENT = "lm_head_from_target"
+"""Ours: true in ``config.json`` where ``lm_head`` is the target's, at the rows of ``d2t``."""
 _OURS = {
     "layers.0.": "midlayer.",
     "transformer.": "midlayer.",
@@ -48,15 +52,38 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
     config = _config(settings, weights, target, folder)
     what = f"{KIND} {folder}"
     refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
-    lends_head = "lm_head.weight" not in weights and config.draft_vocab_size == config.vocab_size
+    lent = _lent(settings, weights, config, target)
     with torch.device("meta"):  # the weights come from the file
         head = EagleHead(
             config,
             None if "embed_tokens.weight" in weights else target.module.get_input_embeddings(),
-            target.module.get_output_embeddings() if lends_head else None,
+            lent,
         )
     _fill(head, weights, target, folder)
+    lay_out(head)
     return head.eval().requires_grad_(False)
+
+
+def _lent(
+    settings: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    config: EagleConfig,
+    target: CausalModel,
+) -> nn.Module | None:
+    """What a head without ``lm_head`` takes of the target's; of a part only if it says so."""
+    if "lm_head.weight" in weights:
+        return None
+    theirs: nn.Module = target.module.get_output_embeddings()
+    if config.draft_vocab_size == config.vocab_size:
+        return theirs
+    offsets = weights.get("d2t")
+    if not settings.get(LENT) or offsets is None or config.vocab_size != target.vocab_size:
+        return None  # and the keys' check says what is missing
+    ids = torch.arange(len(offsets)) + offsets
+    is_tied = target.module.config.get_text_config().tie_word_embeddings
+    if is_tied:  # the same rows, and not packed into a few bits
+        theirs = target.module.get_input_embeddings()
+    return lent_rows(theirs, ids.clamp(0, target.vocab_size - 1))  # ``_fill`` refuses others
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -142,10 +169,14 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
-    """In rising order, as the states stand side by side."""
-    given = settings.get("eagle_aux_hidden_state_layer_ids") or (
-        settings.get("eagle_config") or {}
-    ).get("eagle_aux_hidden_state_layer_ids")
+    """In rising order, as the states stand side by side; a number n taps the INPUT of layer n.
+
+    vLLM and speculators count so, in the key of their own; ``eagle_config`` (SGLang, SpecForge,
+    ModelOpt) counts layers whose OUTPUT is meant, which is the input of the next.
+    """
+    key = "eagle_aux_hidden_state_layer_ids"
+    outputs = (settings.get("eagle_config") or {}).get(key) or []
+    given = settings.get(key) or [number + 1 for number in outputs]
     return tuple(sorted(given)) if given else default_taps(target.num_layers)
 
 

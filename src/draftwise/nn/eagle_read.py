@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from draftwise.nn.cache import Placement, RaggedCache
+from draftwise.nn.cache import RaggedCache, Span
 from draftwise.nn.eagle import EagleHead
-from draftwise.nn.masks import ragged_slots
+from draftwise.nn.masks import ragged_slots, stacked_ids
 from draftwise.nn.trees import Branches, tree_masks
 
 
@@ -18,7 +18,7 @@ def read(
     head: EagleHead,
     cache: RaggedCache,
     rows: Sequence[int],
-    tokens: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[int] | Tensor],
     hidden: Sequence[Tensor],
     trees: Sequence[Branches | None] = (),
 ) -> list[Tensor]:
@@ -28,13 +28,10 @@ def read(
     branch, None = each follows the one before; nothing = all do.
     Raises ValueError if a row does not fit into the cache.
     """
-    starts = [cache.lengths[row] for row in rows]
-    counts = [len(fed) for fed in tokens]
-    every = list(rows) == list(range(len(cache.lengths)))
+    spans = [Span(r, cache.lengths[r], len(fed)) for r, fed in zip(rows, tokens, strict=True)]
     device = hidden[0].device
-    where = None if every else torch.tensor(rows, device=device)
-    placement, positions, seen = _lay_out(starts, counts, trees, where, device)
-    cache.place(placement)
+    positions, seen = _look(spans, trees, device)
+    cache.place(spans)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k, v, 0)
@@ -42,40 +39,33 @@ def read(
             q, keys, values, attn_mask=seen, enable_gqa=q.shape[1] != keys.shape[1]
         )
 
-    ids = torch.tensor([_padded(fed, placement.width) for fed in tokens], device=device)
-    states = head(ids, _stacked(hidden, placement.width), positions, attend)
-    for row, start, count in zip(rows, starts, counts, strict=True):
-        cache.lengths[row] = start + count
-    return [states[index, :count] for index, count in enumerate(counts)]
+    width = max(span.count for span in spans)
+    ids = stacked_ids(tokens, width, device)
+    longest = max(span.end for span in spans)
+    states = head(ids, _stacked(hidden, width), positions, attend, longest)
+    for span in spans:
+        cache.lengths[span.row] = span.end
+    return [states[index, : span.count] for index, span in enumerate(spans)]
 
 
-def _lay_out(
-    starts: Sequence[int],
-    counts: Sequence[int],
-    trees: Sequence[Branches | None],
-    rows: Tensor | None,
-    device: torch.device,
-) -> tuple[Placement, Tensor, Tensor | None]:
-    """Where the slots are written, their positions [R or 1, T], and what they see [R, 1, T, used].
+def _look(
+    spans: Sequence[Span], trees: Sequence[Branches | None], device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Positions [R or 1, T] of the slots, and what they see [R, 1, T, used].
 
     One slot for each of rows of one length sees all of the cache and needs no mask.
     """
-    width, used = max(counts), max(s + c for s, c in zip(starts, counts, strict=True))
-    if not any(trees) and min(starts) == max(starts) and min(counts) == width:
+    counts = [span.count for span in spans]
+    width, used = max(counts), max(span.end for span in spans)
+    if not any(trees) and all(span.end == used and span.count == width for span in spans):
         positions = torch.arange(used - width, used, device=device)[None]
         seen = None
         if width > 1:
             seen = torch.arange(used, device=device) <= positions[:, None, :, None]
-        return Placement(rows, None, used - width, width, used), positions, seen
-    slots = ragged_slots(starts, counts)
-    queries, _, visible = tree_masks(trees or [None] * len(starts), slots, used)
-    placement = Placement(rows, torch.as_tensor(slots, device=device), used - width, width, used)
-    seen = torch.as_tensor(visible, device=device)[:, None]
-    return placement, torch.as_tensor(queries, device=device), seen
-
-
-def _padded(tokens: Sequence[int], width: int) -> list[int]:
-    return [*tokens, *[tokens[-1]] * (width - len(tokens))]
+        return positions, seen
+    slots = ragged_slots([span.start for span in spans], counts)
+    queries, _, seen = tree_masks(trees or [None] * len(spans), slots, used, device)
+    return queries, seen[:, None]
 
 
 def _stacked(hidden: Sequence[Tensor], width: int) -> Tensor:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.nn.eagle import EagleConfig, EagleHead
+from draftwise.nn.eagle_files import LENT
 from draftwise.types import DraftwiseError
 
 LAYOUTS = ("authors", "speculators")
@@ -25,6 +26,8 @@ def save_head(
     verifier: str = "",
 ) -> None:
     """Write ``config.json`` and ``model.safetensors``; what the head borrows is left out.
+
+    But for ``speculators``, which knows no part of a target's ``lm_head``: it is written out.
 
     layout: ``authors`` (SafeAILab/EAGLE) or ``speculators`` (vLLM); both are read by ``load_head``.
     dtype: of the stored weights, None = as they are. verifier: the target's name, for vLLM.
@@ -44,12 +47,16 @@ def save_head(
                 break
         is_float = tensor.is_floating_point()
         weights[name] = (tensor.to(dtype) if is_float else tensor).contiguous().clone()
+    lent = head.lent_rows
+    if lent is not None and layout != "authors":
+        rows = lent.get_parameter("weight").detach()
+        weights["lm_head.weight"] = rows.to(dtype or rows.dtype).clone()
     if head.draft_ids is not None:
         weights["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
         weights["t2d"][head.draft_ids.cpu()] = True
     settings = _layer(config)
     if layout == "authors":
-        settings |= _authors(config)
+        settings |= _authors(config) | ({LENT: True} if lent is not None else {})
     else:
         settings = _speculators(config, settings, verifier)
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +94,8 @@ def _authors(config: EagleConfig) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(config.taps)},
+        # layers whose output is tapped, not their input: see eagle_files._taps
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]},
         "norm_before_residual": config.norm_before_residual,
     }
 

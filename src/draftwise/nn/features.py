@@ -42,6 +42,12 @@ class Features:
             stored[start:end] = states
             self.length = end
 
+    def begin_like(self, other: Features, length: int) -> None:
+        """Take over the first ``length`` positions of another text that begins alike."""
+        length = min(length, other.length)
+        self._stored = {tap: states[:length].clone() for tap, states in other._stored.items()}
+        self.length = length
+
     def get(self, taps: Sequence[int], start: int, end: int) -> Tensor:
         """[end - start, taps x D] states of these taps side by side.
 

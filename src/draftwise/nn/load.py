@@ -2,74 +2,104 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from draftwise.nn.attention import GROUPED, share_heads
-from draftwise.nn.check import check_model, refuse_recurrent
+from draftwise.nn.attention import RAGGED, attend_raggedly
+from draftwise.nn.check import check_model
+from draftwise.nn.folder import place
+from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
+from draftwise.nn.packed import PRECISIONS, pack
+from draftwise.nn.rounding import rounding_layer
 from draftwise.types import DraftwiseError
 
 
 def load_model(
-    source: str | Path | Any, *, dtype: str = "auto", device: str = "auto"
+    source: str | Path | Any, *, dtype: str | torch.dtype = "auto", device: str = "auto"
 ) -> CausalModel:
     """A checked model from a folder, a hub id, or a ``transformers`` module that is used as it is.
 
-    dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16``, ``float16``; device: ``auto`` is
-    CUDA where there is one. Raises DraftwiseError for what cannot be found, read or served.
+    dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16``, ``float16``, or as in torch; on
+    a CPU also ``int8`` and ``int4``, weights alone, the rest in bfloat16 (``nn.packed``). device:
+    ``auto`` is CUDA where there is one. Raises DraftwiseError for what cannot be found, read or
+    served.
     """
     if isinstance(source, (str, Path)):
         name, module = str(source), _from_pretrained(str(source), dtype, device)
     else:
-        name, module = type(source).__name__, source
-    if module.config._attn_implementation not in {"sdpa", "eager", GROUPED}:
+        name, module = source.__class__.__name__, source  # through a weak proxy, too
+    if module.config._attn_implementation not in {"sdpa", "eager", RAGGED}:
         raise DraftwiseError(
             f"{name} uses attn_implementation={module.config._attn_implementation!r}, which takes "
             "no masks of our own; load it with attn_implementation='sdpa'"
         )
-    model = CausalModel(module.eval(), name)
+    module.eval()
+    model = CausalModel(module, name)
     check_model(model)
+    if (layer := rounding_layer(module)) is not None:
+        warnings.warn(
+            f"{name} quantises activations as it computes ({layer}): a verification of several "
+            "tokens rounds otherwise than plain decoding, so answers can differ from it where two "
+            "tokens are nearly level; weight-only quantisation does not",
+            stacklevel=2,
+        )
     return model
 
 
-def _from_pretrained(source: str, dtype: str, device: str) -> Any:
+def _from_pretrained(source: str, dtype: str | torch.dtype, device: str) -> Any:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise DraftwiseError(f"dtype {dtype!r}: write auto, float32, bfloat16 or float16")
-    _refuse_missing(source)
+    known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if dtype != "auto" and not isinstance(known, torch.dtype) and dtype not in PRECISIONS:
+        raise DraftwiseError(
+            f"dtype {dtype!r}: write auto, float32, bfloat16, float16, int8 or int4"
+        )
+    precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
+    dtype = "float32" if precision else dtype
+    source = place(source)
     try:
-        refuse_recurrent(AutoConfig.from_pretrained(source), source)
-        module = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation="sdpa", device_map=None
-        ).to(device)
-        share_heads(module)
+        # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
+        module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=None)
+        module = module.to(device)
+        if module.config._attn_implementation == "sdpa":
+            attend_raggedly(module)
+        if precision:
+            pack(module, precision)
+        else:
+            lay_out(module)
         return module
     except DraftwiseError:
         raise
     except Exception as error:
-        raise DraftwiseError(f"cannot load a causal LM from {source}: {error}") from error
+        raise _refusal("causal LM", source, error) from error
 
 
 def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of a folder or hub id; raises DraftwiseError where there is none."""
-    _refuse_missing(str(source))
+    source = place(str(source))
     try:
-        return AutoTokenizer.from_pretrained(str(source))
+        return AutoTokenizer.from_pretrained(source)
     except Exception as error:
         raise DraftwiseError(
-            f"cannot load a tokenizer from {source}: {error}. Pass token ids, or tokenizer=..."
+            f"{_refusal('tokenizer', source, error)}. Pass token ids, or tokenizer=..."
         ) from error
 
 
-def _refuse_missing(source: str) -> None:
-    """A path that is not there would be asked of the hub: say so at once instead."""
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
-    if looks_local and not Path(source).expanduser().exists():
-        raise DraftwiseError(f"there is no model folder {source}")
-    if Path(source).is_dir() and not (Path(source) / "config.json").exists():
-        raise DraftwiseError(f"{source} has no config.json: it is not a Hugging Face model folder")
+def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
+    """One of ours for whatever transformers raised."""
+    said = f"cannot load a {what} from {source}"
+    if not Path(source).is_dir() and isinstance(error, OSError):
+        return DraftwiseError(
+            f"{said}: it is no folder here, and the hub did not give it ({_first_line(error)}). "
+            "Name a folder, or a hub id that is in the cache or can be reached"
+        )
+    return DraftwiseError(f"{said}: {error}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

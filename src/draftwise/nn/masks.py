@@ -9,35 +9,81 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.nn.attention import RAGGED, packed_mask
+from draftwise.nn.cache import RaggedCache
 from draftwise.types import Ints
+
+Mask = Tensor | dict[str, Tensor | None] | None
+"""What a module takes: one for all layers, or one by kind of layer; None = none."""
+
+_KINDS = {
+    "full_attention": "full",
+    "hybrid": "full",
+    "attention": "full",
+    "sliding_attention": "sliding",
+    "hybrid_sliding": "sliding",
+    "chunked_attention": "chunked",
+    **dict.fromkeys(("linear_attention", "conv", "recurrent", "mamba", "moe", "mlp", "dummy"), ""),
+}
+"""Which mask a layer takes, by what configurations call it; "" = none."""
+
+
+Fed = Sequence[int] | Tensor
+"""Tokens of one row: as the host knows them, or [n] on the device."""
 
 
 class Masks:
     """The masks that one model's attention layers expect."""
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
-        self._patterns, self._dtype = _attention_patterns(config), dtype
+        kinds, self._dtype = _layer_kinds(config), dtype
+        wanted = {_KINDS.get(kind, kind) for kind in kinds}
+        self._wanted, self._has_blind = wanted - {""}, "" in wanted
         self._window = int(getattr(config, "sliding_window", None) or 0)
+        self._chunk = int(getattr(config, "attention_chunk_size", None) or 0)
+        self.is_packable = config._attn_implementation == RAGGED  # until the self-check says no
         self._additive = config._attn_implementation == "eager"
+        self._only = next(iter(self._wanted)) if len(kinds) == 1 and self._wanted else ""
         # sdpa without a mask is up to twice as fast
-        self.can_skip = self._patterns == {"full_attention"} and not self._additive
+        self.can_skip = self._only == "full" and not self._additive
 
-    def make(
-        self, queries: Tensor, keys: Tensor, seen: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor]:
-        """[R or 1, 1, T, used]: which slot each query may look at.
+    def make(self, queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Mask:
+        """[R or 1, 1, T, used]: which slot each query may look at; by kind where layers differ.
 
         queries: [R or 1, T] and keys: broadcastable to [R, 1, T, used], positions. seen: [R, T,
-        used] where they do not tell by themselves, as in trees.
+        used] where they do not tell by themselves, as in trees. None = no layer attends.
         """
+        if not self._wanted:
+            return None
         queries = queries[:, None, :, None]
         full = keys <= queries if seen is None else seen[:, None]
-        if self._patterns == {"full_attention"}:
-            return self._as_bias(full)
-        sliding = self._as_bias(full & (keys > queries - self._window))
-        if self._patterns == {"sliding_attention"}:
-            return sliding
-        return {"full_attention": self._as_bias(full), "sliding_attention": sliding}
+        made: dict[str, Tensor | None] = {"full": self._as_bias(full)}
+        if self._has_blind:
+            made[""] = None
+        if "sliding" in self._wanted:
+            made["sliding"] = self._as_bias(full & (keys > queries - self._window))
+        if "chunked" in self._wanted:
+            made["chunked"] = self._as_bias(full & (keys // self._chunk == queries // self._chunk))
+        if self._only in made and self._only:
+            return made[self._only]
+        return {kind: made[name] for kind, name in _KINDS.items() if name in made}
+
+    def pack(
+        self,
+        rows: Sequence[Mask],
+        counts: Sequence[int],
+        cache: RaggedCache,
+    ) -> Mask:
+        """The masks of single rows, each as ``make`` gives it, for rows read end to end."""
+        if self._only:
+            return packed_mask(counts, [r if isinstance(r, Tensor) else None for r in rows], cache)
+        return {
+            kind: packed_mask(
+                counts, [r[kind] if isinstance(r, dict) else None for r in rows], cache
+            )
+            for kind, name in _KINDS.items()
+            if name in self._wanted
+        }
 
     def _as_bias(self, allowed: Tensor) -> Tensor:
         """Boolean for sdpa; what is added to the scores for eager attention."""
@@ -61,9 +107,32 @@ def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None
     return slots
 
 
-def _attention_patterns(config: Any) -> set[str]:
-    """The kinds of attention layers, from ``layer_types`` or, without it, ``sliding_window``."""
-    kinds = getattr(config, "layer_types", None)
+def _layer_kinds(config: Any) -> set[str]:
+    """The kinds of layers, from the configuration's list or, without it, ``sliding_window``."""
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if kinds:
         return set(kinds)
     return {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
+
+
+def stacked_ids(tokens: Sequence[Fed], width: int, device: torch.device) -> Tensor:
+    """[R, width] tokens that the host or the device knows, each row's last repeated (0 of none)."""
+    if not any(isinstance(row, Tensor) for row in tokens):
+        return torch.tensor(
+            [[*row, *[row[-1] if len(row) else 0] * (width - len(row))] for row in tokens],
+            device=device,
+        )
+    rows = [torch.as_tensor(row, device=device) for row in tokens]
+    return torch.stack(
+        [
+            torch.cat((row, row[-1:].expand(width - len(row)))) if len(row) < width else row
+            for row in rows
+        ]
+    )
+
+
+def packed_ids(tokens: Sequence[Fed], device: torch.device) -> Tensor:
+    """[1, N] the tokens of all rows, end to end."""
+    if not any(isinstance(row, Tensor) for row in tokens):
+        return torch.tensor([[token for row in tokens for token in row]], device=device)
+    return torch.cat([torch.as_tensor(row, device=device) for row in tokens])[None]

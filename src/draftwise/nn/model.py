@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import bisect
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftwise.nn.cache import Placement, RaggedCache
-from draftwise.nn.compiled import WIDTHS, CompiledSteps, StepOutput
-from draftwise.nn.masks import Masks, ragged_slots
+from draftwise.nn.cache import UNLIMITED, RaggedCache, Span
+from draftwise.nn.calling import Caller
+from draftwise.nn.compiled import WIDTHS, CompiledSteps
+from draftwise.nn.feeds import read_again, read_alone
+from draftwise.nn.logits import Logits, last_places
+from draftwise.nn.masks import Fed, Mask, Masks, packed_ids, ragged_slots, stacked_ids
 from draftwise.nn.trees import Branches, tree_masks
 from draftwise.types import Ints
 
+Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
+"""Flat logits [M, V], hidden states by tap and row, and where in the logits each row ends."""
 BULK_LOGITS = 1 << 24
 """Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logits:
-    """What a ragged forward returned: block [R, T, V], where row r's last is number counts[r] - 1.
-
-    hidden: for each tap of the model, R tensors [num_fed, D]: hidden states after every token that
-    was fed to the row, those fed without logits included.
-    """
-
-    block: Tensor
-    counts: Sequence[int]
-    hidden: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
-
-    def last(self, row: int, num: int) -> Tensor:
-        """[num, V] after each of the last ``num`` tokens that were fed to this row."""
-        return self.block[row, self.counts[row] - num : self.counts[row]]
 
 
 class CausalModel:
@@ -53,13 +40,17 @@ class CausalModel:
         self.hidden_size = int(config.hidden_size)
         self.taps: frozenset[int] = frozenset()
         self.compiled: CompiledSteps | None = None
+        self.token_bytes = 0  # of keys and values; the self-check measures it
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
         self.device: torch.device = module.device
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype)
+        self.packs = self._masks.is_packable  # until the self-check says otherwise
         self._numbers = torch.arange(0, device=self.device)
-        self._can_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._call = Caller(module)
+        self.has_states = self._call.has_states
+        self.is_alone = False  # each row in a forward of its own; the self-check says
 
     def tap(self, indices: Iterable[int]) -> None:
         """Return hidden states from now on: 0 = embeddings, i = after layer i, the last normed.
@@ -76,152 +67,203 @@ class CausalModel:
                 f"{self.num_layers} layers"
             ) from None
 
-    def new_cache(self, num_rows: int, capacity: int) -> RaggedCache:
-        """An empty cache for ``num_rows`` rows of at most ``capacity`` tokens."""
-        made = RaggedCache if self.compiled is None else self.compiled.new_cache
-        return made(num_rows, capacity)
+    def new_cache(self, num_rows: int = 0, capacity: int = UNLIMITED) -> RaggedCache:
+        """An empty cache with ``num_rows`` rows open, each of at most ``capacity`` tokens."""
+        return self._call.new_cache(num_rows, capacity, shelf=self.compiled)
 
     def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
         """From now on read short feeds of single rows with compiled forwards of these widths.
 
-        backend: as for ``torch.compile``.
+        backend: as for ``torch.compile``. Layers with states are never compiled: nothing changes.
         """
-        self.compiled = CompiledSteps(self.module, self.name, widths, backend)
+        if not self.has_states:
+            self.compiled = CompiledSteps(self.module, self.name, widths, backend)
 
     def extend(
         self,
         cache: RaggedCache,
         rows: Sequence[int],
-        tokens: Sequence[Sequence[int]],
+        tokens: Sequence[Fed],
         keep: int,
         trees: Sequence[Branches | None] = (),
     ) -> Logits:
         """Feed each of R rows its next tokens (at least one) and advance the cache's lengths.
 
-        trees: [R], how a row's tokens branch, None = each follows the one before; nothing = all do.
-        Returns the logits after the fed tokens, at least after the last ``keep`` of each row: a
-        feed whose [R, T, V] block would exceed ``BULK_LOGITS`` goes in two forwards, the first
-        without logits.
+        tokens: of each row as the host knows them, or [n] on the device. trees: [R], how a row's
+        tokens branch, None = each follows the one before; nothing = all do.
+        Returns the logits after the last ``keep`` tokens of each row, or all that it was fed: a
+        feed with more than ``BULK_LOGITS`` of them goes in two forwards, the first without logits.
         Raises ValueError if a row does not fit into the cache.
         """
-        longest = max(len(t) for t in tokens)
-        hidden: dict[int, list[Tensor]] = {}
-        if longest > keep and len(rows) * longest * self.vocab_size > BULK_LOGITS:
-            head = [t[: max(0, len(t) - keep)] for t in tokens]
-            hidden = self._hidden(self._forward(cache, rows, head, (), [0]), head)
-            tokens = [t[max(0, len(t) - keep) :] for t in tokens]
-        kept = last_places([len(t) for t in tokens], keep)
-        output = self._forward(cache, rows, tokens, trees if any(trees) else (), kept)
-        for tap, states in self._hidden(output, tokens).items():
-            before = hidden.get(tap)
-            pairs = zip(before, states, strict=True) if before else ()
-            hidden[tap] = [torch.cat(pair) for pair in pairs] or states
-        counts = [len(t) for t in tokens]
-        if output.logits.shape[1] < max(counts):
-            counts = [bisect.bisect_left(kept, count) for count in counts]
-        return Logits(output.logits, counts, hidden)
+        if self.is_alone and len(rows) > 1:
+            return read_alone(self.extend, cache, rows, tokens, keep, trees)
+        if self.has_states:  # which are read again from tokens that the host must know
+            known = [fed.tolist() if isinstance(fed, Tensor) else fed for fed in tokens]
+            return read_again(self._extend, cache, rows, known, keep)
+        return self._extend(cache, rows, tokens, keep, trees)
 
-    def _hidden(self, output: Any, tokens: Sequence[Sequence[int]]) -> dict[int, list[Tensor]]:
-        """The tapped hidden states of every row's own tokens."""
-        return {
-            tap: [output.hidden_states[tap][row, : len(fed)] for row, fed in enumerate(tokens)]
-            for tap in sorted(self.taps)
-        }
+    def _extend(
+        self,
+        cache: RaggedCache,
+        rows: Sequence[int],
+        tokens: Sequence[Fed],
+        keep: int,
+        trees: Sequence[Branches | None],
+    ) -> Logits:
+        """All rows in one forward, or in two."""
+        hidden: dict[int, list[Tensor]] = {}
+        longest = max(map(len, tokens))
+        size = len(tokens) * (keep if self._call.can_keep else longest) * self.vocab_size
+        if longest > keep and size > BULK_LOGITS:  # more than is wanted at once
+            head = [t[: max(0, len(t) - keep)] for t in tokens]
+            hidden = self._forward(cache, rows, head, (), 0)[1]
+            tokens = [t[max(0, len(t) - keep) :] for t in tokens]
+        logits, states, ends = self._forward(cache, rows, tokens, trees if any(trees) else (), keep)
+        for tap, new in states.items():
+            before = hidden.get(tap)
+            pairs = zip(before, new, strict=True) if before else ()
+            hidden[tap] = [torch.cat(pair) for pair in pairs] or new
+        return Logits(logits, ends, sum(map(len, tokens)), hidden)
 
     def _forward(
         self,
         cache: RaggedCache,
         rows: Sequence[int],
-        tokens: Sequence[Sequence[int]],
+        tokens: Sequence[Fed],
         trees: Sequence[Branches | None],
-        kept: Sequence[int],
-    ) -> Any:
-        """One forward of ragged rows, padded at the end to the longest: logits [R, T, V].
-
-        kept: the columns that logits are wanted of; a module that cannot tell gives all.
-        """
-        counts = [len(t) for t in tokens]
-        starts = [cache.lengths[row] for row in rows]
-        ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        output = self._compiled_forward(cache, starts, tokens, trees)
-        if output is None:
-            output = self._plain_forward(cache, rows, tokens, trees, kept)
-        for row, end in zip(rows, ends, strict=True):
-            cache.lengths[row] = end
+        keep: int,
+    ) -> Forward:
+        """One forward of ragged rows: flat logits, hidden states by tap and row, ends in flat."""
+        spans = [Span(row, cache.lengths[row], len(t)) for row, t in zip(rows, tokens, strict=True)]
+        forward = self._packed_forward if self.packs and len(rows) > 1 else self._padded_forward
+        made = self._compiled_forward(cache, spans, tokens, trees)
+        output = made or forward(cache, spans, tokens, trees, keep)
+        for span in spans:
+            cache.lengths[span.row] = span.end
         return output
 
     def _compiled_forward(
         self,
         cache: RaggedCache,
-        starts: Sequence[int],
-        tokens: Sequence[Sequence[int]],
+        spans: Sequence[Span],
+        tokens: Sequence[Fed],
         trees: Sequence[Branches | None],
-    ) -> StepOutput | None:
-        """The same at a fixed width over all slots; None where that is not possible."""
-        counts = [len(t) for t in tokens]
-        if self.compiled is None:
+    ) -> Forward | None:
+        """One row at a fixed width over all its slots; None where that is not possible."""
+        if self.compiled is None or len(spans) > 1:
             return None
-        width = self.compiled.width(cache, max(counts), starts[0] + counts[0])
+        span = spans[0]
+        width = self.compiled.width(cache, span.row, span.count)
         if width is None:
             return None
-        places = ragged_slots(starts, counts, width)
-        positions, mask = self._look(trees, places, cache.num_slots)
-        ids = self._tensor([_padded(t, width) for t in tokens])
+        storage = cache.storage(span.row)
+        places = ragged_slots([span.start], [span.count], width)
+        positions, mask = self._look(trees, places, storage.num_slots)
+        ids = stacked_ids(tokens, width, self.device)
         feed = (ids, positions, self._tensor(places), mask)
-        return self.compiled(cache, *feed, taps=sorted(self.taps))
+        output = self.compiled(storage, *feed, taps=sorted(self.taps))
+        if output is None:
+            return None
+        hidden = {tap: [output.hidden_states[tap][0, : span.count]] for tap in sorted(self.taps)}
+        return output.logits[0, : span.count], hidden, [span.count]
 
-    def _plain_forward(
+    def _padded_forward(
         self,
         cache: RaggedCache,
-        rows: Sequence[int],
-        tokens: Sequence[Sequence[int]],
+        spans: Sequence[Span],
+        tokens: Sequence[Fed],
         trees: Sequence[Branches | None],
-        kept: Sequence[int],
-    ) -> Any:
-        """The same by the module itself, which reads no more slots than are used."""
-        counts = [len(t) for t in tokens]
-        starts = [cache.lengths[row] for row in rows]
-        used = max(start + count for start, count in zip(starts, counts, strict=True))
-        width = max(counts)
-        is_even = min(starts) == used - width and min(counts) == width
+        keep: int,
+    ) -> Forward:
+        """Rows side by side, [R, T], padded at the end to the longest."""
+        counts = [span.count for span in spans]
+        used, width = max(span.end for span in spans), max(counts)
+        is_even = min(span.start for span in spans) == used - width and min(counts) == width
         if is_even and not trees:
             # one token sees everything; from the first on it is plain causal attention
             needs_none = self._masks.can_skip and (width == 1 or width == used)
-            slots, positions = None, self._slots(used)[used - width :][None]
+            positions = self._slots(used)[used - width :][None]
             mask = None if needs_none else self._masks.make(positions, self._slots(used))
         else:
-            places = ragged_slots(starts, counts)
-            slots = self._tensor(places)
+            places = ragged_slots([span.start for span in spans], counts)
             positions, mask = self._look(trees, places, used)
-        every = len(rows) == len(cache.lengths) and list(rows) == list(range(len(rows)))
-        cache.place(
-            Placement(None if every else self._tensor(rows), slots, used - width, width, used)
-        )
-        ids = tokens if is_even else [_padded(t, width) for t in tokens]
-        extra: dict[str, Any] = {"output_hidden_states": True} if self.taps else {}
-        if len(kept) < width and self._can_keep:
+        cache.place(spans, fed=tokens)
+        kept = last_places(counts, keep) or [0]
+        extra: dict[str, Any] = {}
+        if len(kept) < width and self._call.can_keep:
             is_end = kept[0] == width - len(kept)
             extra["logits_to_keep"] = len(kept) if is_end else self._tensor(list(kept))
-        return self.module(
-            input_ids=self._tensor(ids),
-            attention_mask=mask,
-            position_ids=positions.expand(len(counts), width),
-            past_key_values=cache,
-            use_cache=True,
+        output = self._call(
+            cache,
+            stacked_ids(tokens, width, self.device),
+            positions.expand(len(counts), width),
+            mask,
+            bool(self.taps),
             **extra,
         )
+        hidden = {
+            tap: [output.hidden_states[tap][row, :count] for row, count in enumerate(counts)]
+            for tap in sorted(self.taps)
+        }
+        columns = output.logits.shape[1]
+        if columns < width:
+            counts = [bisect.bisect_left(kept, count) for count in counts]
+        ends = [row * columns + count for row, count in enumerate(counts)]
+        return output.logits.flatten(0, 1), hidden, ends
+
+    def _packed_forward(
+        self,
+        cache: RaggedCache,
+        spans: Sequence[Span],
+        tokens: Sequence[Fed],
+        trees: Sequence[Branches | None],
+        keep: int,
+    ) -> Forward:
+        """Rows end to end, [1, N], each attending to its own storage: nothing is padded."""
+        fed = [index for index, span in enumerate(spans) if span.count]
+        looks = [self._look_alone(spans[i], trees[i] if trees else None) for i in fed]
+        positions, masks = zip(*looks, strict=True)
+        counts = [span.count for span in spans]
+        cache.place([spans[index] for index in fed], packed=True)
+        edges = [0, *accumulate(counts)]
+        extra: dict[str, Any] = {}
+        kept = [min(count, keep) for count in counts]
+        if sum(kept) < edges[-1] and self._call.can_keep:
+            tails = zip(edges[1:], kept, strict=True)
+            places = [place for end, num in tails for place in range(end - num, end)]
+            extra["logits_to_keep"] = self._tensor(places or [0])
+        output = self._call(
+            cache,
+            packed_ids(tokens, self.device),
+            torch.cat(positions)[None],
+            self._masks.pack(masks, [counts[index] for index in fed], cache),
+            bool(self.taps),
+            **extra,
+        )
+        found = {tap: output.hidden_states[tap][0] for tap in sorted(self.taps)}
+        hidden = {tap: [h[a:b] for a, b in pairwise(edges)] for tap, h in found.items()}
+        return output.logits[0], hidden, list(accumulate(kept)) if extra else edges[1:]
+
+    def _look_alone(self, span: Span, tree: Branches | None) -> tuple[Tensor, Mask]:
+        """Positions [T] of what one row is fed, and its mask; None = it may look at all slots."""
+        if tree is not None:
+            places = ragged_slots([span.start], [span.count])
+            positions, mask = self._look([tree], places, span.end)
+            return positions[0], mask
+        positions = self._slots(span.end)[span.start :]
+        if self._masks.can_skip and (span.count == 1 or not span.start):
+            return positions, None
+        return positions, self._masks.make(positions[None], self._slots(span.end))
 
     def _look(
         self, trees: Sequence[Branches | None], places: Ints, used: int
-    ) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+    ) -> tuple[Tensor, Mask]:
         """Positions [R, T] of what is fed to ``places``, and its mask over the first slots."""
         if not trees:
             positions = self._tensor(places)
             return positions, self._masks.make(positions, self._slots(used))
-        queries, keys, seen = tree_masks(trees, places, used)
-        positions = self._tensor(queries)
-        mask = self._masks.make(positions, self._tensor(keys)[:, None, None], self._tensor(seen))
-        return positions, mask
+        positions, keys, seen = tree_masks(trees, places, used, self.device)
+        return positions, self._masks.make(positions, keys[:, None, None], seen)
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self.device)
@@ -231,17 +273,3 @@ class CausalModel:
         if num > len(self._numbers):
             self._numbers = torch.arange(2 * num, device=self.device)
         return self._numbers[:num]
-
-
-def last_places(counts: Sequence[int], num: int) -> list[int]:
-    """Columns, in order, in which some row has one of its last ``num`` tokens.
-
-    >>> last_places([7, 3], 2)
-    [1, 2, 5, 6]
-    """
-    return sorted({place for count in counts for place in range(max(0, count - num), count)})
-
-
-def _padded(tokens: Sequence[int], width: int) -> list[int]:
-    """The tokens, the last of them repeated (0 where there is none)."""
-    return [*tokens, *[tokens[-1] if tokens else 0] * (width - len(tokens))]

@@ -1,15 +1,129 @@
-"""Logits to the distribution that is sampled from: the same warps for target and drafter."""
+"""Logits to the distributions that are sampled from: many rows at once, on the device."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.nn.occurrences import Occurrences, followed
 from draftwise.types import Dist, Ints, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of logits of one request, and what each of them is conditioned on.
+
+    Row t comes after the first ``start`` tokens of ``text`` and then ``skip + t`` tokens of
+    ``text[start:]`` and ``drafted``, in this order; in a tree, whose ``parents`` are given
+    (``start`` is then the text's end, and ``skip`` 0), after the path to node t - 1. drafted: a
+    tensor where the host does not know the tokens, which ``process`` would have to. num_prompt:
+    tokens of the text that no answer has: they count for the repetition penalty alone. seen: the
+    text's occurrences, where somebody keeps them up to date.
+    """
+
+    sampling: SamplingParams
+    num_rows: int
+    text: Sequence[int] = ()
+    start: int = 0
+    drafted: Sequence[int] | Tensor = ()
+    parents: Ints | None = None
+    num_prompt: int = 0
+    seen: Occurrences | None = None
+    skip: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dists:
+    """N distributions over the vocabulary, on the device.
+
+    tokens: [N], of greedy rows the token that has all the mass, and -1 in every row whose logits
+    were not finite. probs: [n, V] float32 of the sampled rows. places: [N], each row's place in
+    ``probs``; -1 where it is a point mass.
+    """
+
+    tokens: Tensor
+    probs: Tensor
+    places: Ints
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, rows: slice | Sequence[int]) -> Dists:
+        """Some of them, in the order asked for."""
+        places = self.places[rows]
+        is_drawn = places >= 0
+        renumbered = np.where(is_drawn, np.cumsum(is_drawn) - 1, -1)
+        wanted = np.arange(len(self))[rows]
+        return Dists(_rows(self.tokens, wanted), _rows(self.probs, places[is_drawn]), renumbered)
+
+    def draw(self, uniforms: Tensor) -> Tensor:
+        """[N] a token of each, -1 where it is not finite; uniforms: [N], for sampled rows."""
+        if not len(self.probs):
+            return self.tokens
+        index = torch.from_numpy(np.flatnonzero(self.places >= 0)).to(self.tokens.device)
+        return self.tokens.index_copy(0, index, draw(self.probs, uniforms[index]))
+
+    def q(self, row: int) -> Tensor | None:
+        """[V] of a sampled row, None of a point mass."""
+        place = int(self.places[row])
+        return None if place < 0 else self.probs[place]
+
+
+def warped(logits: Tensor, spans: Sequence[Span]) -> Dists:
+    """[N, V] logits of all spans, end to end, as the distributions that tokens are drawn from.
+
+    Order and meaning are those of ``transformers``, in float32 as there: ``process``, biases and
+    penalties first, then temperature, top-k, top-p, min-p; tokens that tie with the last of the
+    top k stay, and of those that tie at the edge of the nucleus as many (``transformers`` leaves it
+    to an unstable sort which; here the highest ids). Row by row parameters may differ. At
+    temperature 0 a row costs one ``argmax``. Nothing is sent to the host, unless a ``process``
+    does. Raises ValueError if the rows are not as many as the logits.
+    """
+    ends = list(accumulate(span.num_rows for span in spans))
+    if (ends or [0])[-1] != len(logits):
+        raise ValueError(f"spans of {(ends or [0])[-1]} rows for logits of {len(logits)}")
+    blocks = [
+        _edited(logits[end - span.num_rows : end], span)
+        for span, end in zip(spans, ends, strict=True)
+    ]
+    is_greedy = np.repeat(
+        [span.sampling.temperature == 0 for span in spans], [span.num_rows for span in spans]
+    )
+    untouched = not any(span.sampling.edits for span in spans)
+    greedy = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature == 0]
+    drawn = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature > 0]
+    if not drawn:
+        return Dists(_argmax(_joined(greedy, logits, untouched)), *_nobody(logits, len(logits)))
+    params = [span.sampling for span in spans for _ in range(span.num_rows)]
+    chosen = [own for own in params if own.temperature > 0]
+    probs = _probabilities(_joined(drawn, logits, untouched and not greedy).float(), chosen)
+    broken = torch.where(probs.sum(-1).isfinite(), 0, -1)
+    places = np.where(is_greedy, -1, np.cumsum(~is_greedy) - 1)
+    if not greedy:
+        return Dists(broken, probs, places)
+    tokens = torch.cat((_argmax(torch.cat(greedy)), broken))
+    order = np.argsort(np.argsort(~is_greedy, kind="stable"), kind="stable")
+    return Dists(tokens[torch.from_numpy(order).to(tokens.device)], probs, places)
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """[n] the token at each uniform in [0, 1) of the cumulative [n, V]; never one of mass 0.
+
+    uniforms: [n] float64. As ``dist.draw``; -1 where probabilities are not finite.
+    """
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # on a GPU sums may step back by a rounding: so the mass is looked at, too
+    beyond = (cumulative > uniforms[:, None] * total) & (probs > 0)
+    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
+    tokens = torch.where(beyond.any(-1), beyond.int().argmax(-1), last)
+    return torch.where(total[:, 0].isfinite(), tokens, -1)
 
 
 def distributions(
@@ -19,77 +133,136 @@ def distributions(
     drafted: Sequence[int],
     parents: Ints | None = None,
 ) -> list[Dist]:
-    """[T, V] logits to T distributions: processed, penalised, then temperature, top-k, top-p.
+    """[T, V] logits of one request as T distributions on the host; -1 where not finite.
 
-    Row t is conditioned on ``text`` and the first t tokens of ``drafted``, or in a tree, whose
-    ``parents`` are given, on the path to node t - 1 (what ``reads_text`` looks at). At temperature
-    0 each is the token itself, a point mass. Order and meaning are those of ``transformers``. A row
-    that is not finite comes back as the token -1.
+    Row t is conditioned on ``text`` and the first t tokens of ``drafted``, or the path to node
+    t - 1 of the tree.
     """
-    scores = logits
-    if sampling.process is not None:
-        scores = _processed(scores, sampling.process, text, drafted, parents)
-    if sampling.repetition_penalty != 1.0:
-        scores = _penalised(scores, sampling.repetition_penalty, text, drafted, parents)
+    found = warped(logits, [Span(sampling, len(logits), text, len(text), drafted, parents)])
+    tokens = found.tokens.tolist()
     if sampling.temperature == 0:
-        best, tokens = scores.max(-1)
-        found = zip(tokens.tolist(), best.tolist(), strict=True)
-        return [token if math.isfinite(score) else -1 for token, score in found]
-    probs = _warped(scores.float() / sampling.temperature, sampling)
-    finite = probs.sum(-1).isfinite().tolist()
-    rows = probs.cpu().numpy()
-    return [row if ok else -1 for row, ok in zip(rows, finite, strict=True)]
+        return list(tokens)
+    rows = found.probs.cpu().numpy()
+    return [row if token == 0 else -1 for row, token in zip(rows, tokens, strict=True)]
 
 
-def _warped(scores: Tensor, sampling: SamplingParams) -> Tensor:
-    """[T, V] scores to probabilities that are zero outside top-k and then top-p."""
-    vocab_size = scores.shape[-1]
-    if 0 < sampling.top_k < vocab_size:
-        top, tokens = scores.topk(sampling.top_k, dim=-1)  # sorted: top-p needs no full sort
-        probs = _nucleus(top.softmax(-1), sampling.top_p)
-        return torch.zeros_like(scores).scatter_(-1, tokens, probs)
-    if sampling.top_p >= 1:
-        return scores.softmax(-1)
-    probs, tokens = scores.softmax(-1).sort(dim=-1, descending=True)
-    return torch.zeros_like(scores).scatter_(-1, tokens, _nucleus(probs, sampling.top_p))
+def _rows(tensor: Tensor, rows: Ints) -> Tensor:
+    """These rows: a view where they follow each other."""
+    if not len(rows) or (np.diff(rows) == 1).all():
+        return tensor[int(rows[0]) : int(rows[-1]) + 1] if len(rows) else tensor[:0]
+    return tensor[torch.from_numpy(rows).to(tensor.device)]
 
 
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest of the descending probabilities [T, n] that reach ``top_p``; renormalise."""
-    if top_p >= 1:
-        return probs
-    before = probs.cumsum(-1) - probs
-    kept = probs.masked_fill(before >= top_p, 0.0)
-    return kept / kept.sum(-1, keepdim=True)
+def _joined(blocks: Sequence[Tensor], logits: Tensor, is_whole: bool) -> Tensor:
+    """The blocks end to end: the logits themselves, uncopied, where they are all of them."""
+    return logits if is_whole else torch.cat(list(blocks))
 
 
-def _processed(
-    logits: Tensor,
-    process: Callable[[Sequence[int], Any], Any],
-    text: Sequence[int],
-    drafted: Sequence[int],
-    parents: Ints | None,
-) -> Tensor:
-    """Each row by itself, with the text and the path that it is conditioned on."""
-    paths = [list(text)]
-    for node, token in enumerate(drafted[: len(logits) - 1]):
-        paths.append([*paths[node if parents is None else parents[node] + 1], token])
+def _nobody(logits: Tensor, num: int) -> tuple[Tensor, Ints]:
+    return logits.new_empty((0, logits.shape[-1]), dtype=torch.float32), np.full(num, -1)
+
+
+def _argmax(scores: Tensor) -> Tensor:
+    """[n] the best token of each row, -1 where the best is not finite."""
+    best, tokens = scores.max(-1)
+    return torch.where(best.isfinite(), tokens, -1)
+
+
+def _edited(logits: Tensor, span: Span) -> Tensor:
+    """A span's rows with its callback, biases and penalties applied, which read its text."""
+    sampling = span.sampling
+    if not sampling.edits:
+        return logits
+    scores = logits.float()
+    if sampling.process is not None:
+        scores = _processed(scores, sampling.process, span)
+    if sampling.logit_bias:
+        tokens = torch.tensor(list(sampling.logit_bias), device=scores.device)
+        values = torch.tensor(list(sampling.logit_bias.values()), device=scores.device)
+        scores = scores.index_add(-1, tokens, values.to(scores.dtype).expand(len(scores), -1))
+    if sampling.penalises:
+        scores = _penalised(scores, span)
+    return scores
+
+
+def _processed(scores: Tensor, process: Callable[[Sequence[int], Any], Any], span: Span) -> Tensor:
+    """Each row by itself, with the tokens that it is conditioned on."""
+    follows = [*span.text[span.start :], *span.drafted]
+    paths = [[*span.text[: span.start], *follows[: span.skip]]]
+    for node, token in enumerate(follows[span.skip :][: len(scores) - 1]):
+        paths.append([*paths[node if span.parents is None else span.parents[node] + 1], token])
     # a copy each: processors may write into what they are given
-    rows = [process(path, row.float().clone()) for path, row in zip(paths, logits, strict=True)]
-    return torch.stack(rows)
+    return torch.stack([process(p, row.clone()) for p, row in zip(paths, scores, strict=True)])
 
 
-def _penalised(
-    logits: Tensor,
-    penalty: float,
-    text: Sequence[int],
-    drafted: Sequence[int],
-    parents: Ints | None,
-) -> Tensor:
-    """Scores of tokens that occurred so far, divided (if positive) or multiplied by the penalty."""
-    seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-    seen[:, torch.tensor(sorted(set(text)), device=logits.device)] = True
-    for node, token in enumerate(drafted[: len(logits) - 1]):
-        seen[node + 1] = seen[node if parents is None else parents[node] + 1]
-        seen[node + 1, token] = True
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+def _penalised(scores: Tensor, span: Span) -> Tensor:
+    """Scores less what tokens pay that occurred so far: CTRL's penalty, and OpenAI's two."""
+    sampling = span.sampling
+    seen = span.seen or Occurrences(span.num_prompt)
+    seen.read(span.text, scores)
+    everywhere, answered = followed(
+        seen, span.text, span.start, span.drafted, span.parents, span.skip, len(scores)
+    )
+    if sampling.repetition_penalty != 1.0:
+        penalty = sampling.repetition_penalty
+        paid = torch.where(scores < 0, scores * penalty, scores / penalty)
+        scores = torch.where(everywhere > 0, paid, scores)
+    if sampling.frequency_penalty:
+        scores = scores - sampling.frequency_penalty * answered
+    if sampling.presence_penalty:
+        scores = scores - sampling.presence_penalty * (answered > 0)
+    return scores
+
+
+def _probabilities(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """[n, V] edited scores and n parameters to probabilities."""
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=scores.dtype, device=scores.device)[:, None]
+
+    vocab_size = scores.shape[-1]
+    if any(own.temperature != 1 for own in params):
+        scores = scores / column([own.temperature for own in params])
+    cut = [i for i, own in enumerate(params) if 0 < own.top_k < vocab_size or own.top_p < 1]
+    if len(cut) == len(params):
+        scores = _cut(scores, params)
+    elif cut:
+        index = torch.tensor(cut, device=scores.device)
+        scores = scores.index_copy(0, index, _cut(scores[index], [params[i] for i in cut]))
+    if any(own.min_p > 0 for own in params):
+        probs = scores.softmax(-1)
+        least = column([own.min_p for own in params]) * probs.amax(-1, keepdim=True)
+        scores = scores.masked_fill(probs < least, -torch.inf)
+    return scores.softmax(-1)
+
+
+def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """[n, V] scores, -inf outside each row's top k and then its nucleus.
+
+    The nucleus ends at a score, the *edge*; of tokens that tie with it only so many stay as are
+    needed to reach top-p. So sorting the best is enough, and only rows without a top-k sort all.
+    """
+    vocab_size = scores.shape[-1]
+    ks = [own.top_k if 0 < own.top_k < vocab_size else vocab_size for own in params]
+    best = scores.topk(max(ks), dim=-1).values if max(ks) < vocab_size else _descending(scores)
+    place = torch.tensor(ks, device=scores.device)[:, None] - 1
+    scores = scores.masked_fill(scores < best.gather(-1, place), -torch.inf)
+    if all(own.top_p >= 1 for own in params):
+        return scores
+    wholes = [own.top_p if own.top_p < 1 else torch.inf for own in params]
+    top_p = torch.tensor(wholes, device=scores.device)[:, None]
+    total = scores.logsumexp(-1, keepdim=True)
+    best = best.masked_fill(torch.arange(max(ks), device=scores.device) > place, -torch.inf)
+    probs = (best - total).exp()
+    before = probs.cumsum(-1) - probs
+    num = ((before < top_p) & (best > -torch.inf)).sum(-1, keepdim=True).clamp(min=1)
+    edge = best.gather(-1, num - 1)
+    ties = scores == edge
+    above = before.gather(-1, (best > edge).sum(-1, keepdim=True).clamp(max=max(ks) - 1))
+    wanted = ((top_p - above) / (edge - total).exp()).ceil().clamp(min=1)
+    from_the_end = ties.flip(-1).cumsum(-1).flip(-1)
+    return scores.masked_fill((scores < edge) | (ties & (from_the_end > wanted)), -torch.inf)
+
+
+def _descending(scores: Tensor) -> Tensor:
+    return scores.sort(dim=-1, descending=True).values

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from draftwise.types import Bools, Draft, Ints
 
@@ -22,7 +24,7 @@ class Branches:
 
     base: int
     positions: Ints
-    seen: Bools
+    seen: Bools | Tensor
 
 
 def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> Branches:
@@ -53,21 +55,23 @@ def draft_branches(draft: Draft, base: int) -> Branches | None:
 
 
 def tree_masks(
-    trees: Sequence[Branches | None], slots: Ints, used: int
-) -> tuple[Ints, Ints, Bools]:
+    trees: Sequence[Branches | None], slots: Ints, used: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """Where trees put the fed tokens of R rows, and what these may look at.
 
     slots: [R, T] where each fed token is written (padding repeats a row's last). Returns the
     positions [R, T] of the queries, those of the keys [R, used], and seen [R, T, used].
     """
-    places = np.arange(used)
-    queries, keys = slots.copy(), np.tile(places, (len(slots), 1))
-    seen: Bools = places <= slots[:, :, None]
+    queries = slots.copy()
+    places = torch.arange(used, device=device)
+    keys = places.repeat(len(slots), 1)
+    seen = places <= torch.from_numpy(slots).to(device)[:, :, None]
     for row, tree in enumerate(trees):
         if tree is not None:
             end = tree.base + len(tree.positions)
             fed = slots[row] - end  # counted from the tree's end: negative
             queries[row] = tree.positions[fed]
-            keys[row, tree.base : end] = tree.positions
-            seen[row, :, tree.base : end] = tree.seen[fed]
-    return queries, keys, seen
+            keys[row, tree.base : end] = torch.from_numpy(tree.positions).to(device)
+            own = torch.as_tensor(tree.seen, device=device)
+            seen[row, :, tree.base : end] = own[torch.from_numpy(fed + len(own)).to(device)]
+    return torch.from_numpy(queries).to(device), keys, seen

@@ -1,0 +1,22 @@
+"""Where a model lies, looked at before anything is imported or loaded: no torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftwise.types import DraftwiseError
+
+
+def place(source: str) -> str:
+    """A folder's path with ``~`` spelled out, or a hub id as it is.
+
+    A path that is not there would be asked of the hub: raises DraftwiseError at once instead, as
+    for a folder that holds no model.
+    """
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
+    path = Path(source).expanduser() if source.startswith("~") else Path(source)
+    if not source or (looks_local and not path.exists()):
+        raise DraftwiseError(f"there is no model folder {source or repr(source)}")
+    if path.is_dir() and not (path / "config.json").exists():
+        raise DraftwiseError(f"{source} has no config.json: it is not a Hugging Face model folder")
+    return str(path) if path.exists() else source

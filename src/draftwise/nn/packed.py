@@ -1,0 +1,92 @@
+"""Weights in eight or four bits, for CPUs: a target that reads a quarter or an eighth of the bytes.
+
+Another model than the checkpoint's, as every precision is: what is generated follows *its*
+distribution exactly, with drafts or without. A checkpoint that came from 4-bit GGUF (Q4_0, Q4_1)
+lies on the same grid, so there four bits change no weight but for the rounding of its scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.types import DraftwiseError
+
+GROUP = 32
+"""Weights of a row that share a scale and an offset in four bits: GGUF's blocks."""
+
+
+class PackedInt8(nn.Module):
+    """A linear layer [out, in] with one scale a row, symmetric; it multiplies in bfloat16."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        scale = (weight.abs().amax(-1) / 127).clamp(min=1e-12)
+        self.register_buffer("bits", (weight / scale[:, None]).round().to(torch.int8).contiguous())
+        self.register_buffer("scales", scale.to(torch.bfloat16))
+
+    def forward(self, states: Tensor) -> Tensor:
+        flat = states.reshape(-1, self.in_features).to(torch.bfloat16).contiguous()
+        found = torch._weight_int8pack_mm(flat, self.get_buffer("bits"), self.get_buffer("scales"))
+        return found.view(*states.shape[:-1], self.out_features)
+
+
+class PackedInt4(nn.Module):
+    """A linear layer [out, in] with a scale and an offset for every ``GROUP`` weights of a row."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        bits, scales, middles = four_bits(weight)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(bits, 1)
+        both = torch.stack((scales, middles), dim=-1).transpose(0, 1)
+        self.register_buffer("bits", packed)
+        self.register_buffer("scales", both.contiguous().to(torch.bfloat16))
+
+    def forward(self, states: Tensor) -> Tensor:
+        flat = states.reshape(-1, self.in_features).to(torch.bfloat16).contiguous()
+        found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            flat, self.get_buffer("bits"), GROUP, self.get_buffer("scales")
+        )
+        return found.view(*states.shape[:-1], self.out_features)
+
+
+PRECISIONS: dict[str, Callable[[Tensor], nn.Module]] = {"int8": PackedInt8, "int4": PackedInt4}
+
+
+def four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of [out, in]: numbers 0 to 15 [out, in], scales and middles [out, in / GROUP].
+
+    A weight is (number - 8) * scale + middle; the least and the largest of a group are exact.
+    """
+    blocks = weight.float().view(len(weight), -1, GROUP)
+    least, largest = blocks.amin(-1), blocks.amax(-1)
+    scale = ((largest - least) / 15).clamp(min=1e-12)
+    bits = ((blocks - least[..., None]) / scale[..., None]).round().clamp(0, 15)
+    return bits.to(torch.int32).view(weight.shape), scale, least + 8 * scale
+
+
+@torch.no_grad()
+def pack(module: nn.Module, precision: str) -> None:
+    """Put packed layers in the place of a CPU model's linear ones; the rest goes to bfloat16.
+
+    Layers with a bias, or whose width is no multiple of ``GROUP``, stay linear. Raises
+    DraftwiseError for a model on another device.
+    """
+    if any(weight.device.type != "cpu" for weight in module.parameters()):
+        raise DraftwiseError(f"{precision} weights are served on CPUs: leave out --device")
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if _fits(layer):
+                weight = layer.get_parameter("weight").detach()
+                setattr(parent, name, PRECISIONS[precision](weight.contiguous()))
+    for weight in module.parameters():
+        weight.data = weight.data.to(torch.bfloat16)
+
+
+def _fits(layer: nn.Module) -> bool:
+    is_plain = isinstance(layer, nn.Linear) and layer.bias is None
+    return is_plain and layer.get_parameter("weight").shape[1] % GROUP == 0

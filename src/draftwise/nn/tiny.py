@@ -1,0 +1,266 @@
+"""Any causal LM, tiny: its own configuration with small sizes, a layer of each kind, windows of 3.
+
+The self-check lets such a twin cross what the model itself would cross only after thousands of
+tokens, and ``draftwise models --check`` builds one of every type (``nn.survey``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+WINDOW = 3
+ROPE_SWITCH = 128
+"""Tokens after which a rope with two tables goes over to the second: farther than any check."""
+_VOCAB = 99
+_LARGEST = 6_000_000
+"""Parameters of a twin: one that is larger has sizes that the table does not know."""
+
+
+def _named(*rows: tuple[int, str]) -> dict[str, int]:
+    return {name: size for size, names in rows for name in names.split()}
+
+
+_WINDOWS = (
+    "sliding_window attention_window_size sliding_window_size attention_chunk_size window_size "
+    "local_attention"
+)
+_SIZES = _named(
+    (WINDOW, _WINDOWS),
+    (ROPE_SWITCH, "original_max_position_embeddings"),
+    (12, "floor_scale log_scaling_n_floor"),
+    (_VOCAB, "vocab_size vocab_size_per_layer_input pronunciation_vocab_size shape_vocab_size"),
+    (
+        64,
+        "hidden_size d_model n_embd emb_dim attention_hidden_size lru_width embedding_dim dim "
+        "word_embed_proj_dim rotary_hidden_size hidden_dim intermediate_size ffn_dim d_inner "
+        "decoder_ffn_dim encoder_ffn_dim moe_intermediate_size shared_expert_intermediate_size "
+        "shared_intermediate_size ffn_hidden_size d_ff dff feed_forward_size intermediate_size_mlp "
+        "dense_intermediate_size expert_ffn_hidden_size shared_experts_intermediate_size dim_ff "
+        "moe_shared_expert_intermediate_size mlp_dim",
+    ),
+    (128, "max_position_embeddings n_positions model_max_length max_seq_len n_ctx context_length"),
+    (32, "image_size patch_size"),
+    (24, "qk_head_dim"),
+    (
+        16,
+        "head_dim attention_head_dim v_head_dim linear_key_head_dim linear_value_head_dim d_head "
+        "swa_head_dim kv_channels dim_head linear_head_dim global_head_dim index_head_dim "
+        "hidden_size_per_layer_input kv_lora_rank q_lora_rank mamba_d_state state_size "
+        "ssm_state_size qk_nope_head_dim embedding_size ngram_vocab_size_base "
+        "pronunciation_embed_dim shape_embed_dim",
+    ),
+    (8, "qk_rope_head_dim rotary_dim laurel_rank"),
+    (
+        4,
+        "num_attention_heads n_head n_heads num_heads decoder_attention_heads cross_attn_k "
+        "encoder_attention_heads attention_heads swa_num_attention_heads linear_num_value_heads "
+        "num_encoder_attention_heads num_decoder_attention_heads linear_num_heads mamba_n_heads "
+        "mamba_num_heads num_experts n_routed_experts num_local_experts moe_num_experts",
+    ),
+    (
+        2,
+        "num_key_value_heads linear_num_key_heads swa_num_key_value_heads num_kv_heads "
+        "num_query_groups num_hidden_layers n_layer n_layers num_layers decoder_layers "
+        "encoder_layers num_blocks num_encoder_layers num_decoder_layers depth "
+        "num_experts_per_tok moe_topk num_experts_per_token moe_k",
+    ),
+    (1, "topk_group n_group num_expert_group first_k_dense_replace"),
+)
+_TWO = ["sliding_attention", "full_attention"]
+_SHARED = ["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]
+_SMALL_ROPE = {"head_dim": 8}
+_ZAMBA = {
+    "num_hidden_layers": 5,
+    "layers_block_type": _SHARED,
+    "attention_hidden_size": 128,
+    "attention_head_dim": 32,
+    "num_key_value_heads": 4,
+}
+_OWN: Mapping[str, Mapping[str, Any]] = {
+    "axk1": _SMALL_ROPE,
+    "bamba": {"attn_layer_indices": [1]},
+    "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _TWO},
+        "layer_types": _TWO,
+        "num_hidden_layers": 2,
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_v2": {"head_dim": 8, "num_experts_per_tok": 2, "num_key_value_heads": 4},
+    "deepseek_v3": _SMALL_ROPE,
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "layer_types": _TWO,
+    },
+    "dots3_note": {"adapter_in_dim": 64},
+    "dots3_note_text": {"per_layer_config": {}, "num_key_value_heads": 4, "head_dim": 24},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "intermediate_size": [64, 64],
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "layer_types": _TWO,
+    },
+    "gemma4_text": {"num_kv_shared_layers": 0, "per_layer_config": {}},
+    "gemma4_unified_text": {"num_kv_shared_layers": 0, "per_layer_config": {}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "llama4_text": {
+        "no_rope_layers": [1, 0],
+        "layer_types": ["chunked_attention", "full_attention"],
+    },
+    "longcat_flash": {"head_dim": 8, "zero_expert_num": 2},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "ministral": {"head_dim": 16, "layer_types": _TWO},
+    "nemotron": {"num_key_value_heads": 2},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "ple_embed_dim": 16,
+        "split_ngram_parts": 1,
+        "heads_per_ngram": 2,
+    },
+    "reformer": {"axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32]},
+    "xlstm": {"qk_dim_factor": 1.0},
+    "xmod": {"default_language": "en_XX"},
+    "youtu": _SMALL_ROPE,
+    "zamba": {**_ZAMBA, "mamba_dt_rank": 8},
+    "zamba2": {**_ZAMBA, "hybrid_layer_ids": [1, 3], "mamba_headdim": 32, "n_mamba_heads": 4},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What a type needs besides: sizes that depend on each other, and lists by layer."""
+
+
+def tiny_config(config: Any) -> Any:
+    """The same kind of configuration, tiny; what is neither a size nor a list by layer stays.
+
+    Raises whatever the library's own validation raises where sizes do not fit each other.
+    """
+    told = config.to_dict()
+    made: dict[str, Any] = {
+        name: size
+        for name, size in _SIZES.items()
+        if isinstance(told.get(name), int) and not isinstance(told[name], bool)
+    }
+    if told.get("num_key_value_heads") == told.get("num_attention_heads"):
+        made["num_key_value_heads"] = made.get("num_attention_heads", 4)
+    made.update(_layers(told))
+    if "is_decoder" in told:
+        made["is_decoder"] = True
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        known = told.get(name)
+        if isinstance(known, (list, tuple)) or (isinstance(known, int) and known >= _VOCAB):
+            made[name] = 1
+    for name in getattr(config, "sub_configs", {}):
+        if getattr(config, name, None) is not None:
+            made[name] = tiny_config(getattr(config, name))
+    made.update(_OWN.get(config.model_type, {}))
+    return type(config)(**{**_kept(config, told, made), **made})
+
+
+def tiny_module(config: Any, seed: int = 0) -> Any:
+    """A random module of a tiny configuration, fp32, on the CPU; the caller's seed is untouched.
+
+    Raises ValueError for one that is not tiny after all.
+    """
+    with torch.device("meta"):
+        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    if size > _LARGEST:
+        raise ValueError(f"it still has {size:,} parameters: nn/tiny.py does not know its sizes")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        _sharpen(module)
+    return module
+
+
+@torch.no_grad()
+def _sharpen(module: Any) -> None:
+    """Wide queries, keys and embeddings: what a layer may look at makes a difference then."""
+    for name, weights in module.named_parameters():
+        if weights.dim() == 2 and any(part in name for part in ("q_proj", "k_proj", "c_attn")):
+            weights.normal_(0, 0.25)
+        elif weights.dim() == 2 and any(part in name for part in ("lm_head", "embed", "wte")):
+            weights.normal_(0, 0.3)
+
+
+def has_far_edges(config: Any) -> bool:
+    """Whether something changes only after more tokens than a check may read."""
+    told = config.to_dict()
+    windows = [told.get(name) for name in _WINDOWS.split()]
+    has_window = any(isinstance(window, int) for window in windows)
+    return has_window or "local" in str(told.get("attention_types"))
+
+
+def rope_limit(config: Any) -> int | None:
+    """Tokens up to which a rope with two tables has one; None = it has one anyway.
+
+    The library picks the table by the last token of a forward. Beyond the limit, tokens that are
+    verified together would be turned by another table than those of plain decoding.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "longrope" not in str(rope.get("rope_type")):
+        return None
+    own = getattr(config, "original_max_position_embeddings", None)
+    limit = rope.get("original_max_position_embeddings") or own
+    return int(limit) if limit else None
+
+
+def _kept(config: Any, told: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the type's defaults and has no size: switches, names, ropes."""
+    usual = type(config)().to_dict()
+    kept: dict[str, Any] = {
+        name: value
+        for name, value in told.items()
+        if name not in made and isinstance(value, (bool, float, str)) and value != usual.get(name)
+    }
+    rope = told.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_parameters" not in made and rope:
+        kept["rope_parameters"] = _tiny_rope(rope, made)
+    return {name: value for name, value in kept.items() if name not in ("model_type", "dtype")}
+
+
+def _tiny_rope(rope: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """The same rope for small heads, and a switch between its tables that is near."""
+    found = dict(rope)
+    if "original_max_position_embeddings" in found:
+        found["original_max_position_embeddings"] = ROPE_SWITCH
+    width = made.get("head_dim") or made.get("hidden_size", 64) // made.get(
+        "num_attention_heads", 4
+    )
+    half = int(width * found.get("partial_rotary_factor", 1.0)) // 2
+    for name in ("short_factor", "long_factor"):
+        if name in found:
+            found[name] = [found[name][index % len(found[name])] for index in range(half)]
+    return found
+
+
+def _layers(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer of each kind, two at least."""
+    made: dict[str, Any] = {}
+    name = "layer_types" if told.get("layer_types") else "layers_block_type"
+    num = 2
+    if told.get(name):
+        kinds = list(dict.fromkeys(told[name]))
+        made[name] = kinds if len(kinds) > 1 else kinds * 2
+        made["num_hidden_layers"] = num = len(made[name])
+    if told.get("mlp_layer_types"):
+        made["mlp_layer_types"] = (list(dict.fromkeys(told["mlp_layer_types"])) * num)[:num]
+    return made

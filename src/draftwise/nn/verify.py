@@ -1,0 +1,234 @@
+"""Verification of many rows at once, on the device: ``engine.verify`` in tensors.
+
+The reference reads one draft; this page judges the drafts of all rows that sample, chains and trees
+alike, without a loop over rows, and sends nothing to the host: the caller fetches what it returns
+in one piece. Rows that decode greedily need no tensors: their p are tokens, and the reference does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.nn.sampling import draw
+from draftwise.types import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Drafts of R rows: their M nodes end to end, and the P = M + R places after which p is known.
+
+    A row's places are its text's end and then its nodes; each place is one row of p.
+    tokens: [M]. owners: [M] the row of each node. places: [M] the nodes' own places. before: [M]
+    the place that each node continues. ranks: [M] how many siblings are tried before it. q: [M] a
+    node's row in the drafters' distributions, -1 = a point mass. roots: [R] the texts' ends.
+    """
+
+    tokens: Ints
+    owners: Ints
+    places: Ints
+    before: Ints
+    ranks: Ints
+    q: Ints
+    roots: Ints
+
+    @classmethod
+    def of(
+        cls, tokens: Sequence[Ints], parents: Sequence[Ints | None], q: Sequence[Ints]
+    ) -> Forest:
+        """Of each row its draft's tokens, parents (None = a chain), and rows of its nodes' q."""
+        nums = np.array([len(own) for own in tokens], dtype=np.int64)
+        owners = np.repeat(np.arange(len(nums)), nums)
+        places = np.arange(len(owners)) + owners + 1
+        roots = np.cumsum(nums + 1) - nums - 1
+        before = places - 1
+        for row, own in enumerate(parents):
+            if own is not None:
+                before[owners == row] = roots[row] + 1 + own
+        order = np.argsort(before, kind="stable")
+        ranks = np.empty_like(before)
+        ranks[order] = np.arange(len(order)) - np.searchsorted(before[order], before[order])
+        return cls(_joined(tokens), owners, places, before, ranks, _joined(q), roots)
+
+    @property
+    def num_places(self) -> int:
+        """P."""
+        return len(self.tokens) + len(self.roots)
+
+    @property
+    def children(self) -> Ints:
+        """[P, C] the nodes that continue each place, in the order they are tried; M = no more."""
+        found = np.full((self.num_places, int(self.ranks.max(initial=0)) + 1), len(self.tokens))
+        found[self.before, self.ranks] = np.arange(len(self.tokens))
+        return found
+
+    @property
+    def rows(self) -> Ints:
+        """[P] the row of each place."""
+        nums = np.diff([*self.roots.tolist(), self.num_places])
+        return np.repeat(np.arange(len(self.roots)), nums)
+
+    @property
+    def is_elder(self) -> Bools:
+        """[M] whether a sibling is tried after the node."""
+        found: Bools = self.ranks + 1 < np.bincount(self.before, minlength=1)[self.before]
+        return found
+
+    @property
+    def is_again(self) -> Bools:
+        """[M] whether an elder sibling has the same token."""
+        met: set[tuple[int, int]] = set()
+        found = np.zeros(len(self.tokens), dtype=np.bool_)
+        for node, pair in enumerate(zip(self.before.tolist(), self.tokens.tolist(), strict=True)):
+            found[node] = pair in met
+            met.add(pair)
+        return found
+
+    def path(self, row: int, last: int) -> Ints:
+        """The nodes from a row's text to one of its places, counted from the row's first node."""
+        path, root = [], int(self.roots[row])
+        while last != root:
+            path.append(last - root - 1)
+            last = int(self.before[last - row - 1])
+        return np.array(path[::-1], dtype=np.int64)
+
+
+def judge(
+    forest: Forest, p: Tensor, q: Tensor, uniforms: Floats, bonus_uniforms: Floats
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keep a path of every draft and draw every bonus token, as ``engine.verify`` does of one.
+
+    p: [P, V], after each place. q: [m, V], what nodes were drawn from. uniforms: [M]; bonus: [R].
+    Returns the place of the last token kept and the bonus token, [R] each, -1 where p is not finite
+    there; and [P] the token that follows each place: the kept node's, else its row's bonus.
+
+    Source: as ``engine.verify``. Whether a node would be kept *if it were tried* hangs on its elder
+    siblings alone, so it is told for all nodes at once; doubling the steps from place to place then
+    finds the last one kept, and only there a residual is made. Differs: what point masses leave of
+    p is summed in float64, where the reference rounds to float32 after each sibling.
+    Cost: some 30 small kernels, and a residual [R, V] for each child of a last place that was drawn
+    (one for all children that were not).
+    """
+    columns = np.stack((forest.tokens, forest.before, forest.places, forest.q))
+    index = torch.from_numpy(columns).to(p.device)
+    tokens, before, places, rows = index
+    u = torch.from_numpy(np.concatenate((uniforms, bonus_uniforms))).to(p.device)
+    children = torch.from_numpy(forest.children).to(p.device)
+    roots = torch.from_numpy(forest.roots).to(p.device)
+    num, end = len(forest.tokens), forest.num_places
+    if not num:
+        bonus = draw(p[roots], u)
+        return roots, bonus, bonus
+    of_p = p[before, tokens].double()
+    if forest.ranks.any():
+        of_p = _when_tried(forest, p, q, of_p, children, index)
+    is_kept = u[:num] * masses(q, rows, tokens, tokens) < of_p
+    first = torch.full((end,), end, device=p.device)
+    first = first.scatter_reduce(0, before, places.where(is_kept, end), "amin")
+    after = torch.where(first < end, first, torch.arange(end, device=p.device))
+    for _ in range(int(np.bincount(forest.owners).max(initial=0)).bit_length()):
+        after = after[after]
+    last = after[roots]
+    bonus = draw(_left(p[last], children[last], index, q), u[num:])
+    owners = torch.from_numpy(forest.rows).to(p.device)
+    said = torch.zeros_like(first).index_copy(0, places, tokens)
+    return last, bonus, torch.where(first < end, said[first.clamp(max=end - 1)], bonus[owners])
+
+
+def masses(q: Tensor, rows: Tensor, proposed: Tensor, tokens: Tensor) -> Tensor:
+    """[K] what n distributions give these tokens. rows: each one's row of q [m, V], or -1 = all of
+    it is on the ``proposed`` token."""
+    of_point = (proposed == tokens).double()
+    if not len(q):
+        return of_point
+    return torch.where(rows < 0, of_point, q[rows.clamp(min=0), tokens.clamp(min=0)].double())
+
+
+def overlaps(p: Tensor, places: Ints, q: Tensor, rows: Ints, proposed: Ints) -> Tensor:
+    """[K] acceptance probabilities ``sum_v min(p, q)``, as ``Scores.alphas``.
+
+    places: rows of p. rows, proposed: as for ``masses``.
+    """
+    of_p, tokens = torch.from_numpy(np.stack((places, proposed.clip(0)))).to(p.device)
+    found = p[of_p, tokens].double()
+    drawn = np.flatnonzero(rows >= 0)
+    if not len(drawn):
+        return found
+    pairs = np.stack((drawn, places[drawn], rows[drawn]))
+    at, ours, theirs = torch.from_numpy(pairs).to(p.device)
+    return found.index_copy(0, at, torch.minimum(p[ours], q[theirs]).sum(-1).double())
+
+
+def ratios(
+    p: Tensor, places: Ints, q: Tensor, rows: Ints, proposed: Ints, following: Tensor
+) -> Tensor:
+    """[K] ``min(1, q/p)`` of the tokens that follow these places, as ``Scores.ratios``."""
+    where = torch.from_numpy(np.stack((places, rows, proposed))).to(p.device)
+    tokens = following[where[0]].clamp(min=0)
+    of_p, of_q = p[where[0], tokens].double(), masses(q, where[1], where[2], tokens)
+    return torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
+
+
+def _when_tried(
+    forest: Forest, p: Tensor, q: Tensor, of_p: Tensor, children: Tensor, index: Tensor
+) -> Tensor:
+    """[M] what p gives each node's token when its turn comes, its elder siblings rejected.
+
+    of_p: [M] what it gives at first. A point mass only takes one number from p, so its younger
+    siblings need a division; a sibling that was drawn needs a residual of V numbers.
+    """
+    order = np.argsort(forest.before, kind="stable")  # siblings side by side, each in its turn
+    firsts = np.arange(len(order)) - forest.ranks[order]
+    crowded = np.unique(forest.before[forest.ranks > 0])
+    turns, firsts_, later, fresh = torch.from_numpy(
+        np.stack((order, firsts, forest.ranks > 0, ~forest.is_again))
+    ).to(p.device)
+    own = of_p * fresh
+    before = own[turns].cumsum(0) - own[turns]
+    gone = torch.zeros_like(own).index_copy(0, turns, before - before[firsts_])
+    at = torch.from_numpy(crowded).to(p.device)
+    whole = own.new_zeros(forest.num_places).index_copy(0, at, p[at].sum(-1, dtype=torch.float64))
+    left = whole[index[1]] - gone
+    tried = torch.where((later > 0) & (left > 0), own / left, of_p)
+    drawn = np.unique(forest.before[(forest.q >= 0) & forest.is_elder])
+    if not len(drawn):
+        return tried
+    at = torch.from_numpy(drawn).to(p.device)
+    rest, tried = p[at], torch.cat((tried, tried.new_zeros(1)))
+    for kids in children[at].T:
+        tokens = index[0][kids.clamp(max=len(order) - 1)]
+        tried = tried.scatter(0, kids, rest.gather(1, tokens[:, None])[:, 0].double())
+        rest = _left(rest, kids[:, None], index, q)
+    return tried[:-1]
+
+
+def _left(rest: Tensor, children: Tensor, index: Tensor, q: Tensor) -> Tensor:
+    """[R, V] what is left of p when all of these children were rejected in turn.
+
+    children: [R, C] nodes; M = nobody. Children that are point masses go all at once.
+    """
+    tokens, rows = index[0], index[3]
+    for kids in children.T[:, :, None] if len(q) else children[None]:
+        is_there = kids < len(tokens)
+        kids = kids.clamp(max=len(tokens) - 1)
+        is_drawn = is_there & (rows[kids] >= 0) if len(q) else torch.zeros_like(is_there)
+        less = rest
+        if len(q):
+            less = torch.where(
+                is_drawn, (rest - q[rows[kids[:, 0]].clamp(min=0)]).clamp(min=0), rest
+            )
+        stays = (~is_there | is_drawn).to(rest.dtype)
+        less = less.scatter_reduce(1, tokens[kids], stays, "prod")
+        total = less.sum(-1, keepdim=True)
+        # nothing left: a rejection had probability 0, and p itself is the limit
+        rest = torch.where(total > 0, less / total, rest)
+    return rest
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    found: Ints = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
+    return found

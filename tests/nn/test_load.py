@@ -1,0 +1,102 @@
+"""Models as people have them: eager attention, torch's dtypes, hub ids, other tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config
+
+from cli.models_on_disk import make_target, save_model
+from draftwise import DraftwiseError, Speculator
+from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.pool import load_drafters
+from draftwise.presets import preset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("target"), make_target())
+
+
+def test_a_model_with_eager_attention_only_loads_from_its_folder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
+        sliding_window=12, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model: Any = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    speculator = Speculator(load_model(tmp_path), None, [], preset("plain"))
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    found = speculator.generate(ids, max_new_tokens=24, ignore_eos=True).tokens
+    wanted = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)
+    assert found == wanted[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16"])
+def test_dtypes_are_taken_as_transformers_takes_them(folder: Path, dtype: Any) -> None:
+    assert load_model(folder, dtype=dtype).dtype == torch.bfloat16
+    assert Speculator.from_pretrained(folder, ["lookup"], dtype=dtype).target.dtype == (
+        torch.bfloat16
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float3", "Tensor", "nn"])
+def test_what_is_no_dtype_is_refused(folder: Path, dtype: str) -> None:
+    with pytest.raises(DraftwiseError, match="write auto, float32"):
+        load_model(folder, dtype=dtype)
+
+
+def test_hub_ids_that_cannot_be_had_say_so() -> None:
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(DraftwiseError, match="no folder here, and the hub did not give it"):
+            load("nobody/nothing-of-that-name")
+
+
+def test_home_is_spelled_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert load_model(f"~/{folder.name}").vocab_size == 257
+    with pytest.raises(DraftwiseError, match="no model folder ~/gone"):
+        load_model("~/gone")
+    with pytest.raises(DraftwiseError, match="no model folder"):
+        load_model("")
+
+
+def test_broken_weights_are_called_broken(tmp_path: Path) -> None:
+    model = make_target()
+    model.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(DraftwiseError, match="its weights are broken"):
+        load_model(save_model(tmp_path, model))
+
+
+def test_tokenizers_are_compared_wherever_a_drafter_comes_from(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = save_model(tmp_path / "other", make_target())
+    text = (other / "tokenizer.json").read_text("utf-8")
+    (other / "tokenizer.json").write_text(
+        text.replace('"a": 64', '"a": 65').replace('"b": 65', '"b": 64'), "utf-8"
+    )
+    a, b = load_tokenizer(folder).get_vocab(), load_tokenizer(other).get_vocab()
+    assert a != b
+    target = load_model(folder)
+    with pytest.raises(DraftwiseError, match="number tokens differently"):
+        load_drafters([f"lm:{other}"], target, str(folder), dtype="auto", device="cpu")
+    # a hub id is no folder: what decides is the tokenizer that its name loads
+    monkeypatch.setattr("draftwise.pool.load_model", lambda *_, **__: load_model(other))
+    known = {"org/drafter": other, str(folder): folder}
+    monkeypatch.setattr("draftwise.pool.load_tokenizer", lambda name: load_tokenizer(known[name]))
+    with pytest.raises(DraftwiseError, match="number tokens differently"):
+        load_drafters(["lm:org/drafter"], target, str(folder), dtype="auto", device="cpu")
+
+
+def test_quantised_activations_are_said_at_load() -> None:
+    model = make_target()
+    load_model(model)  # no warning: warnings are errors here
+    model.lm_head.weight.act_quant_kwargs = object()  # as torchao's Int8Tensor has it
+    with pytest.warns(UserWarning, match=r"quantises activations .* \(lm_head\)"):
+        load_model(model)
