@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwise.policies.draft_all import DraftAll
-from draftwise.policies.fixed import Fixed
-from draftwise.policies.probability import draw
-from draftwise.policies.router import Router, naive_bayes_scores
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
-from draftwise.policies.uniform import Random
+from draftwise.policies.baselines.draft_all import DraftAll
+from draftwise.policies.baselines.fixed import Fixed
+from draftwise.policies.baselines.random import Random
+from draftwise.policies.baselines.router import Router, naive_bayes_scores
+from draftwise.policies.parts.probability import draw
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.registry import make_policy
 from draftwise.types import Decision, DraftwiseError, Feedback, Plan
 
@@ -207,7 +207,7 @@ class Odd:
     """Attributes of every kind that a policy may hold."""
 
     def __init__(self) -> None:
-        self.table = {"a": [1.0, 2.0], "b": (3,)}
+        self.table = {"a": [1.0, 2.0], "b": (3, 4)}
         self.number = np.float64(0.5)
         self.rng = np.random.Generator(np.random.MT19937(0))
         self.tally = Tally(2)
@@ -229,7 +229,7 @@ def test_a_nested_refusal_leaves_everything_alone() -> None:
     wrong.table, wrong.tally = {}, Tally(3)
     with pytest.raises(ValueError, match="number of plans"):
         load(one, names, dump(wrong, names))
-    assert one.table == {"a": [1.0, 2.0], "b": (3,)}
+    assert one.table == {"a": [1.0, 2.0], "b": (3, 4)}
 
 
 def test_round_numbers_count_choices() -> None:

@@ -13,6 +13,7 @@ from draftwise.policies.sequential_halving import (
     better_half,
     pulls_per_plan,
 )
+from draftwise.registry import make_policy
 from draftwise.types import Decision, Feedback
 
 
@@ -83,6 +84,17 @@ def test_petc_explores_for_c_ln_b_rounds() -> None:
     assert exploration_budget(3, 200) == math.floor(3 * math.log(200)) == 15
     plans = play(PETC(4, c=3.0, num_tokens=200), [0.2, 0.8, 0.6, 0.4], 14)
     assert plans == [0, 1, 2, 3] + [1, 2] * 3 + [1] * 4
+
+
+@pytest.mark.parametrize("num_plans", [2, 5, 7, 16])
+def test_petc_commits_early_in_a_short_request(num_plans: int) -> None:
+    """A request of 200 tokens is some 70 rounds: at most half of them are spent on finding out."""
+    policy = make_policy("petc", num_plans, request_tokens=200)
+    values = [0.9 if plan == 1 else 0.3 for plan in range(num_plans)]
+    plans = play(policy, values, 70)
+    assert set(plans[35:]) == {1}
+    longer = make_policy("petc", num_plans, request_tokens=100_000)
+    assert play(longer, values, 20) != [1] * 20
 
 
 def test_petc_is_halving_with_that_budget() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.policies.acceptance import MATCH_PRIORS, match_alphas, new_table
-from draftwise.policies.goodput import Goodput
+from draftwise.policies.goodput.matches import MATCH_PRIORS, MatchTable
+from draftwise.policies.goodput.policy import Goodput
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "lookup") for k in (1, 2, 4))]
@@ -93,14 +93,14 @@ def test_a_change_is_believed_sooner_than_the_slow_rate_would() -> None:
 def test_scores_in_pieces_or_at_once_are_the_same() -> None:
     at_once = learn(policy(), evidence(scores=lm([0.9, 0.1, 0.5, 0.7])))
     pieces = learn(policy(), evidence(scores=lm([0.9])), evidence(scores=lm([0.1, 0.5, 0.7])))
-    assert at_once.state()["_rates"]["_rates"] == pieces.state()["_rates"]["_rates"]
+    assert at_once.state()["_rates"]["_table"] == pieces.state()["_rates"]["_table"]
 
 
 def test_retrieval_table_by_hand() -> None:
     """Match lengths 3 and 4 share a bucket (prior .55): alphas 1, 1 make (.995 + 1 + 1.1) / (.995 +
     1 + 2); a match of 2 and one of 5 keep their priors. No match says nothing."""
     played = learn(policy(), evidence(scores=lookup([1.0, 0.0, 1.0], [3, 0, 4])))
-    assert played.state()["_tables"]["lookup"][0] == [0.0, 0.0]
+    assert played.state()["_tables"]["lookup"]["den"][0] == 0.0
     learn(played, evidence(matches={"lookup": 2}))
     third = (0.995 + 1 + 1.1) / (0.995 + 1 + 2)
     survival = np.cumprod([0.45, third, third, 0.65])
@@ -110,9 +110,10 @@ def test_retrieval_table_by_hand() -> None:
 
 
 def test_long_matches_stay_in_the_last_bucket() -> None:
-    expected = [MATCH_PRIORS[4]] * 2 + [MATCH_PRIORS[5]] * 2
-    assert match_alphas(new_table(), 15, 4).tolist() == expected
-    assert match_alphas(new_table(), 10**9, 2).tolist() == [MATCH_PRIORS[5]] * 2
+    table = MatchTable()
+    assert table.ladder(18)[14:] == [MATCH_PRIORS[4]] * 2 + [MATCH_PRIORS[5]] * 2
+    table.add([0.0], [10**9])
+    assert table.rates()[5] == pytest.approx(2 * MATCH_PRIORS[5] / 3)
 
 
 def test_no_match_no_retrieval() -> None:
@@ -239,7 +240,9 @@ def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
     unscored = Feedback(
         np.zeros(len(PLANS)),
         np.zeros(len(PLANS), dtype=bool),
-        Evidence(Plan("lookup", 4), 4, 2, lookup([1.0, 1.0, 0.0], [4, 5, 6]), costs=FLAT),
+        Evidence(
+            Plan("lookup", 4), 4, 2, lookup([1.0, 1.0, 0.0], [4, 5, 6]), costs=FLAT, seconds=1.0
+        ),
     )
     mean = 0.55 * 4 / (4 + 8 * 0.97**3)
     alpha = two_rates([0.0] * 8, fading=0.97**3, prior=0.55 * mean / 0.2)
@@ -252,7 +255,7 @@ def test_no_drafter_is_given_up_for_good() -> None:
     failed = learn(policy(), evidence(scores=lm([0.0] * 64), matches=nothing))
     assert failed.choose().plan == 0
     for _ in range(200):
-        learn(failed, evidence(matches=nothing))
+        learn(failed, evidence(matches=nothing, seconds=1.0))
     assert PLANS[failed.choose().plan].drafter == "lm"
 
 
@@ -264,7 +267,7 @@ def test_where_six_drafters_failed_the_seventh_is_not_tried_as_if_nothing_were_k
 
     def told(scored: list[str]) -> Feedback:
         scores = {name: Scores(0, np.zeros(16), np.zeros(16)) for name in scored}
-        facts = Evidence(plans[0], 0, 0, scores, costs=costs)
+        facts = Evidence(plans[0], 0, 0, scores, costs=costs, seconds=1.0)
         return Feedback(np.zeros(8), np.zeros(8, dtype=np.bool_), facts)
 
     of = Goodput(8, plans)
@@ -277,9 +280,18 @@ def test_where_six_drafters_failed_the_seventh_is_not_tried_as_if_nothing_were_k
 
 
 def test_a_look_that_read_little_counts_for_little() -> None:
-    """16 zeros of a look at the last tokens alone weigh 4; of a prompt they are all there is."""
+    """16 zeros of a look at the last tokens alone weigh 4."""
     zeros = {"lm": Scores(0, np.zeros(16), np.zeros(16), weight=0.25)}
-    first = learn(policy(), evidence(scores=zeros))
-    later = learn(policy(), evidence(scores=zeros, seconds=1.0))
-    whole = learn(policy(), evidence(scores=lm([0.0] * 16), seconds=1.0))
-    assert prices(first)[1] == prices(whole)[1] < prices(later)[1]
+    hasty = learn(policy(), evidence(scores=zeros))
+    whole = learn(policy(), evidence(scores=lm([0.0] * 16)))
+    assert prices(whole)[1] < prices(hasty)[1] < prices(policy())[1]
+
+
+def test_what_was_missed_is_paid_for_over_the_tokens_that_are_left() -> None:
+    """100 tokens of .01 s to read, 20 left: .05 s a token more; V(1) = 1 / (1.05 / 1.55 + .05)."""
+    costs = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001}, read_s={"lm": 0.01})
+    of = learn(policy(), evidence(emitted_start=100, costs=costs, num_left=20))
+    assert prices(of)[1] == pytest.approx(1 / (1.05 / 1.55 + 0.05))
+    learn(of, evidence(emitted_start=100, costs=costs, num_left=20, scores=lm([]) | {
+        "lm": Scores(99, np.zeros(1), np.zeros(1))}))  # fmt: skip
+    assert prices(of)[1] > 1.2 / 1.05  # it has read that far: nothing is missed

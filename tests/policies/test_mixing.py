@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import pytest
 
-from draftwise.policies.mixing import (
-    Bins,
-    Mixer,
-    Prices,
-    accepted,
-    accepted_next,
-    add_to_bins,
-    bin_of,
-    new_bins,
-)
+from draftwise.policies.goodput.confidences import Bins, bin_of
+from draftwise.policies.goodput.mixing import Mixer, Prices
 from draftwise.types import DraftStep
 
 NAN = float("nan")
@@ -33,7 +24,7 @@ def mixer(
     ladder: Mapping[int, float] = {1: 0.3, 20: 0.95},
 ) -> Mixer:
     prices = Prices(rate, target_s, {"lm": draft_s, "copy": 0.001})
-    own = new_bins() if bins is None else bins
+    own = Bins() if bins is None else bins
     rungs = [next(a for m, a in ladder.items() if m >= min(n, max(ladder))) for n in range(1, 33)]
     return Mixer("lm", 8, alpha, own, prices, {"copy": rungs})
 
@@ -45,14 +36,15 @@ def step(depth: int, confidence: float = NAN) -> DraftStep:
 def test_bins_by_hand() -> None:
     """Confidences .7, .95, (a copy), .7 with alphas 1, 0, 1, .5: the bin of .7 gets 1 and .5, the
     second discounting the first by .995, and 0 as what followed; that of .95 gets 0 and no next."""
-    bins = new_bins()
-    add_to_bins(bins, [0.7, 0.95, NAN, 0.7], [1.0, 0.0, 1.0, 0.5])
+    bins = Bins()
+    bins.add([0.7, 0.95, NAN, 0.7], [1.0, 0.0, 1.0, 0.5])
     middle, high = bin_of(0.7), bin_of(0.95)
-    assert bins[middle] == pytest.approx([0.995 + 0.5, 1.995, 0.0, 1.0])
-    assert bins[high] == pytest.approx([0.0, 1.0, 0.0, 0.0])
-    assert accepted(bins, middle) == pytest.approx((1.495 + 3 * 0.725) / 4.995)
-    assert accepted_next(bins, middle) == pytest.approx((0 + 3 * (0.14 + 0.75 * 0.69)) / 4)
-    assert sum(sum(row) for index, row in enumerate(bins) if index not in {middle, high}) == 0
+    assert (bins.num[middle], bins.den[middle]) == pytest.approx((0.995 + 0.5, 1.995))
+    assert (bins.next_num[middle], bins.next_den[middle]) == (0.0, 1.0)
+    assert (bins.num[high], bins.den[high], bins.next_den[high]) == (0.0, 1.0, 0.0)
+    assert bins.accepted(middle) == pytest.approx((1.495 + 3 * 0.725) / 4.995)
+    assert bins.accepted_next(middle) == pytest.approx((0 + 3 * (0.14 + 0.75 * 0.69)) / 4)
+    assert sum(bins.den) == pytest.approx(2.995)
 
 
 def test_gain_by_hand() -> None:
@@ -105,15 +97,15 @@ def test_copied_tokens_count_by_their_match() -> None:
 def test_what_bins_learnt_decides() -> None:
     """The same confidence, once followed by accepted tokens, once by rejected ones."""
     for alpha, picked in ((1.0, "lm"), (0.0, None)):
-        bins = new_bins()
+        bins = Bins()
         for _ in range(50):
-            add_to_bins(bins, [0.7, 0.7], [1.0, alpha])
+            bins.add([0.7, 0.7], [1.0, alpha])
         made = mixer(bins=bins, draft_s=0.3)
         made.pick(step(0), {})
         assert made.pick(step(1, 0.7), {}) == picked
 
 
 def test_confidences_that_are_nan_teach_nothing() -> None:
-    bins = new_bins()
-    add_to_bins(bins, [NAN, NAN], [1.0, 0.0])
-    assert all(math.isclose(value, 0) for row in bins for value in row)
+    bins = Bins()
+    bins.add([NAN, NAN], [1.0, 0.0])
+    assert bins == Bins()

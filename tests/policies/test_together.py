@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.policies.goodput import Goodput
-from draftwise.policies.together import best_together
+from draftwise.policies.goodput.policy import Goodput
+from draftwise.policies.goodput.together import best_together
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 SIZES = np.array([0, 1, 3, 1, 4])

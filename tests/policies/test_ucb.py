@@ -171,6 +171,19 @@ def test_discounted_ucb_at_discount_1_is_ucb1() -> None:
         other.learn(*round_)
 
 
+def test_discounted_ucb_does_not_end_in_playing_all_plans_alike() -> None:
+    """With counts bounded, ln of all rounds would grow for ever, and with it the share of the worse
+    plan; the discounted total does not grow."""
+    policy, shares = DiscountedUCB(2, beta=0.2, discount=0.98), []
+    for t in range(40_000):
+        plan = policy.choose().plan
+        shares.append(plan)
+        told = Feedback(np.array([0.8, 0.2]), np.arange(2) == plan)
+        policy.learn(Decision(plan, 1.0, t + 1), told)
+    early, late = np.mean(shares[1_000:2_000]), np.mean(shares[-1_000:])
+    assert late == pytest.approx(early, abs=0.002)
+
+
 def test_discounted_means_do_not_fall_to_0() -> None:
     """What line 9 of Algorithm 6 would do as printed: the sum stays below 1 / (1 - discount) while
     the plain count grows, so after 1,000 ones its mean is .05."""

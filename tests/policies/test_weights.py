@@ -19,7 +19,7 @@ from draftwise.policies.normalhedge import (
     normalhedge_precision,
     normalhedge_probabilities,
 )
-from draftwise.policies.regret import instant_regrets
+from draftwise.policies.parts.instant_regrets import instant_regrets
 from draftwise.types import Decision, Feedback
 
 ALL3 = np.ones(3, dtype=bool)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.policies.in_flight import evidence_from_json, evidence_to_json
+from draftwise.policies.wrappers.in_flight import evidence_from_json, evidence_to_json
+from draftwise.policies.wrappers.one_plan import OnePlan
 from draftwise.registry import make_policy
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
@@ -77,6 +78,21 @@ def test_copies_feedback_reaches_the_copy_that_made_the_decision() -> None:
     assert policy.num_copies == 2
 
 
+def test_copies_in_the_token_level_game_keep_all_feedback_of_a_decision_together() -> None:
+    """HedgeSpec Theorem 4: a round of three tokens has three loss vectors, and all are its copy's;
+    the copy is free again after the last of them."""
+    policy = make_policy("copies:ucb1", 1)
+    first, second = policy.choose(), policy.choose()
+    for more, value in ((2, 0.1), (1, 0.2), (0, 0.3)):
+        told = Feedback(np.array([value]), np.array([True]), more=more)
+        assert policy.choose().round > 2
+        policy.learn(second, told)
+    policy.learn(first, Feedback(np.array([0.9]), np.array([True])))
+    counts = [copy["_tally"]["counts"] for copy in policy.state()["_copies"]]
+    assert counts[:2] == [[1.0], [3.0]]
+    assert policy.num_copies == 5
+
+
 def test_copies_give_a_replayed_decision_to_the_first() -> None:
     policy = make_policy("copies:ucb1", 2)
     tell(policy, 1, 0.75, round_=99)
@@ -121,6 +137,32 @@ def test_batched_defaults_are_those_of_the_paper() -> None:
         tell(policy, 0, 0.5)
         counts.append(policy.state()["_base"]["_tally"]["counts"][0])
     assert counts == [1, 2, 3, 4, 5, 6] + [6] * 11 + [8]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8, 16])
+def test_batched_learns_from_rows_that_share_it(rows: int) -> None:
+    """So many rows choose before the first of them learns; one feedback in 6 counts."""
+    policy = make_policy("batched:ucb1", 2)
+    for _ in range(4800 // rows):
+        made = [policy.choose() for _ in range(rows)]
+        for decision in made:
+            tell(policy, decision.plan, 0.5, decision.round)
+        assert len(policy.state()["_kept"]) <= 12 + rows
+    learned = sum(policy.state()["_base"]["_tally"]["counts"])
+    assert 4800 / 6 - 2 * rows <= learned <= 4800 / 6 + 12
+
+
+def test_one_plan_is_the_whole_batchs() -> None:
+    """BanditSpec 6.2: eight rows play one length from the first round on, and all rows teach it."""
+    shared, other = (make_policy("one-plan:base=ucb1:beta=1", 5) for _ in range(2))
+    rows = [shared] * 8 + [other] * 2
+    for t in range(1, 6):
+        made = OnePlan.choose_together(rows)
+        assert [decision.plan for decision in made] == [t - 1] * 10
+        for policy, decision in zip(rows, made, strict=True):
+            tell(policy, decision.plan, 0.5, decision.round)
+    assert shared.state()["_base"]["_tally"]["counts"] == [8.0] * 5
+    assert other.state()["_base"]["_tally"]["counts"] == [2.0] * 5
 
 
 def test_wrappers_nest() -> None:

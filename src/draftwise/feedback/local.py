@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from draftwise.feedback import Told
+from draftwise.feedback.ledger import Ledger
 from draftwise.feedback.switching import SwitchingCost
-from draftwise.feedback.valuer import Valuer, tail
+from draftwise.feedback.valuer import Valuer
 from draftwise.protocols import Reward
 from draftwise.types import Decision, Evidence, Plan
+
+MAX_WAIT = 64
+"""Tokens of text after which a value that is still open is given up: backlogs are not longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A round's first token and its width, and the drafters whose values from there are open."""
+
+    decision: Decision
+    start: int
+    width: int
+    names: set[str]
 
 
 class Bandit:
@@ -99,14 +115,20 @@ class Prefix:
 
 
 class Free:
-    """Reveal all that is known without one more forward; always, and at once.
+    """Reveal all that is known without one more forward, each value as soon as it is determined.
 
-    The played drafter's lengths as ``Prefix`` does (``longer``, ``rules`` too), and every other
-    drafter (retrieval, backlog) whose scores cover the round's positions, as far as the reward is
-    determined by them. The evidence is delivered even when no value is.
+    The played drafter's lengths as ``Prefix`` does (``longer``, ``rules`` too), at once; of every
+    other drafter (retrieval, backlog) the values along the verified text from the round's first
+    token on, when so many of its tokens are scored as its longest plan has: later, in feedback of
+    its own, unless the round emitted them. The evidence is delivered at once, always.
 
-    Source: this project's own (DESIGN section 1). Differs: none.
-    State: the switching cost's. Cost: one reward for each plan that is scored. Errors: as Bandit.
+    Source: this project's own (DESIGN section 1); the delay is HedgeSpec's (section 3.3, appendix
+        B.4): values told at once would be those of bad rounds only, as a short round leaves a good
+        drafter's length open and a bad one's not.
+    Differs: what the text's end, or a gap that nobody scored, leaves open is never told.
+    State: the switching cost's; alphas by drafter and position; the rounds that wait, with the
+        drafters they wait for, for ``MAX_WAIT`` tokens of text at most.
+    Cost: one reward for each plan that is scored. Errors: as Bandit.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("lookup", 1)]
     >>> import numpy as np
@@ -128,20 +150,46 @@ class Free:
     ) -> None:  # fmt: skip
         self._valuer, self._longer = Valuer(plans, reward, SwitchingCost(switching)), longer
         self.compares_rules = rules
+        self._ledger = Ledger(self._valuer.drafters)
+        self._waiting: deque[Waiting] = deque()
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
-        """The values of all plans that the evidence covers, and the evidence itself."""
-        known: dict[int, float] = {}
-        if decision.round > 0:
-            self._valuer.note(evidence)
-            for name, scores in evidence.scores.items():
-                if name != evidence.plan.drafter:
-                    known |= self._valuer.scored(name, *tail(scores, evidence.emitted_start))
-            known |= self._valuer.prefixes(
-                decision.plan, evidence, self._longer, self.compares_rules
-            )
-        return [(decision, self._valuer.feedback(known, evidence))]
+        """What has become due of earlier rounds, then this one's values and the evidence itself."""
+        if decision.round == 0 or self._valuer.reward is None:
+            return [(decision, self._valuer.feedback({}, evidence))]
+        self._ledger.note(evidence)
+        self._valuer.note(evidence)
+        told = []
+        for earlier in self._waiting:
+            if known := self._due(earlier):
+                told.append((earlier.decision, self._valuer.feedback(known, None)))
+        others = self._valuer.drafters - {evidence.plan.drafter}
+        start = evidence.emitted_start
+        own = Waiting(decision, start, evidence.num_emitted, others)
+        known = self._due(own) | self._valuer.prefixes(
+            decision.plan, evidence, self._longer, self.compares_rules
+        )
+        self._waiting = deque(
+            w for w in [*self._waiting, own] if w.names and w.start > start - MAX_WAIT
+        )
+        self._ledger.forget(self._waiting[0].start if self._waiting else start)
+        return [*told, (decision, self._valuer.feedback(known, evidence))]
 
     def flush(self) -> Told:
-        """Nothing waits."""
+        """Nothing: what waits is open, and stays so."""
+        self._waiting.clear()
         return []
+
+    def _due(self, step: Waiting) -> dict[int, float]:
+        """The values of the drafters that are scored far enough; they wait no longer."""
+        known: dict[int, float] = {}
+        looks_ahead = getattr(self._valuer.reward, "looks_ahead", True)
+        for name in sorted(step.names):
+            window = self._valuer.longest_of(name) if looks_ahead else step.width
+            if self._ledger.ends[name] < step.start + window:
+                continue
+            alphas, ratios = self._ledger.run(name, step.start, window)
+            if len(alphas) == window:
+                known |= self._valuer.scored(name, alphas, ratios)
+                step.names.discard(name)
+        return known

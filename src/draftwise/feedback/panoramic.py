@@ -8,23 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from draftwise.feedback import Told
+from draftwise.feedback.ledger import Ledger
 from draftwise.feedback.valuer import Valuer
 from draftwise.protocols import Reward
 from draftwise.rewards.alphas import Acceptance
-from draftwise.types import Decision, Evidence, Feedback, Floats, Plan
+from draftwise.types import Decision, Evidence, Feedback, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the game, waiting for its values: ``width`` tokens of text from ``start`` on."""
+    """One step of the game, waiting for its values: ``width`` tokens of text from ``start`` on.
+
+    more: how many steps of the same decision come after it.
+    """
 
     decision: Decision
     evidence: Evidence | None
     start: int
     width: int
+    more: int = 0
 
 
 class Panoramic:
@@ -40,10 +43,14 @@ class Panoramic:
     Differs: (1) by default one vector for each decision, at its first token; (2) a drafter that
         was left unscored holds the queue up by ``every`` rounds at most; it then counts as not
         seen; (3) the plan ``none`` emits one token; (4) where alphas do not tell (``throughput``),
-        the played plan's own outcome does.
+        the played plan's own outcome does; (5) one vector has one scale: while the hybrid loss is
+        acceptance, ``none``, which accepts nothing, is not seen; (6) a tree is scored as its
+        drafter's chain, by sum_v min(p, q), not by p of the candidates that it would hold (Theorem
+        2): drafters that grow trees alike keep their order, and all are underrated.
     State: alphas by drafter and position, from the oldest waiting step on; the queue.
     Cost: one reward for each plan and step. Errors: ValueError for a negative option.
 
+    >>> import numpy as np
     >>> plans = [Plan("a", 1), Plan("b", 1)]
     >>> from draftwise.rewards.counts import Length
     >>> from draftwise.types import Scores
@@ -69,13 +76,10 @@ class Panoramic:
         self._every, self._warmup, self._hybrid = every, warmup, hybrid
         self._delay = self._valuer.max_length if delay is None else delay
         self._per_token = per_token
-        self._known: dict[str, dict[int, tuple[float, float]]] = {
-            name: {} for name in self._valuer.drafters
-        }
-        self._ends = dict.fromkeys(self._valuer.drafters, 0)
+        self._ledger = Ledger(self._valuer.drafters)
         self._waiting: deque[Step] = deque()
         self._text_ends: deque[int] = deque(maxlen=every + 1)  # of the last rounds
-        self._low, self._num_rounds, self._num_told = 0, 0, 0
+        self._num_rounds, self._num_told = 0, 0
 
     @property
     def every(self) -> int:
@@ -84,7 +88,7 @@ class Panoramic:
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """Queue the round; what has become due, oldest first."""
-        self._note(evidence)
+        self._ledger.note(evidence)
         if decision.round == 0:
             return [(decision, self._valuer.feedback({}, evidence))]
         self._num_rounds += 1
@@ -107,25 +111,14 @@ class Panoramic:
         start, num = evidence.emitted_start, evidence.num_emitted
         if not self._per_token:
             return [Step(decision, evidence, start, num)]
-        return [Step(decision, None if i else evidence, start + i, 1) for i in range(num)]
-
-    def _note(self, evidence: Evidence) -> None:
-        """Write the new alphas down by position."""
-        for name in self._known.keys() & evidence.scores.keys():
-            scores, known = evidence.scores[name], self._known[name]
-            pairs = zip(scores.alphas.tolist(), scores.ratios.tolist(), strict=True)
-            for position, pair in enumerate(pairs, scores.start):
-                if position >= self._low:
-                    known[position] = pair
-            self._ends[name] = max(self._ends[name], scores.start + len(scores.alphas))
+        return [
+            Step(decision, None if i else evidence, start + i, 1, num - 1 - i) for i in range(num)
+        ]
 
     def _forget(self) -> None:
         """Drop the positions before the oldest step that waits."""
-        low = self._waiting[0].start if self._waiting else max(self._text_ends, default=0)
-        for known in self._known.values():
-            for position in range(self._low, low):
-                known.pop(position, None)
-        self._low = low
+        waits = self._waiting[0].start if self._waiting else max(self._text_ends, default=0)
+        self._ledger.forget(waits)
 
     def _reward(self) -> Reward | None:
         """The reward of the next step to be told: acceptance first, if hybrid."""
@@ -138,29 +131,18 @@ class Panoramic:
 
     def _is_ready(self, step: Step) -> bool:
         end = step.start + self._window(step)
-        if all(known_to >= end for known_to in self._ends.values()):
+        if all(known_to >= end for known_to in self._ledger.ends.values()):
             return True
         return len(self._text_ends) > self._every and self._text_ends[0] >= end
 
     def _tell(self, step: Step) -> tuple[Decision, Feedback]:
         reward, window = self._reward(), self._window(step)
-        known = self._valuer.nothing_drafted(window)
-        for name, pairs in self._known.items():
-            alphas, ratios = _run(pairs, step.start, window)
+        known = self._valuer.nothing_drafted(window, reward)
+        for name in self._ledger.ends:
+            alphas, ratios = self._ledger.run(name, step.start, window)
             known |= self._valuer.scored(name, alphas, ratios, window, reward)
         played = step.decision.plan
         if step.evidence is not None and math.isnan(known.get(played, math.nan)):
-            known[played] = self._valuer.played(played, step.evidence)
+            known[played] = self._valuer.played(played, step.evidence, reward)
         self._num_told += 1
-        return step.decision, self._valuer.feedback(known, step.evidence)
-
-
-def _run(pairs: dict[int, tuple[float, float]], start: int, num: int) -> tuple[Floats, Floats]:
-    """alphas and ratios of the positions from ``start`` on that are known without a gap."""
-    run = []
-    for position in range(start, start + num):
-        if position not in pairs:
-            break
-        run.append(pairs[position])
-    columns = np.array(run, dtype=np.float64).reshape(len(run), 2)
-    return columns[:, 0], columns[:, 1]
+        return step.decision, self._valuer.feedback(known, step.evidence, step.more)

@@ -34,21 +34,27 @@ class Valuer:
         for index, plan in enumerate(plans):
             self._of.setdefault(plan.drafter, []).append(index)
 
+    def longest_of(self, drafter: str) -> int:
+        """Tokens of this drafter's longest plan."""
+        return max(self.plans[index].length for index in self._of[drafter])
+
     def note(self, evidence: Evidence) -> None:
         """A new round: what its drafter had to catch up on is charged to all its plans."""
         self._charge = self._switching.charge(evidence) if self._switching is not None else 0.0
 
-    def feedback(self, known: dict[int, float], evidence: Evidence | None) -> Feedback:
+    def feedback(
+        self, known: dict[int, float], evidence: Evidence | None, more: int = 0
+    ) -> Feedback:
         """The values that are numbers, as [K] arrays."""
         values, seen = np.zeros(len(self.plans)), np.zeros(len(self.plans), dtype=np.bool_)
         for index, value in known.items():
             if not math.isnan(value):
                 values[index], seen[index] = value, True
-        return Feedback(values, seen, evidence)
+        return Feedback(values, seen, evidence, more)
 
-    def played(self, index: int, evidence: Evidence) -> float:
-        """The played plan's value."""
-        return self._value(index, evidence, evidence.num_drafted, evidence.seconds)
+    def played(self, index: int, evidence: Evidence, reward: Reward | None = None) -> float:
+        """The played plan's value; ``reward`` as in ``scored``."""
+        return self._value(index, evidence, evidence.num_drafted, evidence.seconds, reward)
 
     def prefixes(
         self, index: int, evidence: Evidence, longer: bool, rules: bool = False
@@ -66,12 +72,15 @@ class Valuer:
         known[index] = self.played(index, evidence)
         return known
 
-    def nothing_drafted(self, most: int | None = None) -> dict[int, float]:
-        """The value of the plan ``none``: no draft, one token; ``most`` as in ``scored``."""
+    def nothing_drafted(
+        self, most: int | None = None, reward: Reward | None = None
+    ) -> dict[int, float]:
+        """The value of the plan ``none``: no draft, one token; the rest as in ``scored``."""
         longest = self._longest(most)
         return {
             index: self._judge(
-                Outcome(self.plans[index], longest, _EMPTY, _EMPTY, _EMPTY, 0, 0), self.reward
+                Outcome(self.plans[index], longest, _EMPTY, _EMPTY, _EMPTY, 0, 0),
+                reward or self.reward,
             )
             for index in self._of.get(NONE, [])
         }
@@ -83,6 +92,7 @@ class Valuer:
         """Values of a drafter's plans from its alphas along the verified text.
 
         most: cut every length to this many tokens (a game by chunks), the longest one included.
+        reward: None = the valuer's own.
         """
         values: dict[int, float] = {}
         judge = reward or self.reward
@@ -98,8 +108,9 @@ class Valuer:
         return self.max_length if most is None else min(self.max_length, most)
 
     def _value(
-        self, index: int, evidence: Evidence, num_drafted: int, seconds: float = 0.0
-    ) -> float:
+        self, index: int, evidence: Evidence, num_drafted: int, seconds: float = 0.0,
+        reward: Reward | None = None,
+    ) -> float:  # fmt: skip
         """The value of a plan whose accepted count is known from the played draft."""
         scores = evidence.scores.get(evidence.plan.drafter)
         alphas, ratios = _EMPTY, _EMPTY
@@ -109,7 +120,7 @@ class Valuer:
             self.plans[index], self.max_length, alphas, ratios, evidence.drafted_alphas,
             num_drafted, min(evidence.num_accepted, num_drafted), seconds,
         )  # fmt: skip
-        return max(self._judge(outcome, self.reward) - self._charge, 0.0)
+        return max(self._judge(outcome, reward or self.reward) - self._charge, 0.0)
 
     def _judge(self, outcome: Outcome, reward: Reward | None) -> float:
         """The reward's value, rounding errors at 0 and 1 removed; nan without a reward."""

@@ -1,4 +1,6 @@
-"""WHICH plan: one algorithm a file; numpy only, no torch, no clock, no I/O.
+"""WHICH plan: numpy only, no torch, no clock, no I/O.
 
-(But for ``examples``, which reads the router's file once, when it is made.)
+Here the papers' algorithms, one a file; ``goodput`` is the default policy, ``wrappers`` change when
+or by how many requests a policy is taught, ``baselines`` learn nothing (or nothing while they run),
+``parts`` is what policies share. ``baselines.router`` alone reads a file, once, when it is made.
 """

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback
-from draftwise.policies.probability import draw
-from draftwise.policies.regret import instant_regrets
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback
+from draftwise.policies.parts.instant_regrets import instant_regrets
+from draftwise.policies.parts.probability import draw
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 _FIELDS = ("_regrets", "_sizes", "_tally", "_rng")
@@ -46,7 +46,7 @@ class AdaNormalHedge:
     Feedback: panoramic; a plan that was not seen sleeps (r = 0), so prefix and free move what they
         show and bandit feedback moves nothing; in the order given.
     State: regrets R and sizes C float64[K] (unitless); a Tally of the values.
-    Cost: O(K) a round. Errors: ValueError from the door.
+    Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
 
     >>> policy = AdaNormalHedge(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback, check_positive, check_share
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback, check_positive, check_share
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.policies.ucb1 import ucb1_indices
 from draftwise.types import Decision, Feedback, Floats
 
@@ -23,11 +23,14 @@ class DiscountedUCB:
 
     Source: MetaSD, Algorithm 6 (Kocsis and Szepesvari 2006).
     Update: every round all counts and sums are multiplied by ``discount``, then the seen values
-        are added; plan = argmax sum / n + beta * sqrt(2 ln t / n), n the discounted count.
+        are added; plan = argmax sum / n + beta * sqrt(2 ln t / n), n the discounted count and t
+        the sum of all n.
     Differs: (1) line 9 as printed divides the discounted sum by the plain count, so that every
         mean falls to 0; the cited work divides by the discounted count, and so does this; (2) line
         9 as printed leaves the means of the other plans alone; here their counts fade, which is
-        what makes them due again; (3) untried plans and seen values as in ``UCB1``.
+        what makes them due again; (3) line 7 prints ln of the rounds; the cited work takes the
+        discounted total, and so does this: with n bounded, the other bonus would grow for ever and
+        end in playing all plans alike; (4) untried plans and seen values as in ``UCB1``.
     Feedback: bandit or richer; the order matters, as older values count less.
     State: discounted counts and sums float64[K] (unitless); a Tally: plain counts, rounds learned.
     Cost: O(K) a round.
@@ -83,5 +86,5 @@ class DiscountedUCB:
         if untried is not None:
             return untried
         counts = np.maximum(self._counts, _LEAST)
-        indices = ucb1_indices(self.estimates(), counts, self._tally.num_rounds, self._beta)
-        return int(indices.argmax())
+        total = max(float(counts.sum()), 1.0)  # ln of less would be below 0
+        return int(ucb1_indices(self.estimates(), counts, total, self._beta).argmax())

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback, check_share
-from draftwise.policies.probability import draw, softmax
-from draftwise.policies.state import dump, load
+from draftwise.policies.parts.checks import check_feedback, check_share
+from draftwise.policies.parts.probability import draw, softmax
+from draftwise.policies.parts.state import dump, load
 from draftwise.types import Decision, Feedback, Floats
 
 _FIELDS = ("_gains", "_num_learned", "_num_chosen", "_rng")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback
-from draftwise.policies.probability import draw, softmax
-from draftwise.policies.state import dump, load
+from draftwise.policies.parts.checks import check_feedback
+from draftwise.policies.parts.probability import draw, softmax
+from draftwise.policies.parts.state import dump, load
 from draftwise.types import Decision, Feedback, Floats
 
 _FIELDS = ("_losses", "_num_learned", "_num_chosen", "_rng")
@@ -38,7 +38,7 @@ class EXP3Spec:
         eq. (6) knows no other probability of being seen.
     State: losses float64[K] (cumulative loss estimates, unitless); rounds learned and chosen.
     Cost: O(K) a round.
-    Errors: ValueError from the door.
+    Errors: ValueError from ``check_feedback``.
 
     >>> policy = EXP3Spec(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.zeros(2), np.array([True, False])))

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback, check_positive
-from draftwise.policies.probability import draw, softmax
-from draftwise.policies.regret import instant_regrets
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback, check_positive
+from draftwise.policies.parts.instant_regrets import instant_regrets
+from draftwise.policies.parts.probability import draw, softmax
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 _FIELDS = ("_gains", "_tally", "_rng")

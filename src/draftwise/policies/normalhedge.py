@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback
-from draftwise.policies.probability import draw
-from draftwise.policies.regret import instant_regrets
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback
+from draftwise.policies.parts.instant_regrets import instant_regrets
+from draftwise.policies.parts.probability import draw
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 _FIELDS = ("_regrets", "_tally", "_rng")
@@ -71,7 +71,7 @@ class NormalHedge:
     Feedback: panoramic (prefix and free move what they show), in the order given.
     State: regrets float64[K] (cumulative, unitless); a Tally of the values.
     Cost: O(K) a round, times about five Newton steps.
-    Errors: ValueError from the door.
+    Errors: ValueError from ``check_feedback``.
 
     >>> policy = NormalHedge(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))

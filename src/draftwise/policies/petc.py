@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.policies.door import check_count, check_positive
+from draftwise.policies.parts.checks import check_count, check_positive
+from draftwise.policies.parts.state import dump, load
 from draftwise.policies.sequential_halving import SequentialHalving
-from draftwise.policies.state import dump, load
 from draftwise.types import Decision, Feedback, Floats
+
+_TOKENS = 512  # of a request of which nothing is known
 
 
 def exploration_budget(c: float, num_tokens: int) -> int:
@@ -27,8 +29,9 @@ class PETC:
     Source: MetaSD, Algorithm 4 and Theorem 8 (B0 = c ln B).
     Update: Algorithm 5 with budget B0; it ends with one survivor, and that is the commitment.
     Differs: (1) B0 counts rounds, the box's l counts tokens, of which a round emits one or more;
-        (2) the paper leaves c open: 10 gives each of 7 drafters about 2 rounds a phase; B is the
-        request's tokens, 512 where nobody says.
+        (2) the paper leaves c open: at 4, the default, 7 drafters are tried once or twice in each
+        phase, 17 rounds of a request of 200 tokens; B is the most that the request may emit, or
+        ``num_tokens``, and 512 where neither is known.
     Feedback: as SequentialHalving. State: that of its SequentialHalving. Cost: O(K) a round.
     Errors: ValueError if c is not above 0 or num_tokens is below 1.
 
@@ -37,9 +40,13 @@ class PETC:
     (0, 1)
     """
 
-    def __init__(self, num_plans: int, c: float = 10.0, num_tokens: int = 512) -> None:
-        num_tokens = check_count("num_tokens", num_tokens)
-        budget = exploration_budget(check_positive("c", c), num_tokens)
+    def __init__(
+        self, num_plans: int, c: float = 4.0, num_tokens: int | None = None,
+        request_tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        known = num_tokens if num_tokens is not None else request_tokens
+        tokens = check_count("num_tokens", _TOKENS if known is None else known)
+        budget = exploration_budget(check_positive("c", c), tokens)
         self._explorer = SequentialHalving(num_plans, budget)
 
     def choose(self) -> Decision:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_count, check_feedback
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_count, check_feedback
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 _FIELDS = ("_alive", "_phase_counts", "_phase_sums", "_phase_chosen", "_tally")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_count, check_feedback, check_positive
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
+from draftwise.policies.parts.checks import check_count, check_feedback, check_positive
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
 from draftwise.policies.ucb1 import ucb1_indices
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 

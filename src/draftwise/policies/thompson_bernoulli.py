@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from draftwise.policies.argmax_law import argmax_law
-from draftwise.policies.door import check_feedback
-from draftwise.policies.probability import draw
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.argmax_law import argmax_law, shared_cells
+from draftwise.policies.parts.checks import check_feedback
+from draftwise.policies.parts.probability import draw
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 _FIELDS = ("_tally", "_rng")
-_NUM_CELLS = 128
-_MIDDLES = (np.arange(_NUM_CELLS) + 0.5) / _NUM_CELLS
-_LOG_X, _LOG_1_X = np.log(_MIDDLES), np.log1p(-_MIDDLES)
-_FAR = -300.0  # e to that is no probability, and yet no slow denormal number
+_NUM_CELLS = 96
 
 
-def beta_cells(successes: Floats, failures: Floats) -> tuple[Floats, Floats]:
-    """[n, G] masses, and the distribution function in the middles, of Beta(1 + s, 1 + f).
+def beta_log_scale(successes: float, failures: float) -> float:
+    """The logarithm of what normalises ``x^s (1 - x)^f`` to the density of Beta(1 + s, 1 + f).
 
-    On 128 equal cells of [0, 1]; both are above 0 everywhere.
-
-    >>> masses, middles = beta_cells(np.array([0.0]), np.array([0.0]))
-    >>> float(masses.min() * 128), float(masses.max() * 128), float(middles[0, 0] * 256)
-    (1.0, 1.0, 1.0)
+    >>> round(beta_log_scale(1.0, 1.0), 9) == round(math.log(6.0), 9)
+    True
     """
-    # Not a matrix product: its rounding would depend on how many rows are computed at once.
-    logs = successes[:, np.newaxis] * _LOG_X + failures[:, np.newaxis] * _LOG_1_X
-    logs -= logs.max(axis=1, keepdims=True)
-    masses = np.exp(np.maximum(logs, _FAR, out=logs), out=logs)
-    masses /= masses.sum(axis=1, keepdims=True)
-    return masses, masses.cumsum(axis=1) - 0.5 * masses
+    total = math.lgamma(successes + failures + 2.0)
+    return total - math.lgamma(successes + 1.0) - math.lgamma(failures + 1.0)
+
+
+def beta_best_probabilities(successes: Floats, failures: Floats, log_scales: Floats) -> Floats:
+    """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3.
+
+    >>> none = np.zeros(2)
+    >>> beta_best_probabilities(none, none, none).tolist()
+    [0.5, 0.5]
+    """
+    a, n = successes + 1.0, successes + failures + 2.0
+    means = a / n
+    sds = np.sqrt(means * (1.0 - means) / (n + 1.0))
+    alive, middles, widths = shared_cells(means, sds, _NUM_CELLS, 0.0, 1.0)
+    logs = successes[alive, np.newaxis] * np.log(middles)
+    logs += failures[alive, np.newaxis] * np.log1p(-middles)
+    logs += log_scales[alive, np.newaxis]
+    probabilities = np.zeros(len(means))
+    probabilities[alive] = argmax_law(logs, widths)
+    return probabilities
 
 
 class ThompsonBernoulli:
@@ -43,14 +53,14 @@ class ThompsonBernoulli:
 
     Source: TapOut, section 3.3, token level: the standard Beta-Bernoulli configuration.
     Update: Beta(1 + sum of values, 1 + sum of (1 - value)); plan = argmax of a sample from each.
-    Differs: (1) the plan is drawn from the law of that argmax, computed on 128 cells, instead of
+    Differs: (1) the plan is drawn from the law of that argmax, computed on 96 cells, instead of
         from samples: the probability that travels with the decision is then exactly the one drawn
         from; (2) a value between 0 and 1 counts as that share of a success; (3) every seen value
         counts.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums float64[K] (unitless); rounds learned; the random generator. The
-        cells [K, 128] are a cache of it.
-    Cost: O(128 K) a choice. Errors: ValueError from the door.
+        logarithms [K] that normalise the beliefs are a cache of it.
+    Cost: O(96 K) a choice. Errors: ValueError from ``check_feedback``.
 
     >>> policy = ThompsonBernoulli(num_plans=4, rng=np.random.default_rng(0))
     >>> policy.choose().prob
@@ -59,7 +69,7 @@ class ThompsonBernoulli:
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
-        self._masses, self._middles = beta_cells(np.zeros(num_plans), np.zeros(num_plans))
+        self._log_scales: Floats = np.zeros(num_plans)
         self._stale: Bools = np.zeros(num_plans, dtype=np.bool_)
 
     def choose(self) -> Decision:
@@ -76,8 +86,12 @@ class ThompsonBernoulli:
 
     def probabilities(self) -> Floats:
         """[K] probability that each plan is the best."""
-        self._refresh()
-        return argmax_law(self._masses, self._middles)
+        successes, counts = self._tally.sums, self._tally.counts
+        failures = np.maximum(counts - successes, 0.0)
+        for row in np.flatnonzero(self._stale).tolist():
+            self._log_scales[row] = beta_log_scale(float(successes[row]), float(failures[row]))
+        self._stale[:] = False
+        return beta_best_probabilities(successes, failures, self._log_scales)
 
     def estimates(self) -> Floats:
         """[K] posterior mean."""
@@ -92,12 +106,3 @@ class ThompsonBernoulli:
         """Take up a saved memory; ValueError if it does not fit."""
         load(self, _FIELDS, state)
         self._stale[:] = True
-
-    def _refresh(self) -> None:
-        """Compute anew the cells of the plans that learned something."""
-        rows = self._stale
-        if rows.any():
-            successes = self._tally.sums[rows]
-            failures = np.maximum(self._tally.counts[rows] - successes, 0.0)
-            self._masses[rows], self._middles[rows] = beta_cells(successes, failures)
-            self._stale[:] = False

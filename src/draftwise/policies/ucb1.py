@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback, check_positive
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback, check_positive
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 
-def ucb1_indices(means: Floats, counts: Floats, num_rounds: int, beta: float) -> Floats:
+def ucb1_indices(means: Floats, counts: Floats, num_rounds: float, beta: float) -> Floats:
     """[K] ``mean + beta * sqrt(2 ln t / n)``; counts [K] are all at least 1.
 
     >>> ucb1_indices(np.array([0.5]), np.array([2.0]), num_rounds=1, beta=1.0).tolist()
@@ -32,7 +32,9 @@ class UCB1:
         their appendix F.4. TapOut (section 3.3) is ``beta=1``.
     Update: plan = argmax mean + beta * sqrt(2 ln t / n), t the rounds learned from so far.
     Differs: (1) a plan is owed its first try until something was SEEN of it, so late feedback and
-        replayed decisions are right; (2) every seen value counts, not only the played plan's.
+        replayed decisions are right; (2) every seen value counts, not only the played plan's; (3)
+        TapOut's t is the round being chosen, one more than MetaSD's and this one: its bonus is
+        larger by a factor sqrt(ln (t + 1) / ln t), 3% in round 10 and .1% in round 200.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, chosen float64[K] (values are unitless); rounds learned.
     Cost: O(K) a round.

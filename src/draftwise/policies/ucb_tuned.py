@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 
@@ -33,10 +33,11 @@ class UCBTuned:
 
     Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002).
     Update: plan = argmax mean + sqrt(ln t / n * min(1/4, V)), V = variance + sqrt(2 ln t / n).
-    Differs: as ``UCB1``: untried plans first, until seen; every seen value counts.
+    Differs: as ``UCB1``: untried plans first, until seen; every seen value counts; the paper's t is
+        one more, the round being chosen.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, squares, chosen float64[K] (unitless); rounds learned.
-    Cost: O(K) a round. Errors: ValueError from the door.
+    Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
 
     >>> policy = UCBTuned(num_plans=3)
     >>> [policy.choose().plan for _ in range(3)]

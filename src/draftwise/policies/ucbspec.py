@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback, check_share
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback, check_share
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 

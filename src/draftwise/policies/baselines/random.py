@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 _FIELDS = ("_rng", "_tally")

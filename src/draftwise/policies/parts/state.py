@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,10 +24,11 @@ def load(owner: object, names: Sequence[str], state: Mapping[str, Any]) -> None:
             f"this state holds {sorted(state)}, but {type(owner).__name__} needs {sorted(names)}: "
             "load it into a policy of the same name and options"
         )
-    ready = {name: _like(name, getattr(owner, name), state[name]) for name in names}
     parts = [name for name in names if hasattr(getattr(owner, name), "load_state")]
+    own = [name for name in names if name not in parts]
+    ready = {name: _like(name, getattr(owner, name), state[name]) for name in own}
     for name in parts:  # first, as they may still refuse
-        getattr(owner, name).load_state(ready.pop(name))
+        getattr(owner, name).load_state(state[name])
     for name, value in ready.items():
         if isinstance(getattr(owner, name), np.random.Generator):
             getattr(owner, name).bit_generator.state = value
@@ -51,7 +53,8 @@ def _plain(value: Any) -> Any:
 
 
 def _like(name: str, present: Any, value: Any) -> Any:
-    """``value`` in the type that the attribute has at present."""
+    """``value`` in the type that the attribute has at present; ValueError if it is damaged."""
+    _refuse_damaged(name.lstrip("_"), value)
     if isinstance(present, np.ndarray):
         array = np.array(value, dtype=present.dtype)
         if array.shape != present.shape:
@@ -61,3 +64,19 @@ def _like(name: str, present: Any, value: Any) -> Any:
             )
         return array
     return _plain(value)
+
+
+def _refuse_damaged(name: str, value: Any) -> None:
+    """A number that is none, or rows of one table that are not equally long."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} has the value {value}: the file is damaged")
+    parts = list(value.values()) if isinstance(value, Mapping) else value
+    if isinstance(parts, list):
+        for part in parts:
+            _refuse_damaged(name, part)
+    if isinstance(value, Mapping):
+        sizes = {len(part) for part in parts if isinstance(part, list)}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the rows of {name} have {sorted(sizes)} entries: the file is damaged"
+            )

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_count, check_feedback
-from draftwise.policies.in_flight import Told, freeze, told_from_json, told_to_json
-from draftwise.policies.state import dump, load
+from draftwise.policies.parts.checks import check_count, check_feedback
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.wrappers.in_flight import Told, freeze, told_from_json, told_to_json
 from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 
-_FIELDS = ("_base", "_num_chosen", "_num_told")
+_FIELDS = ("_base", "_num_chosen", "_num_told", "_last_batch")
 
 
 class Batched:
@@ -21,9 +21,10 @@ class Batched:
 
     Source: HedgeSpec, appendix B.5 ("skipping updates"): a warm-up of 6 rounds with full updates,
         then feedback in batches of 12 rounds and one update per 6 tokens.
-    Update: in the first ``warmup`` rounds all is learned at once. After that one feedback of every
-        ``skip`` is kept, the others are dropped, and what was kept is learned, in order, when
-        ``batch`` rounds have gone by.
+    Update: in the first ``warmup`` rounds, or of the first ``warmup`` feedbacks, all is learned at
+        once. After that one feedback of every ``skip`` is kept, the others are dropped, and what
+        was kept is learned, in order, as soon as ``batch`` choices or more have gone by since the
+        last time (rows that share the policy choose several times in a round).
     Differs: the paper gives numbers and no box. Its unit of skipping is a token, which is one
         feedback in the token-level game (``panoramic:per_token=true``); with one feedback a round
         it is a round. To spare the SCORING as well, use ``panoramic:every=12,warmup=6``.
@@ -50,7 +51,7 @@ class Batched:
         self._warmup, self._batch = check_count("warmup", warmup, 0), check_count("batch", batch)
         self._skip, self._num_plans = check_count("skip", skip), num_plans
         self._base = make_base(base, rng)
-        self._num_chosen, self._num_told = 0, 0
+        self._num_chosen, self._num_told, self._last_batch = 0, 0, self._warmup
         self._kept: list[Told] = []
 
     def choose(self) -> Decision:
@@ -61,16 +62,16 @@ class Batched:
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Keep or drop the feedback; pass on what was kept when its batch is full."""
         check_feedback(decision, feedback, self._num_plans)
-        if self._num_chosen <= self._warmup:
+        self._num_told += 1
+        if min(self._num_chosen, self._num_told) <= self._warmup:
             self._base.learn(decision, feedback)
             return
-        if self._num_told % self._skip == 0:
+        if (self._num_told - self._warmup - 1) % self._skip == 0:
             self._kept.append(freeze(decision, feedback))
-        self._num_told += 1
-        if (self._num_chosen - self._warmup) % self._batch == 0:
+        if self._num_chosen - self._last_batch >= self._batch:
             for told in self._kept:
                 self._base.learn(*told)
-            self._kept = []
+            self._kept, self._last_batch = [], self._num_chosen
 
     def probabilities(self) -> Floats:
         """[K] the base's."""

@@ -3,78 +3,14 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+from draftwise.policies.goodput.confidences import Bins, bin_of
 from draftwise.types import DraftStep
-
-CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
-"""Borders of the nine bins of a drafter's largest probability."""
-
-BIN_WEIGHT = 3.0
-"""How many alphas a bin's prior counts for."""
-
-BIN_DISCOUNT = 0.995
-"""What older alphas of a bin are worth when a new one falls into it."""
 
 RATE_SHARE = 0.9
 """The share of the best plan's rate at which seconds are priced: too dear would end drafting."""
-
-_EDGES = (0.0, *CONFIDENCES, 1.0)
-_CENTRES = [(low + high) / 2 for low, high in pairwise(_EDGES)]
-_NEXT = [0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES]
-
-Bins = list[list[float]]
-"""For each bin the discounted sums of alphas and weights: [this token's, and the next one's]."""
-
-
-def new_bins() -> Bins:
-    """No alphas yet: [num, den] of the token itself, then of the one after it."""
-    return [[0.0, 0.0, 0.0, 0.0] for _ in _CENTRES]
-
-
-def bin_of(confidence: float) -> int:
-    """The bin of a largest probability.
-
-    >>> [bin_of(confidence) for confidence in (0.1, 0.2, 0.5, 0.97, 1.0)]
-    [0, 1, 3, 7, 8]
-    """
-    return bisect_right(CONFIDENCES, confidence)
-
-
-def add_to_bins(bins: Bins, confidences: Sequence[float], alphas: Sequence[float]) -> None:
-    """Each alpha to the bin of its own token's confidence, and to that of the token before.
-
-    confidences: NaN where somebody else wrote the token.
-    """
-    before = -1
-    for confidence, alpha in zip(confidences, alphas, strict=True):
-        if confidence != confidence:
-            before = -1
-            continue
-        if before >= 0:
-            _add(bins[before], 2, alpha)
-        before = bin_of(confidence)
-        _add(bins[before], 0, alpha)
-
-
-def _add(row: list[float], place: int, alpha: float) -> None:
-    row[place] = BIN_DISCOUNT * row[place] + alpha
-    row[place + 1] = BIN_DISCOUNT * row[place + 1] + 1.0
-
-
-def accepted(bins: Bins, index: int) -> float:
-    """Acceptance of a token of this bin."""
-    num, den, _, _ = bins[index]
-    return (num + BIN_WEIGHT * _CENTRES[index]) / (den + BIN_WEIGHT)
-
-
-def accepted_next(bins: Bins, index: int) -> float:
-    """Acceptance of the token after one of this bin."""
-    _, _, num, den = bins[index]
-    return (num + BIN_WEIGHT * _NEXT[index]) / (den + BIN_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,5 +106,5 @@ class Mixer:
             self._reached, self._next = self._reached * self._copied, self._alpha
         else:
             index = bin_of(step.max_prob)
-            self._reached *= accepted(self._bins, index)
-            self._next = accepted_next(self._bins, index)
+            self._reached *= self._bins.accepted(index)
+            self._next = self._bins.accepted_next(index)

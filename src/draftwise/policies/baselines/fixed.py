@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.policies.door import check_feedback
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
+from draftwise.policies.parts.checks import check_feedback
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
 from draftwise.types import Decision, Feedback, Floats
 
 

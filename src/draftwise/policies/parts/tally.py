@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.state import dump, load
+from draftwise.policies.parts.state import dump, load
 from draftwise.types import Bools, Floats
 
 _FIELDS = ("counts", "sums", "squares", "chosen", "num_rounds")

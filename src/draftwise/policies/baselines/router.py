@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_count, check_feedback
-from draftwise.policies.examples import read_examples
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
+from draftwise.policies.baselines.router_examples import read_examples
+from draftwise.policies.parts.checks import check_count, check_feedback
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
 from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 
 _FIELDS = ("_plan", "_counts", "_num_chosen")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_count, check_feedback
-from draftwise.policies.in_flight import Told, freeze, told_from_json, told_to_json
-from draftwise.policies.state import dump, load
+from draftwise.policies.parts.checks import check_count, check_feedback
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.wrappers.in_flight import Told, freeze, told_from_json, told_to_json
 from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 

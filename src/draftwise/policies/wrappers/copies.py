@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.door import check_feedback
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 
@@ -17,8 +17,9 @@ class Copies:
 
     Source: Joulani et al. 2013, Algorithm 1, as HedgeSpec uses it in Theorem 4 and appendix A.3:
         a blackbox reduction for bounded delays that need not be constant.
-    Update: choose with the first copy that has no decision in flight, a new one if all have; the
-        feedback of a decision goes to the copy that made it, and frees it.
+    Update: choose with the first copy that has no decision in flight, a new one if all have; all
+        feedback of a decision goes to the copy that made it, and the last of it frees the copy (in
+        the token-level game a decision has one feedback for each token, ``Feedback.more``).
     Differs: feedback of a decision that no copy made (a replay) goes to the first copy.
     Feedback: what the base takes, in any order as far as the decisions are different copies'.
     State: the copies' states; which copy made each decision in flight, by round.
@@ -57,10 +58,11 @@ class Copies:
         return Decision(made.plan, made.prob, self._num_chosen)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Tell the copy that made the decision, and free it."""
+        """Tell the copy that made the decision; nothing more to come frees it."""
         check_feedback(decision, feedback, self._num_plans)
         self._copies[self._maker.get(decision.round, 0)].learn(decision, feedback)
-        self._maker.pop(decision.round, None)
+        if not feedback.more:
+            self._maker.pop(decision.round, None)
 
     def probabilities(self) -> Floats:
         """[K] those of the copy that would choose; of a copy yet to be made, a fresh one's."""

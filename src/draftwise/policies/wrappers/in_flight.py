@@ -22,7 +22,7 @@ def freeze(decision: Decision, feedback: Feedback) -> Told:
     0.0
     """
     values, seen = np.array(feedback.values, dtype=np.float64), np.array(feedback.seen)
-    return decision, Feedback(values, seen, feedback.evidence)
+    return decision, Feedback(values, seen, feedback.evidence, feedback.more)
 
 
 def told_to_json(told: Told) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def told_to_json(told: Told) -> dict[str, Any]:
         "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),
         "seen": feedback.seen.tolist(),
         "evidence": None if evidence is None else evidence_to_json(evidence),
+        "more": feedback.more,
     }
 
 
@@ -41,7 +42,7 @@ def told_from_json(plain: Mapping[str, Any]) -> Told:
     """What ``told_to_json`` wrote."""
     evidence = None if plain["evidence"] is None else evidence_from_json(plain["evidence"])
     values, seen = np.array(plain["values"]), np.array(plain["seen"], dtype=np.bool_)
-    return Decision(*plain["decision"]), Feedback(values, seen, evidence)
+    return Decision(*plain["decision"]), Feedback(values, seen, evidence, plain.get("more", 0))
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The one door through which values enter a policy: whatever is not in [0, 1] is turned away."""
+"""What every policy checks of its feedback: whatever is not in [0, 1] is turned away."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from draftwise.policies.door import check_feedback
-from draftwise.policies.probability import one_hot
-from draftwise.policies.state import dump, load
-from draftwise.policies.tally import Tally
+from draftwise.policies.parts.checks import check_feedback
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 
@@ -22,7 +22,8 @@ class DraftAll:
         every plan: the emitted tokens are those of the best draft, the seconds those of all of
         them. Where drafts are drawn from a q, they are branches of one tree, tried one after
         another; keeping the longest of several random drafts would change the output's law.
-    Feedback: any. State: a Tally [K]. Cost: O(K) a round. Errors: ValueError from the door.
+    Feedback: any. State: a Tally [K]. Cost: O(K) a round.
+    Errors: ValueError from ``check_feedback``.
 
     >>> DraftAll(num_plans=3).plays_all
     True

@@ -1,0 +1,1 @@
+"""The default policy: the plan that promises the most tokens per second."""

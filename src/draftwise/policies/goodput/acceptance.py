@@ -1,0 +1,123 @@
+"""How often drafted tokens are accepted, in this request and of late: rates of every drafter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftwise.policies.parts.state import dump, load
+from draftwise.types import Floats
+
+PRIOR = 0.55
+"""Acceptance that a drafter is granted of which nothing is known."""
+
+PRIOR_WEIGHT = 2.0
+"""How many alphas a prior counts for."""
+
+POOL_WEIGHT = 4.0
+"""How many alphas the prior counts for against those of all LM drafters together."""
+
+GOOD_POOL = 0.2
+"""Mean acceptance of all LM drafters from which on an unknown one is granted the prior."""
+
+FAST_DISCOUNT = 0.8
+"""What each alpha loses by the next in the rate that forgets fast: it remembers some five."""
+
+FAST_ODDS = math.log(0.12 / 0.88)
+"""How little the fast rate is believed before it has predicted better (log odds)."""
+
+ERROR_WEIGHT = 3.0
+"""Log odds for each unit of squared error that one rate made and the other did not."""
+
+_FIELDS = ("_table", "_pool", "_prior", "_prior_weight")
+
+
+class Rates:
+    """How often each LM drafter's tokens are accepted, on this text and of late; all at once.
+
+    Source: this project's own; the two memories are weighted as in Hedge.
+    Update: by drafter num, den <- g num + w alpha, g den + w for each alpha of weight w, once with
+        the slow g = ``discount`` and once with the fast .8; what is not scored fades by the slow g
+        for each emitted token. rate = (num + n e) / (den + n), with e the drafter's prior and n its
+        weight (of the fast rate 2). Where nothing is remembered of drafters, an unknown one is
+        granted less as all fail: e = prior * min(1, m / .2), m = (4 prior + pool num) / (4 + pool
+        den), the pool's num and den adding up all drafters' alphas.
+    State: [6, D] num, den slow, num, den fast, squared errors of slow and fast; the pool's num and
+        den; priors and their weights.
+
+    >>> rates = Rates(num_drafters=2, discount=0.97)
+    >>> rates.add(0, [0.0] * 28)
+    >>> rates.of().round(3).tolist()
+    [0.02, 0.189]
+    """
+
+    def __init__(self, num_drafters: int, discount: float, prior: float = PRIOR) -> None:
+        self._discount = discount
+        self._prior: Floats = np.full(num_drafters, prior)
+        self._prior_weight: Floats = np.full(num_drafters, PRIOR_WEIGHT)
+        self._table: Floats = np.zeros((6, num_drafters))
+        self._pool = [0.0, 0.0]
+
+    def expect(self, priors: Floats, weights: Floats) -> None:
+        """[D] what is believed of each drafter before it is scored, and for how many alphas."""
+        self._prior, self._prior_weight = priors, weights
+
+    def of(self) -> Floats:
+        """[D] the slow and the fast rate, weighted by how well each has predicted."""
+        num, den, fast_num, fast_den, error, fast_error = self._table
+        prior = self._prior * self._granted()
+        slow = (num + self._prior_weight * prior) / (den + self._prior_weight)
+        fast = (fast_num + PRIOR_WEIGHT * prior) / (fast_den + PRIOR_WEIGHT)
+        odds = FAST_ODDS + ERROR_WEIGHT * (error - fast_error)
+        share = 0.5 + 0.5 * np.tanh(0.5 * odds)
+        rates: Floats = slow + share * (fast - slow)
+        return rates
+
+    def weights(self) -> Floats:
+        """[D] how many alphas each slow rate rests on, its prior included."""
+        weights: Floats = self._table[1] + self._prior_weight
+        return weights
+
+    def fade(self, num_emitted: int, scored: Collection[int]) -> None:
+        """So many tokens were emitted, and all drafters but these were not scored on them."""
+        kept = self._discount**num_emitted
+        self._pool = [kept * part for part in self._pool]
+        stay = {drafter: self._table[:, drafter].copy() for drafter in scored}
+        self._table *= kept
+        for drafter, column in stay.items():
+            self._table[:, drafter] = column
+
+    def add(self, drafter: int, alphas: Sequence[float], weight: float = 1.0) -> None:
+        """A drafter's alphas, in text order; each judges both rates before it moves them."""
+        num, den, fast_num, fast_den, error, fast_error = self._table[:, drafter].tolist()
+        g, own = self._discount, float(self._prior_weight[drafter])
+        prior = float(self._prior[drafter]) * self._granted()
+        held, fast_held = own * prior, PRIOR_WEIGHT * prior
+        for alpha in alphas:
+            slow = (num + held) / (den + own) - alpha
+            fast = (fast_num + fast_held) / (fast_den + PRIOR_WEIGHT) - alpha
+            error = g * error + weight * slow * slow
+            fast_error = g * fast_error + weight * fast * fast
+            num = g * num + weight * alpha
+            den = g * den + weight
+            fast_num = FAST_DISCOUNT * fast_num + weight * alpha
+            fast_den = FAST_DISCOUNT * fast_den + weight
+        self._table[:, drafter] = num, den, fast_num, fast_den, error, fast_error
+        self._pool[0] += weight * sum(alphas)
+        self._pool[1] += weight * len(alphas)
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, _FIELDS)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, _FIELDS, state)
+
+    def _granted(self) -> float:
+        """The share of its prior that an unknown drafter is granted."""
+        num, den = self._pool
+        return min(1.0, (POOL_WEIGHT * PRIOR + num) / (POOL_WEIGHT + den) / GOOD_POOL)

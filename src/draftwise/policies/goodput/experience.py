@@ -1,0 +1,237 @@
+"""What requests teach each other: which drafter does well on what text, and how well."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftwise.policies.goodput.acceptance import PRIOR
+from draftwise.policies.goodput.confidences import Bins
+from draftwise.policies.goodput.matches import MatchTable
+from draftwise.types import Floats, Ints
+
+NUM_FEATURES = 1024
+"""Features that tokens are hashed to."""
+
+WINDOW = 128
+"""Tokens at the end of a text that it is recognised by."""
+
+PASSAGE = 32
+"""Tokens of an answer after which its text is looked at anew."""
+
+PRIOR_VARIANCE = 5.0
+"""Of a drafter's log odds on a text like none before: its acceptance may be anything."""
+
+TOKEN_WEIGHT = 0.25
+"""Of an alpha, in observations: neighbours say much the same."""
+
+MOST_WEIGHT = 20.0
+"""Alphas that a prediction counts for at most: every text is a little different."""
+
+SURPRISE = 6.0
+"""Log odds, against what was learnt of a drafter, from which on it is forgotten."""
+
+LABEL_WEIGHT = 16
+"""Tokens that a request's label counts for."""
+
+_BIAS = math.log(PRIOR / (1.0 - PRIOR))
+_SURE = 0.01  # no prediction is surer than this of a failure, or of a success
+_PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """A text as the model sees it: hashed tokens and how many there are, of length 1.
+
+    ids, values: [n] features that are present, and sqrt(counts) over their norm.
+    """
+
+    ids: Ints
+    values: Floats
+
+
+def features(tokens: Sequence[int], label: str = "") -> Features:
+    """Of the tokens before a passage, and of the request's label.
+
+    >>> features([5, 5, 5, 5]).values.tolist()
+    [1.0]
+    """
+    hashed = np.asarray(tokens, dtype=np.int64) * 2654435761 % 2**32 % NUM_FEATURES
+    counts = np.bincount(hashed, minlength=NUM_FEATURES)
+    if label:
+        counts[zlib.crc32(label.encode()) % NUM_FEATURES] += LABEL_WEIGHT
+    ids = np.flatnonzero(counts)
+    values = np.sqrt(counts[ids] / max(int(counts.sum()), 1))
+    return Features(ids, values)
+
+
+class Experience:
+    """The memory of all requests: acceptance by drafter and text, by confidence, by match.
+
+    Source: Bayesian logistic regression with a Gaussian of diagonal covariance for each drafter,
+        one assumed-density step an observation (as in Graepel et al. 2010, with a logistic link).
+    Update: z = b + w x for the features x of the text's end; an alpha a of weight n moves w by V x
+        n (a - p) / (1 + n h v) and lowers the variances, 1/V += n h x^2, with p = sigma(z), h =
+        p (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and the alphas that it
+        counts for, 1 / (1/20 + p (1 - p) v). What was learnt of a drafter is forgotten as soon as
+        it foretells worse than nothing at all by e^6 (a one-sided cumulative sum).
+    State: means and variances [D, F]; sums of surprise, and seconds that not looking may have
+        cost, [D]; bins of confidence by LM drafter and tables by retrieval drafter; tokens and
+        answers. All of it is bounded by the drafters.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        num = len(names)
+        self.names = list(names)
+        self._mean: Floats = np.zeros((num, NUM_FEATURES))
+        self._variance: Floats = np.full((num, NUM_FEATURES), PRIOR_VARIANCE)
+        self._surprise: Floats = np.zeros(num)
+        self.missed_s: Floats = np.zeros(num)
+        self.bins: dict[str, Bins] = {}
+        self.tables: dict[str, MatchTable] = {}
+        self.num_tokens, self.num_answers = 256.0, 1.0
+
+    @property
+    def answer_tokens(self) -> float:
+        """Tokens of an answer, on average; one of 256 is believed in before there are any."""
+        return self.num_tokens / self.num_answers
+
+    def predict(self, seen: Features) -> tuple[Floats, Floats]:
+        """[D] acceptance behind such a text, and how many alphas that counts for."""
+        variance = self._variance[:, seen.ids] @ (seen.values * seen.values)
+        logit = _BIAS + self._mean[:, seen.ids] @ seen.values
+        rates = 1.0 / (1.0 + np.exp(-logit / np.sqrt(1.0 + _PROBIT * variance)))
+        rates = rates.clip(_SURE, 1.0 - _SURE)
+        return rates, 1.0 / (1.0 / MOST_WEIGHT + rates * (1.0 - rates) * variance)
+
+    def add(self, drafter: int, seen: Features, alpha: float, num: float) -> None:
+        """A drafter's mean alpha behind such a text, over so many tokens."""
+        mean, variance = self._mean[drafter], self._variance[drafter]
+        old, squares, weight = variance[seen.ids], seen.values * seen.values, TOKEN_WEIGHT * num
+        spread, logit = float(old @ squares), _BIAS + float(mean[seen.ids] @ seen.values)
+        if self._is_surprised(drafter, logit, spread, alpha, weight):
+            mean[:], variance[:] = 0.0, PRIOR_VARIANCE
+            old, spread, logit = variance[seen.ids], PRIOR_VARIANCE, _BIAS
+        p = 1.0 / (1.0 + math.exp(-logit))
+        curvature = weight * max(p * (1.0 - p), _SURE)
+        mean[seen.ids] += old * seen.values * (weight * (alpha - p) / (1.0 + curvature * spread))
+        variance[seen.ids] = old / (1.0 + curvature * squares * old)
+
+    def _is_surprised(
+        self, drafter: int, logit: float, spread: float, alpha: float, weight: float
+    ) -> bool:
+        """Whether what was learnt has foretold so badly that nothing would be better."""
+        p = 1.0 / (1.0 + math.exp(-logit / math.sqrt(1.0 + _PROBIT * spread)))
+        p = min(max(p, _SURE), 1.0 - _SURE)
+        odds = alpha * math.log(PRIOR / p) + (1.0 - alpha) * math.log((1.0 - PRIOR) / (1.0 - p))
+        total = max(0.0, float(self._surprise[drafter]) + weight * odds)
+        is_surprised = total > SURPRISE
+        self._surprise[drafter] = 0.0 if is_surprised else total
+        return is_surprised
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON, by drafter; of features only those that were ever seen."""
+        return {
+            "answers": [self.num_tokens, self.num_answers],
+            "drafters": {name: self._drafter_state(row) for row, name in enumerate(self.names)},
+            "bins": {name: bins.state() for name, bins in self.bins.items()},
+            "tables": {name: table.state() for name, table in self.tables.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory, all or nothing; of drafters that are not here nothing is kept.
+
+        Raises ValueError for what is no such memory, and for numbers that cannot be.
+        """
+        fresh = Experience(self.names)
+        if set(state) != {"answers", "drafters", "bins", "tables"}:
+            raise ValueError(f"it holds {sorted(state)}, which is no memory of requests")
+        fresh.num_tokens, fresh.num_answers = (float(part) for part in state["answers"])
+        if not (1 <= fresh.num_answers < math.inf and 0 <= fresh.num_tokens < math.inf):
+            raise ValueError("its answers are no counts")
+        for row, name in enumerate(self.names):
+            if name in state["drafters"]:
+                fresh._load_drafter(row, state["drafters"][name])
+        kept = set(self.names)
+        fresh.bins = {n: Bins.of(s) for n, s in state["bins"].items() if n in kept}
+        fresh.tables = {n: MatchTable.of(s) for n, s in state["tables"].items() if n in kept}
+        vars(self).update(vars(fresh))
+
+    def _drafter_state(self, row: int) -> dict[str, Any]:
+        ids = np.flatnonzero(self._variance[row] != PRIOR_VARIANCE)
+        return {
+            "features": ids.tolist(),
+            "mean": self._mean[row, ids].round(5).tolist(),
+            "variance": self._variance[row, ids].round(5).tolist(),
+            "surprise": float(self._surprise[row]),
+            "missed_s": float(self.missed_s[row]),
+        }
+
+    def _load_drafter(self, row: int, state: Mapping[str, Any]) -> None:
+        ids = np.array(state["features"], dtype=np.int64)
+        mean, variance = (np.array(state[key], dtype=np.float64) for key in ("mean", "variance"))
+        alone = np.array([state["surprise"], state["missed_s"]], dtype=np.float64)
+        is_fit = ids.shape == mean.shape == variance.shape == (len(set(ids.tolist())),)
+        if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() < NUM_FEATURES)):
+            raise ValueError("its features do not fit together")
+        if not (np.isfinite(mean).all() and np.isfinite(alone).all() and (alone >= 0).all()):
+            raise ValueError("a number of it is not finite")
+        if not ((variance >= 0) & (variance <= PRIOR_VARIANCE)).all():
+            raise ValueError("a variance of it is none")
+        self._mean[row, ids], self._variance[row, ids] = mean, variance
+        self._surprise[row], self.missed_s[row] = alone
+
+
+class Recall:
+    """One request's view of an ``Experience``: what is known of texts like its own.
+
+    private: it learns from others, and nobody learns from it. expected: as ``Experience.predict``
+    of its present text. bins, tables, missed_s: the shared ones, or if private copies of them.
+    """
+
+    def __init__(
+        self, experience: Experience, prompt: Sequence[int], label: str = "", private: bool = False
+    ) -> None:
+        self._experience, self._label, self._private = experience, label, private
+        mine = deepcopy if private else _shared
+        self.bins, self.missed_s = mine(experience.bins), mine(experience.missed_s)
+        self.tables = mine(experience.tables)
+        self._tokens, self._num_new = list(prompt[-WINDOW:]), 0
+        self._seen = features(self._tokens, label)
+        self.expected = experience.predict(self._seen)
+        if not private:
+            experience.num_answers += 1
+
+    @property
+    def answer_tokens(self) -> float:
+        """Tokens of an answer, on average."""
+        return self._experience.answer_tokens
+
+    def saw_tokens(self, tokens: Sequence[int]) -> bool:
+        """The answer goes on; whether ``expected`` has changed with it."""
+        self._tokens += tokens
+        self._num_new += len(tokens)
+        if not self._private:
+            self._experience.num_tokens += len(tokens)
+        if self._num_new < PASSAGE:
+            return False
+        del self._tokens[:-WINDOW]
+        self._num_new, self._seen = 0, features(self._tokens, self._label)
+        self.expected = self._experience.predict(self._seen)
+        return True
+
+    def add(self, drafter: int, alphas: Sequence[float], weight: float) -> None:
+        """A drafter's alphas on this text, and what each counts for."""
+        if alphas and not self._private:
+            mean = sum(alphas) / len(alphas)
+            self._experience.add(drafter, self._seen, mean, weight * len(alphas))
+
+
+def _shared(part: Any) -> Any:
+    return part

@@ -1,0 +1,282 @@
+"""Goodput: the drafter and length with the most expected tokens per second, none included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from draftwise.policies.goodput.acceptance import Rates
+from draftwise.policies.goodput.confidences import Bins
+from draftwise.policies.goodput.experience import Experience, Recall
+from draftwise.policies.goodput.looks import Looks
+from draftwise.policies.goodput.matches import LONGEST_MATCH, MatchTable
+from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
+from draftwise.policies.goodput.pricing import PlanCosts, expected_tokens, retrieved_tokens
+from draftwise.policies.goodput.ragged import best_ragged
+from draftwise.policies.goodput.seen import SeenValues
+from draftwise.policies.goodput.together import best_together
+from draftwise.policies.parts.checks import check_feedback, check_share
+from draftwise.policies.parts.probability import one_hot
+from draftwise.policies.parts.state import dump, load
+from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Plan, Scores
+
+ANSWER_TOKENS = 256.0
+"""Tokens that an answer is believed to have, where no one knows."""
+
+_TINY = 1e-12  # a price that nothing is divided by
+_PARTS = ("_rates", "_looks", "_seen", "_costs")
+_FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left")
+
+
+class Goodput:
+    """Play the plan that promises the most tokens per second, from what is free to know.
+
+    Source: this project's own (DESIGN section 7); no paper has it. The expected tokens of a draft
+        under a constant acceptance probability are Leviathan et al. (2023).
+    Update: per LM drafter a discounted rate of its alphas, over some 33 tokens and over some five,
+        weighted by how well each has predicted (``acceptance``). One that was not scored fades
+        towards its prior: .55, or what requests before this one say of such texts
+        (``experience``). Per retrieval drafter a rate in each of six buckets of match length. V =
+        (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the product of the
+        rates of match lengths m, m + 1, ..; 1 / V grows by the seconds a token of catching up;
+        plan = argmax V. No exploring by playing: drafters that are not played are looked at where
+        that is worth its price (``looks``). For a request that runs alone ``mixer`` then says,
+        token by token, who writes the next one, the best LM drafter or a match, and where the draft
+        ends (``mixing``); rows of a batch choose together (``together``, ``ragged``).
+    Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
+        tokens, so it is chosen where nothing else is.
+    Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
+        latest costs and matches are the context. Without plans or evidence it ranks plans by the
+        discounted mean of their seen values with the same prior.
+    State: rates, bins of confidence, tables of matches, looks; costs, match lengths, values seen.
+    Cost: O(K + D) a choice, D drafters; O(alphas) a round.
+    Errors: ValueError from ``check_feedback``, and for a prior or discount outside (0, 1].
+
+    >>> plans = [Plan("none", 0), Plan("small", 1), Plan("small", 4)]
+    >>> policy = Goodput(num_plans=3, plans=plans)
+    >>> costs = Costs(target_s=np.array([1.0]), draft_s={"small": 0.9})
+    >>> policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(3), np.zeros(3, dtype=bool),
+    ...     Evidence(plans[0], 0, 0, costs=costs)))
+    >>> policy.choose().plan
+    0
+    """
+
+    prices_plans: ClassVar[bool] = True
+
+    def __init__(
+        self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
+        discount: float = 0.97, mix: bool = True, looks: bool = True,
+    ) -> None:  # fmt: skip
+        check_share("prior", prior), check_share("discount", discount)
+        self._num_plans, self._num_chosen = num_plans, 0
+        self._has_plans, self._is_blind = plans is not None, plans is None
+        self._costs = PlanCosts(plans if plans is not None else [Plan(NONE, 0)] * num_plans)
+        self._row = {name: row for row, name in enumerate(self._costs.names)}
+        self._rates = Rates(len(self._row), discount, prior)
+        self._looks = Looks(len(self._row), 1.0 / max(1.0 - discount, 1e-3))
+        self._seen = SeenValues(num_plans, prior, discount)
+        self._tables: dict[str, MatchTable] = {}
+        self._bins: dict[str, Bins] = {}
+        self._matches: dict[str, int] = {}
+        self._mix, self._wants_looks, self._num_rows, self._left = mix, looks, 1, ANSWER_TOKENS
+        self._recall: Recall | None = None
+        self.mixer: Mixer | None = None
+        self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
+        self._made: Floats | None = None
+        self._tell_apart()
+
+    def new_memory(self) -> Experience:
+        """An empty memory, which requests with the same plans may share."""
+        return Experience(self._costs.names)
+
+    def recall(
+        self, memory: Experience, prompt: Sequence[int], label: str = "", private: bool = False
+    ) -> None:
+        """Begin a request with what others have taught; unless it is private they learn from it.
+
+        prompt: its tokens. label: whatever tells its kind, such as a task or a template.
+        """
+        self._recall = recall = Recall(memory, prompt, label, private)
+        self._rates.expect(*recall.expected)
+        self._looks.missed_s, self._bins = recall.missed_s, recall.bins
+        self._left = recall.answer_tokens
+        self._tables = {name: MatchTable(table.rates()) for name, table in recall.tables.items()}
+        self._tell_apart()
+
+    def choose(self) -> Decision:
+        """The best price (ties go to the first plan)."""
+        self._num_chosen += 1
+        prices = self._prices()
+        best, self._num_rows = int(prices.argmax()), 1
+        self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
+        return Decision(best, 1.0, self._num_chosen)
+
+    @staticmethod
+    def choose_together(policies: Sequence[Goodput], costs: Costs | None = None) -> list[Decision]:
+        """The plans of one round, one a row; costs: in place of those learnt last."""
+        first = policies[0]
+        if costs is not None:
+            first._costs.take(costs)
+            first._made = None
+        known = first._costs
+        is_one = len(policies) == 1 and known.batch_s is None
+        if is_one or any(policy._is_blind for policy in policies):
+            return [policy.choose() for policy in policies]
+        tokens = np.array([policy._tokens() for policy in policies])
+        plans = tokens, known.sizes, known.drafters, known.drafting()
+        if known.batch_s is None:
+            chosen = best_together(*plans, np.array(known.target_s))
+        else:
+            chosen = best_ragged(*plans, known.batch_s)
+        for policy in policies:
+            policy._num_chosen += 1
+            # a draft that goes on makes all rows wait
+            policy.mixer, policy._num_rows = None, len(policies)
+        return [
+            Decision(int(plan), 1.0, policy._num_chosen)
+            for plan, policy in zip(chosen, policies, strict=True)
+        ]
+
+    def curious(self) -> list[str]:
+        """LM drafters to be scored on the last tokens now, though they were not played."""
+        if not self._wants_looks or self._is_blind or not self._has_lms:
+            return []
+        best, weights = float(self._prices().max()), self._rates.weights() * self._has_model
+        beliefs = self._believed, weights
+        due = self._looks.due(best, *beliefs, self._costs, self._left, self._num_rows)
+        return [self._costs.names[row] for row in due]
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Read the evidence; without evidence or plans, discount and add the seen values."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        self._made, self._is_blind = None, feedback.evidence is None or not self._has_plans
+        if feedback.evidence is not None and self._has_plans:
+            self._read(feedback.evidence)
+        else:
+            self._seen.add(values, seen)
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot on the best price."""
+        return one_hot(int(self._prices().argmax()), self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] tokens per second over those of the best plan; blind, the discounted means."""
+        prices = self._prices()
+        return prices.copy() if self._is_blind else prices / max(float(prices.max()), _TINY)
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON; what is shared with other requests included."""
+        bins = {name: bins.state() for name, bins in self._bins.items()}
+        tables = {name: table.state() for name, table in self._tables.items()}
+        return dump(self, _FIELDS) | {"_bins": bins, "_tables": tables}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        own = dict(state)
+        bins = {name: Bins.of(kept) for name, kept in own.pop("_bins", {}).items()}
+        tables = {name: MatchTable.of(kept) for name, kept in own.pop("_tables", {}).items()}
+        load(self, _FIELDS, own)
+        self._bins, self._tables, self._made = bins, tables, None
+        self._tell_apart()
+
+    def _read(self, evidence: Evidence) -> None:
+        """Update the rates, let those that were not scored fade, take over the context."""
+        is_round = evidence.seconds > 0.0  # and not the prompt
+        num_emitted = evidence.num_emitted if is_round else 0
+        scored = {name: self._row[name] for name in evidence.scores if name in self._row}
+        if is_round:
+            self._rates.fade(num_emitted, scored.values())
+        for name, row in scored.items():
+            self._score(name, row, evidence.scores[name])
+        self._looks.reached(evidence.emitted_start + num_emitted, num_emitted)
+        if evidence.confidences and self.mixer is not None:
+            judged = evidence.num_accepted + 1  # up to the first rejection
+            alphas = evidence.drafted_alphas[:judged].tolist()
+            self._bins_of(self.mixer.drafter).add(evidence.confidences[: len(alphas)], alphas)
+        self._matches = dict(evidence.matches)
+        for name in evidence.matches.keys() - self._tables.keys():
+            self._add_table(name)
+        if evidence.costs is not None:
+            self._costs.take(evidence.costs)
+        self._go_on(evidence)
+
+    def _go_on(self, evidence: Evidence) -> None:
+        """The text has changed, and what is left of it."""
+        recall = self._recall
+        if recall is not None and recall.saw_tokens(evidence.tokens):
+            self._rates.expect(*recall.expected)
+        left = ANSWER_TOKENS if recall is None else recall.answer_tokens
+        self._left = left if evidence.num_left is None else min(evidence.num_left, left)
+
+    def _score(self, name: str, row: int, scores: Scores) -> None:
+        """What became known of one drafter."""
+        alphas, recall = scores.alphas.tolist(), self._recall
+        if scores.matches is None:
+            self._rates.add(row, alphas, scores.weight)
+            self._looks.scored(row, scores.start + len(alphas), scores.weight < 1.0)
+            if recall is not None:
+                recall.add(row, alphas, scores.weight)
+            return
+        if name not in self._tables:
+            self._add_table(name)
+        matches = scores.matches.tolist()
+        self._tables[name].add(alphas, matches)
+        if recall is not None:
+            recall.tables.setdefault(name, MatchTable()).add(alphas, matches)
+
+    def _mixer(self, prices: Floats, best: int) -> Mixer | None:
+        """For the coming draft; None where there is no LM drafter, or a tree is best."""
+        costs = self._costs
+        if costs.sizes[best] != costs.lengths[best] or not self._has_lms:
+            return None
+        row = int(costs.drafters[int((prices * self._is_lm).argmax())])
+        name, writers = costs.names[row], (costs.names[row], *self._tables)
+        draft_s = {n: float(costs.draft_s[self._row[n]]) for n in writers if n in self._row}
+        return Mixer(
+            name,
+            costs.longest,
+            float(self._believed[row]),
+            self._bins_of(name),
+            Prices(RATE_SHARE * float(prices[best]), costs.target_s, draft_s),
+            self._ladders,
+        )
+
+    def _bins_of(self, name: str) -> Bins:
+        return self._bins.setdefault(name, Bins())
+
+    def _add_table(self, name: str) -> None:
+        self._tables[name] = MatchTable()
+        self._tell_apart()
+
+    def _tell_apart(self) -> None:
+        """[D] and [K]: whose tokens a model writes, as far as is known, and whose are retrieved."""
+        names = self._costs.names
+        self._has_model = np.array([name != NONE and name not in self._tables for name in names])
+        self._is_lm = self._has_model[self._costs.drafters]
+        self._has_lms = bool(self._is_lm.any())
+
+    def _prices(self) -> Floats:
+        """[K] expected tokens per second; blind, the discounted means. Made once a round."""
+        if self._made is None and self._is_blind:
+            self._made = self._seen.means()
+        elif self._made is None:
+            costs = self._costs
+            prices = self._tokens() / costs.seconds
+            reading_s = self._looks.catching_up(costs.read_s, self._left) * self._has_model
+            self._made = prices / (1.0 + prices * reading_s[costs.drafters])
+        return self._made
+
+    def _tokens(self) -> Floats:
+        """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""
+        costs, reach = self._costs, LONGEST_MATCH + self._costs.longest
+        self._believed = self._rates.of()
+        self._ladders = {name: table.ladder(reach) for name, table in self._tables.items()}
+        tokens = expected_tokens(self._believed[costs.drafters], costs.lengths)
+        for name, ladder in self._ladders.items():
+            if name in self._row:
+                own, match = costs.places[self._row[name]], self._matches.get(name, 0)
+                found = np.array(retrieved_tokens(ladder, match, costs.longest))
+                tokens[own] = found[costs.lengths[own]]
+        return tokens

@@ -1,0 +1,113 @@
+"""What plans are expected to cost and to bring."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from draftwise.policies.parts.state import dump
+from draftwise.types import NONE, Costs, Floats, Ints, Plan
+
+DEFAULT_DRAFT_SHARE = 0.05
+"""A draft step's seconds, as a share of a target forward, where nobody measured it."""
+
+_CERTAIN = 1.0 - 1e-9  # acceptance at which the sum is still k + 1, to seven digits
+_TINY = 1e-12  # seconds; a clock too coarse to see a step must not divide by zero
+
+
+class PlanCosts:
+    """Seconds of the rounds of each plan, ``T(n + 1) + k c``, by the latest costs.
+
+    A longer forward than any measured costs what the longest does: an overestimate would end
+    drafting, and with it all learning. Where nothing was measured a target forward takes 1 s, and
+    a draft step .05 of it; where catching up was not, a drafter's forward is believed to grow with
+    its tokens as the target's does.
+    target_s: by tokens. draft_s, read_s: [D] of a draft step, of a missed token that is read.
+    seconds: [K]. batch_s: as in ``Costs``. names: [D]; places: by row of
+    it the plans of this drafter; drafters, lengths, sizes: [K] each plan's row of names, its length
+    k and the tokens n that the target verifies.
+    """
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.names = sorted({plan.drafter for plan in plans})
+        self.drafters: Ints = np.array([self.names.index(plan.drafter) for plan in plans])
+        self.lengths: Ints = np.array([plan.length for plan in plans])
+        self.sizes: Ints = np.array([plan.num_tokens for plan in plans])
+        self.longest = max(int(self.lengths.max()), 1)
+        self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
+        self.target_s: list[float] = [1.0]
+        self.batch_s: Floats | None = None
+        self.take(Costs(np.ones(1), {}))
+
+    def take(self, costs: Costs) -> None:
+        """Costs as they are now; where no forward is measured yet the former stay in place."""
+        if len(costs.target_s):
+            self.target_s = np.maximum(costs.target_s, _TINY).tolist()
+        self.batch_s = costs.batch_s
+        first, last = self.target_s[0], self.target_s[-1]
+        growth = (last / first - 1.0) / max(len(self.target_s) - 1, 1)
+        draft_s = [
+            0.0 if name == NONE else costs.draft_s.get(name, DEFAULT_DRAFT_SHARE * first)
+            for name in self.names
+        ]
+        read_s = [
+            costs.read_s.get(name, growth * step_s)
+            for name, step_s in zip(self.names, draft_s, strict=True)
+        ]
+        self.draft_s, self.read_s = np.array(draft_s), np.array(read_s)
+        forward_s = np.array(self.target_s)[np.minimum(self.sizes, len(self.target_s) - 1)]
+        self.seconds: Floats = forward_s + self.lengths * self.draft_s[self.drafters]
+
+    def state(self) -> dict[str, Any]:
+        """The latest costs as plain JSON."""
+        kept = dump(self, ("target_s", "draft_s", "read_s", "batch_s"))
+        return kept | {"names": list(self.names)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up saved costs; ValueError if they do not fit."""
+        if state["names"] != self.names:
+            raise ValueError(f"it is of the drafters {state['names']}, not {self.names}")
+        known = [*state["target_s"], *state["draft_s"], *state["read_s"], *(state["batch_s"] or ())]
+        if not np.isfinite(np.array(known, dtype=np.float64)).all():
+            raise ValueError("its costs are no seconds: the file is damaged")
+        steps = (dict(zip(self.names, state[key], strict=True)) for key in ("draft_s", "read_s"))
+        batch_s = None if state["batch_s"] is None else np.array(state["batch_s"])
+        self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
+
+    def drafting(self) -> Floats:
+        """[K] seconds of drafting alone."""
+        seconds: Floats = self.lengths * self.draft_s[self.drafters]
+        return seconds
+
+
+def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
+    """Emitted tokens of a round, ``1 + a + .. + a^k = (1 - a^(k + 1)) / (1 - a)``.
+
+    rates, lengths: of the same shape, or such that they broadcast.
+
+    >>> expected_tokens(np.array([0.5, 0.5]), np.array([1, 2])).tolist()
+    [1.5, 1.75]
+    """
+    alphas = np.minimum(rates, _CERTAIN)
+    found: Floats = (1.0 - alphas ** (lengths + 1)) / (1.0 - alphas)
+    return found
+
+
+def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[float]:
+    """[longest + 1] emitted tokens of a round of retrieval by length; 0 without a match.
+
+    ladder: acceptance behind a match of 1, 2, .. tokens; each accepted one makes it longer, and a
+    match longer than the ladder counts as one that ends with it.
+
+    >>> retrieved_tokens([0.5, 0.5, 0.5], 1, 2)
+    [1.0, 1.5, 1.75]
+    """
+    if match <= 0:
+        return [0.0] * (longest + 1)
+    first = min(match - 1, len(ladder) - longest)
+    reached = accumulate(ladder[first : first + longest], operator.mul)
+    return list(accumulate(reached, initial=1.0))

@@ -1,0 +1,1 @@
+"""What policies share: checks of their input, saved state, tallies, draws."""

@@ -1,0 +1,108 @@
+"""Looks at drafters that are not played: what one is worth, and when it is due."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from draftwise.policies.goodput.looks import Looks
+from draftwise.policies.goodput.policy import Goodput
+from draftwise.policies.goodput.pricing import PlanCosts
+from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
+
+NAMES = ("a", "b")
+PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in NAMES for k in (1, 2, 4, 8))]
+FLAT = [1.0] * 17
+
+
+def costs(step_s: float = 0.05, read_s: float = 0.001) -> PlanCosts:
+    found = PlanCosts(PLANS)
+    found.take(Costs(np.array(FLAT), dict.fromkeys(NAMES, step_s), None,
+                     dict.fromkeys(NAMES, read_s)))  # fmt: skip
+    return found
+
+
+def due(
+    rate: float, weight: float, *, best: float = 2.0, left: float = 100.0, step_s: float = 0.05,
+    rows: int = 1, emitted: int = 0, looks: Looks | None = None,
+) -> list[int]:  # fmt: skip
+    """Whether ``a`` is to be looked at, ``b`` and ``none`` being out of the question."""
+    known = looks or Looks(3, 33.0)
+    known.scored(1, 100, False)
+    known.reached(140, emitted)
+    rates, weights = np.array([rate, rate, rate]), np.array([weight, 0.0, 0.0])
+    return known.due(best, rates, weights, costs(step_s), left, rows)
+
+
+def test_a_look_is_due_where_it_may_bring_more_than_it_costs() -> None:
+    assert due(0.55, 2.0) == [0]
+    assert due(0.55, 2.0, step_s=5.0) == []  # too dear to look at, and to play
+    assert due(0.55, 2.0, left=1.0) == []  # nothing left to gain by it
+    assert due(0.02, 40.0) == []  # known to be useless
+    assert due(0.55, 2.0, best=9.0) == []  # what is played now is as good as any
+    assert due(0.55, 2.0, rows=1000) == []  # all rows of a batch wait for it
+
+
+def test_what_is_not_known_is_worth_more_than_what_is() -> None:
+    """Acceptance .3: of weight 1 it may well be .9, of weight 30 it is not."""
+    assert due(0.3, 1.0) == [0]
+    assert due(0.3, 30.0) == []
+
+
+def test_what_is_missed_adds_up_until_a_look_is_due() -> None:
+    """A drafter that is hardly worth it is looked at in the end, and then not again at once."""
+    looks = Looks(3, 33.0)
+    looks.scored(1, 100, False)
+    rounds = 0
+    while not due(0.2, 4.0, emitted=4, looks=looks):
+        rounds += 1
+        assert rounds < 100
+    assert rounds > 5
+    looks.scored(0, 140, True)
+    looks.reached(150, 4)
+    assert looks.due(2.0, np.full(3, 0.2), np.array([4.0, 0.0, 0.0]), costs(), 100.0, 1) == []
+
+
+def test_before_the_first_round_all_that_are_worth_it() -> None:
+    looks = Looks(3, 33.0)
+    looks.reached(100, 0)
+    beliefs = np.array([0.55, 0.6, 0.0]), np.array([2.0, 2.0, 0.0])
+    assert sorted(looks.due(1.5, *beliefs, costs(), 100.0, 1)) == [0, 1]
+    looks.scored(0, 100, False)
+    looks.reached(140, 4)
+    assert len(looks.due(1.5, *beliefs, costs(), 100.0, 1)) == 1
+
+
+def test_catching_up_is_spread_over_what_it_may_be_played_for() -> None:
+    looks = Looks(2, 33.0)
+    looks.scored(0, 60, False)
+    looks.scored(1, 90, True)  # hastily: nothing before it was read
+    looks.reached(100, 0)
+    read_s = np.array([0.01, 0.01])
+    assert looks.catching_up(read_s, 20.0).tolist() == pytest.approx([0.4 / 20, 1.0 / 20])
+    assert looks.catching_up(read_s, 500.0).tolist() == pytest.approx([0.4 / 33, 1.0 / 33])
+
+
+def test_its_state_goes_through_json() -> None:
+    one, other = Looks(3, 33.0), Looks(3, 33.0)
+    due(0.1, 8.0, emitted=4, looks=one)
+    other.load_state(json.loads(json.dumps(one.state())))
+    assert other.state() == one.state()
+
+
+def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
+    """A long match that is always right against drafters: cheap ones may beat it, dear ones not."""
+    plans = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "copy") for k in (4, 16))]
+    nothing = Feedback(np.zeros(5), np.zeros(5, dtype=bool))
+    for cost, expected in ((0.001, ["lm"]), (0.2, [])):
+        policy = Goodput(len(plans), plans)
+        scores = {"copy": Scores(0, np.ones(300), np.ones(300), np.full(300, 20))}
+        told = Evidence(
+            plans[3], 4, 4, scores, costs=Costs(np.array(FLAT), {"lm": cost, "copy": 0.1}),
+            matches={"copy": 20}, seconds=1.0, emitted_start=300,
+        )  # fmt: skip
+        policy.learn(Decision(3, 1.0, 1), Feedback(nothing.values, nothing.seen, told))
+        assert policy.curious() == expected
+        assert Goodput(len(plans), plans, looks=False).curious() == []
