@@ -19,13 +19,17 @@ ROOT = Path(draftwise.__file__).parent
 TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-WORDS = {"types", "protocols", "dist"}
-FACADE = {"learning", "pool", "presets", "speculator"}
+WORDS = {"errors", "types", "protocols", "dist"}
+FACADE = {"learning", "pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
-    "types": set(),
+    "sampling": set(),
+    "errors": set(),
+    "types": {"errors", "sampling"},
     "dist": {"types"},
+    "chat": {"types"},
+    "lines": set(),
     "protocols": {"types"},
     "rewards": WORDS,
     "feedback": WORDS | {"rewards"},
@@ -36,18 +40,34 @@ ARROWS: dict[str, set[str]] = {
     "sim": WORDS | {"rewards", "feedback", "policies", "guides", "registry"},
     "nn": WORDS,
     "drafters": WORDS | {"nn", "guides.fixed"},
-    "train": WORDS | {"nn", "drafters"},
+    "train": WORDS | {"nn", "drafters", "chat"},
     "zoo": WORDS | {"nn", "drafters", "train"},
-    "engine": WORDS | {"feedback", "nn", "drafters.protocol"},
-    "pool": WORDS | {"registry", "nn", "drafters", "zoo"},
+    "engine": WORDS | {"chat", "feedback", "nn", "drafters.protocol"},
+    "real": WORDS | {"nn", "drafters", "train"},
+    "specs": {"errors", "registry", "nn.folder"},
+    "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
     "learning": WORDS | {"feedback", "registry", "nn", "drafters.protocol", "engine", "presets"},
-    "speculator": WORDS | {"nn", "drafters.protocol", "engine", "learning", "pool", "presets"},
+    "speculator": WORDS
+    | {"chat", "nn", "drafters.protocol", "engine", "learning", "pool", "presets"},
 }
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
-WITHOUT_TORCH = {"types", "dist", "protocols", "rewards", "feedback", "policies", "guides"} | {
+WITHOUT_TORCH = {
+    "sampling",
+    "errors",
+    "types",
+    "dist",
+    "chat",
+    "lines",
+    "protocols",
+    "rewards",
+    "feedback",
+    "policies",
+    "guides",
+} | {
     "presets",
     "registry",
     "sim",
+    "specs",
 }
 MAX_LINES, MAX_BODY = 250, 50
 
@@ -199,6 +219,9 @@ def test_public_names() -> None:
         "Evidence",
         "Feedback",
         "Plan",
+        "Result",
+        "Round",
+        "SamplingParams",
         "Scores",
         "Speculator",
         "Verdict",

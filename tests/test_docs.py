@@ -43,7 +43,7 @@ def test_the_table_of_presets_is_the_code(subtests: pytest.Subtests) -> None:
                 assert f"`{preset.feedback}`" in rows[name]
 
 
-@pytest.mark.parametrize("page", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]))
+@pytest.mark.parametrize("page", sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]))
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link of a page names a file."""
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text())

@@ -258,13 +258,39 @@ def test_acceptance_values() -> None:
 
 
 def test_throughput_by_hand() -> None:
-    """Rates 4/2 = 2, 3/1 = 3, 1/1 = 1 under bounds 2, 3, .5 * 3 -> max(1, 1.5) = 1.5."""
-    reward = make_reward("throughput:decay=0.5")
-    outcomes = [played(4, 4, 3, seconds=2.0), played(4, 4, 2, seconds=1.0)]
-    assert [reward(outcome) for outcome in outcomes] == [1.0, 1.0]
-    assert reward(played(4, 4, 0, seconds=1.0)) == pytest.approx(1 / 1.5)
+    """L = 8: the bound is 9 tokens in the first round's 2 s. Rates 2, 3, 1; then 5 tokens in half a
+    second, above it: 9 tokens a second."""
+    reward = make_reward("throughput")
+    rounds = [
+        (3, 2.0, 2 / 4.5),
+        (2, 1.0, 3 / 4.5),
+        (0, 1.0, 1 / 4.5),
+        (4, 0.5, 1.0),
+        (3, 1.0, 4 / 9),
+    ]
+    for accepted, seconds, value in rounds:
+        assert reward(played(4, 4, accepted, seconds=seconds)) == pytest.approx(value)
     assert math.isnan(reward(played(4, 4, 2, seconds=0.0)))
     assert math.isnan(reward(counterfactual(Plan("a", 2), [0.5, 0.5])))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_throughput_does_not_depend_on_the_order_of_trying(order: int) -> None:
+    """Five arms of rising speed, one token each: what is tried first is not worth more for it."""
+    reward, rates = make_reward("throughput"), [5.0, 6.0, 7.0, 8.0, 9.0][::order]
+    values = [reward(played(4, 4, 0, seconds=1.0 / rate)) for rate in rates]
+    assert np.array(values) / values[0] == pytest.approx(np.array(rates) / rates[0])
+
+
+def test_throughput_survives_a_slow_start_and_a_glitch() -> None:
+    reward = make_reward("throughput")
+    reward(played(4, 4, 0, seconds=100.0))  # compiling
+    for _ in range(10):
+        reward(played(4, 4, 4, seconds=1.0))
+    assert 0.5 < reward(played(4, 4, 4, seconds=1.0)) <= 1.0
+    bound = reward.bound
+    reward(played(4, 4, 4, seconds=1e-9))
+    assert reward.bound == 2 * bound
 
 
 def test_goodput_reward_by_hand() -> None:

@@ -175,12 +175,12 @@ def speculator(
     trees: tuple[TreeShape | None, ...] = (None,),
     **options: Any,
 ) -> Speculator:
-    """A speculator over these drafters, without loading anything twice."""
+    """A speculator over these drafters, seeded, without loading anything twice."""
     setting = Preset(policy, reward, feedback, lengths, with_none, rules, trees=trees)
     tokenizer = options.pop("tokenizer", None)
     pool = drafters(names, kind, vocab_size)
     model = (eagle_target if {"eagle", "medusa"} & set(names) else target)(kind, vocab_size)
-    return Speculator(model, tokenizer, pool, setting, **options)
+    return Speculator(model, tokenizer, pool, setting, **{"seed": 0, **options})
 
 
 def spec(table: Table, name: str) -> str:

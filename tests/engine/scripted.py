@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from draftwise.drafters.lm import LMDrafter
-from draftwise.nn.cache import RaggedCache
-from draftwise.nn.model import Logits
+from draftwise.nn.cache import UNLIMITED, RaggedCache
+from draftwise.nn.logits import Logits
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import Decision, DraftStep, Feedback, Floats
@@ -31,7 +31,7 @@ class Scripted:
     def __init__(self, script: Sequence[int], name: str = "target", wrong: int = 0) -> None:
         self.name, self.vocab_size, self.max_positions, self.num_parameters = name, VOCAB, 10**6, 1
         self.module: Any = None
-        self.compiled = None
+        self.compiled, self.packs, self.token_bytes = None, False, 8
         self.serves_trees, self.taps = False, frozenset[int]()
         self.num_layers = self.hidden_size = 1
         self._script = [0, *script, *[0] * 100]
@@ -39,7 +39,7 @@ class Scripted:
             self._script[position] = (self._script[position] + 1) % VOCAB
         self.fed = 0
 
-    def new_cache(self, num_rows: int, capacity: int) -> RaggedCache:
+    def new_cache(self, num_rows: int = 0, capacity: int = UNLIMITED) -> RaggedCache:
         return RaggedCache(num_rows, capacity)
 
     def extend(
@@ -59,7 +59,9 @@ class Scripted:
                 block[index, step, token] = float("nan") if token < 0 else 20.0
             cache.lengths[row] += count
         self.fed += sum(counts)
-        return Logits(block, counts)
+        width = max(counts)
+        ends = [row * width + count for row, count in enumerate(counts)]
+        return Logits(block.flatten(0, 1), ends, sum(counts))
 
 
 class Playlist:
@@ -91,7 +93,7 @@ def scripted(
     target: Any = Scripted(script)
     drafter = LMDrafter("knows", Scripted(script, "knows", wrong), target)  # type: ignore[arg-type]
     setting = Preset("fixed:0", "length", "free", (length,))
-    return Speculator(target, tokenizer, [drafter], setting)
+    return Speculator(target, tokenizer, [drafter], setting, seed=0)
 
 
 def byte_tokenizer(merges: Sequence[str] = ("the", "re", "日", "本")) -> PreTrainedTokenizerFast:
@@ -140,7 +142,7 @@ def mixing(made: Speculator, drafter: str, length: int) -> Speculator:
     """The speculator with such a policy in each of its requests."""
     seeds = iter(range(10**6))
 
-    def policy(prompt: Sequence[int], seed: Any) -> Mixing:
+    def policy(prompt: Sequence[int], seed: Any, *_: Any, **options: Any) -> Mixing:
         return Mixing(drafter, length, len(made.plans), next(seeds))
 
     made._learning.policy = policy  # type: ignore[assignment, method-assign]

@@ -20,6 +20,7 @@ from draftwise.pool import load_drafters
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import target
 from engine.test_suffix import DEPTH, assert_is_best_tree, chain, common, path_of
+from sessions import opened
 
 VOCAB = 30
 
@@ -60,8 +61,8 @@ def test_matches_and_trees_are_those_of_the_whole_corpus(tmp_path: Path, vocab_s
         texts = [rng.integers(0, 3, 60).tolist(), documents[0] + documents[1], [29, 28]]
         for text in texts:
             for end in range(1, len(text) + 1, 2):
-                session = drafter.start(1, 200)
                 context = Context(0, text[:end], SamplingParams(), np.random.default_rng(0))
+                session = opened(drafter, [context])
                 match, rows = found(documents, text[:end])
                 assert session.match_length(context) == match
                 made = session.tree(context, 9, length=DEPTH)
@@ -97,14 +98,14 @@ def test_no_document_runs_into_the_next(tmp_path: Path) -> None:
 def test_behind_the_end_of_a_document_text_and_draft_are_matched_anew(tmp_path: Path) -> None:
     drafter = DatastoreDrafter("x", str(stored(tmp_path, [[1, 2, 3], [3, 4, 5, 6]])))
     context = Context(0, [9, 1], SamplingParams(), np.random.default_rng(0))
-    (draft,) = drafter.start(1, 20).propose([DraftTask(context, 5, Fixed())])
+    (draft,) = opened(drafter, [context]).propose([DraftTask(context, 5, Fixed())])
     assert draft.tokens.tolist() == [2, 3, 4, 5, 6]
 
 
 def test_scores_and_matches_of_every_new_position(tmp_path: Path) -> None:
     drafter = DatastoreDrafter("x", str(stored(tmp_path, [[1, 2, 3, 4, 5]])))
-    session = drafter.start(1, 20)
     context = Context(0, [1], SamplingParams(), np.random.default_rng(0))
+    session = opened(drafter, [context])
     session.score([context], everything=False)
     context.extend([2, 3, 9, 1], [2, 3, 9, 1])
     session.commit([context])

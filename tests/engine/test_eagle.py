@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftwise.drafters import eagle as eagle_module
-from draftwise.drafters.eagle import EagleSession
+from draftwise.drafters.eagle import EagleReader
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.guides.fixed import Fixed
 from draftwise.nn import model as model_module
@@ -23,6 +23,7 @@ from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from eagles import eagle_head, features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator
 from engine.scripted import Playlist
+from sessions import Driven, opened
 
 TARGET = eagle_target("llama", 64)
 SAMPLED = SamplingParams(temperature=1.0)
@@ -35,7 +36,7 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def drafted(session: EagleSession, context: Context, tree: TreeShape | None) -> Draft:
+def drafted(session: Driven, context: Context, tree: TreeShape | None) -> Draft:
     """The draft at the end of a text, with randomness of its own, so that drafts compare."""
     context.rng = np.random.default_rng(9)
     return session.propose([DraftTask(context, 4, Fixed(), tree)])[0]
@@ -52,9 +53,9 @@ def draft_at_the_end(
     plays: list[bool], sampling: SamplingParams, tree: TreeShape | None = None
 ) -> Draft:
     """The draft after rounds in which the head drafted, or did not."""
-    session = eagle().start(1, 120)
     texts = texts_of_rounds(len(plays))
     context = Context(0, [], sampling, np.random.default_rng(0))
+    session = opened(eagle(), [context])
     for text, is_played in zip(texts, [*plays, True], strict=True):
         context.tokens, context.features = text, features_of(TARGET, text)
         session.commit([context])
@@ -100,15 +101,12 @@ def test_after_rounds_unplayed_the_draft_is_that_of_one_who_always_played(
 def test_teeth_states_of_a_draft_that_stay_for_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: accepted tokens keep the slots that were read with the draft's own states."""
     honest = draft_at_the_end([False] * NUM, SAMPLED)
-    sound = EagleSession.propose
 
-    def propose(self: EagleSession, tasks: Any) -> list[Draft]:
-        drafts = sound(self, tasks)
-        for task in tasks:  # as if all of the draft but the last had been accepted
-            self._cache.lengths[task.context.row] += 2
-        return drafts
+    def settle(self: EagleReader, context: Context, base: int, agreed: int) -> None:
+        if base:  # as if two of the draft's tokens had been accepted
+            self._cache.lengths[context.row] = base + 1
 
-    monkeypatch.setattr(EagleSession, "propose", propose)
+    monkeypatch.setattr(EagleReader, "settle", settle)
     assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
 
 
@@ -134,8 +132,8 @@ def test_q_is_what_the_head_says_with_the_targets_own_states() -> None:
     context.features = features_of(TARGET, text)
     truth = TARGET.module(input_ids=torch.tensor([text])).logits[0]
     p = distributions(truth[:-1], SAMPLED, text[:1], text[1:])
-    context.remember(1, p)
-    session = eagle().start(1, 80)
+    context.remember(1, [torch.as_tensor(row) for row in p])
+    session = opened(eagle(), [context])
     (draft,) = session.propose([DraftTask(context, 1, Fixed())])
     (scores,) = session.score([context], everything=True)
     head, states = eagle().head, context.features.get(eagle().head.config.taps, 0, len(text) - 1)
@@ -185,7 +183,7 @@ def test_whoever_has_no_eagle_pays_nothing() -> None:
 def test_a_draft_without_hidden_states_is_a_bug_that_is_said() -> None:
     context = Context(0, [1, 2, 3], SAMPLED, np.random.default_rng(0))
     with pytest.raises(RuntimeError, match="tap it before prefill"):
-        eagle().start(1, 40).propose([DraftTask(context, 2, Fixed())])
+        opened(eagle(), [context]).propose([DraftTask(context, 2, Fixed())])
 
 
 def test_accepted_drafts_of_a_head_that_knows_the_target() -> None:

@@ -9,6 +9,7 @@ from draftwise.drafters.lookup import LONGEST_MATCH, LookupDrafter
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.guides.fixed import Fixed
 from draftwise.types import SamplingParams
+from sessions import opened
 
 
 def common(text: list[int], source: int) -> int:
@@ -45,8 +46,8 @@ def texts() -> list[list[int]]:
 @pytest.mark.parametrize(("least", "most"), [(1, 8), (2, 3), (1, 1), (3, 5)])
 def test_proposals_and_matches_are_those_of_the_reference(least: int, most: int) -> None:
     for text in texts():
-        session = LookupDrafter("lookup", least, most).start(1, 200)
         context = Context(0, text[:1], SamplingParams(), np.random.default_rng(0))
+        session = opened(LookupDrafter("lookup", least, most), [context])
         for end in range(1, len(text)):
             context.tokens[:] = text[:end]
             match, source = reference(text[:end], least, most)
@@ -61,8 +62,8 @@ def test_proposals_and_matches_are_those_of_the_reference(least: int, most: int)
 def test_scores_are_what_would_have_been_proposed() -> None:
     """alpha is 1 exactly where the proposal of that position is the token that follows."""
     for text in texts():
-        session = LookupDrafter("lookup", 1, 8).start(1, 200)
         context = Context(0, text[:1], SamplingParams(), np.random.default_rng(0))
+        session = opened(LookupDrafter("lookup", 1, 8), [context])
         session.score([context], everything=False)
         for start in range(1, len(text) - 7, 7):
             context.extend(text[start : start + 7], text[start : start + 7])

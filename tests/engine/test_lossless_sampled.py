@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -30,13 +31,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from draftwise.dist import is_broken
 from draftwise.drafters import chain as chain_module
-from draftwise.engine import loop as loop_module
-from draftwise.engine import verify as verify_module
+from draftwise.engine import judging as judging_module
+from draftwise.nn import verify as verify_module
 from draftwise.registry import GUIDES
 from draftwise.speculator import Speculator
-from draftwise.types import Draft, SamplingParams, TreeShape, Verdict
+from draftwise.types import Draft, SamplingParams, TreeShape
 from engine.pairs import spec, speculator, target
 
 VOCAB = 6
@@ -287,7 +287,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def no_residual(patch: pytest.MonkeyPatch) -> None:
     """After a rejection the bonus token is drawn from p itself."""
-    patch.setattr(verify_module, "residual", lambda p, q: p)
+    patch.setattr(verify_module, "_left", lambda rest, *more: rest)
 
 
 def draw_and_discard(patch: pytest.MonkeyPatch) -> None:
@@ -295,41 +295,40 @@ def draw_and_discard(patch: pytest.MonkeyPatch) -> None:
     sound = chain_module.Chain.draft
 
     def draft(self: Any, source: str) -> Draft:
-        while self.tokens and self.dists[-1][self.tokens[-1]] < 0.3:
-            self.tokens.pop()
-            self.dists.pop()
-        return sound(self, source)
+        while self.tokens and self.probs[-1][self.tokens[-1]] < 0.3:
+            for each in (self.tokens, self.probs, self.sources, self.confidences):
+                each.pop()
+        made = sound(self, source)
+        return replace(made, asides=[(at, q) for at, q in made.asides if at < len(self.tokens)])
 
     patch.setattr(chain_module.Chain, "draft", draft)
 
 
-def raw_q_reported(patch: pytest.MonkeyPatch) -> None:
-    """q is reported as it was before top-p, though tokens are drawn after it."""
-    sound_see, sound_draft = chain_module.Chain.see, chain_module.Chain.draft
-    raw: dict[int, list[Any]] = {}
+def another_q_reported(patch: pytest.MonkeyPatch) -> None:
+    """q is reported with the tail that top-p had cut off, though tokens are drawn without it."""
+    sound = chain_module.Chain.keep
 
-    def see(self: Any, dist: Any, logits: torch.Tensor, *more: Any) -> None:
-        if not is_broken(dist):
-            raw.setdefault(id(self), []).append(logits.softmax(-1).numpy())
-        sound_see(self, dist, logits, *more)
+    def keep(self: Any, token: int, q: Any, facts: Any) -> None:
+        sound(self, token, None if q is None else 0.5 * q + 0.5 / VOCAB, facts)
 
-    def draft(self: Any, source: str) -> Draft:
-        self.dists = raw.pop(id(self))[: len(self.tokens)]
-        return sound_draft(self, source)
-
-    patch.setattr(chain_module.Chain, "see", see)
-    patch.setattr(chain_module.Chain, "draft", draft)
+    patch.setattr(chain_module.Chain, "keep", keep)
 
 
 def longest_of_several(patch: pytest.MonkeyPatch) -> None:
-    """The draft is judged three times with fresh randomness, and the longest verdict wins."""
-    rng, sound = np.random.default_rng(0), verify_module.verify
+    """Drafts are judged three times with fresh randomness, and the longest verdict wins."""
+    rng, sound = np.random.default_rng(0), verify_module.judge
 
-    def judge(draft: Draft, targets: Sequence[Any], uniforms: Any) -> Verdict:
-        fresh = [uniforms, *rng.random((2, len(uniforms)))]
-        return max((sound(draft, targets, u) for u in fresh), key=lambda v: v.num_accepted)
+    def judge(forest: Any, p: Any, q: Any, uniforms: Any, bonus: Any) -> Any:
+        fresh = [rng.random((2, len(each))) for each in (uniforms, bonus)]
+        tried = [(uniforms, bonus), *zip(*fresh, strict=True)]
+        runs = [sound(forest, p, q, *each) for each in tried]
+        last, said, following = (torch.stack(each) for each in zip(*runs, strict=True))
+        best, rows = last.argmax(0), torch.arange(last.shape[1])
+        owners = torch.from_numpy(forest.rows)
+        places = torch.arange(following.shape[1])
+        return last[best, rows], said[best, rows], following[best[owners], places]
 
-    patch.setattr(loop_module, "verify", judge)
+    patch.setattr(judging_module, "judge", judge)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +337,7 @@ def longest_of_several(patch: pytest.MonkeyPatch) -> None:
         (no_residual, "poor drafter", "plain"),
         (draw_and_discard, "fixed", "plain"),
         (draw_and_discard, "every rule", "plain"),
-        (raw_q_reported, "poor drafter", "narrow top-p"),
+        (another_q_reported, "poor drafter", "narrow top-p"),
         (longest_of_several, "poor drafter", "plain"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,53 @@ def test_a_scope_that_keeps_nothing_cannot_be_saved(tmp_path: Path) -> None:
     for scope in ("task:", "requests", ""):
         with pytest.raises(DraftwiseError, match="unknown scope"):
             made(scope)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda scope: scope["_tally"]["sums"].__setitem__(0, float("nan")), "damaged"),
+        (lambda scope: scope["_tally"]["sums"].pop(), "damaged"),
+    ],
+)
+def test_damaged_numbers_are_refused(tmp_path: Path, damage: Any, said: str) -> None:
+    saved = made("session")
+    saved.generate(PROMPT, **OPTIONS)
+    saved.memory.save(tmp_path / "state.json")
+    found = json.loads((tmp_path / "state.json").read_text())
+    damage(found["scopes"]["session"])
+    (tmp_path / "state.json").write_text(json.dumps(found))
+    with pytest.raises(DraftwiseError, match=said):
+        made("session").memory.load(tmp_path / "state.json")
+
+
+def test_requests_of_scope_auto_learn_from_those_before_them(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    first, second = made("auto", "goodput"), made("auto", "goodput")
+    assert first.memory.policy is None
+    for _ in range(3):
+        first.generate(PROMPT, **OPTIONS)
+    first.memory.save(path)
+    second.memory.load(path)
+    second.memory.save(tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(path.read_text())
+    assert json.loads(path.read_text())["scopes"]["auto"]["answers"][1] == 4.0
+
+
+def test_a_memory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    spec = made("auto", "goodput")
+    spec.generate(PROMPT, **OPTIONS)
+    spec.memory.save(path)
+    whole = json.loads(path.read_text())
+    whole["scopes"]["auto"]["answers"] = [30.0, 0.0]
+    path.write_text(json.dumps(whole))
+    with pytest.raises(DraftwiseError, match="cannot take up"):
+        spec.memory.load(path)
+
+
+def test_scope_auto_of_a_policy_that_cannot_remember_keeps_nothing(tmp_path: Path) -> None:
+    spec = made("auto")
+    spec.generate(PROMPT, **OPTIONS)
+    with pytest.raises(DraftwiseError, match="keeps nothing"):
+        spec.memory.save(tmp_path / "state.json")

@@ -15,6 +15,7 @@ from engine.scripted import mixing
 from engine.test_lossless_greedy import assert_greedy
 from engine.test_lossless_sampled import LEVEL, SAMPLING, VOCAB, smallest_p_value
 from models import CONFIGS
+from sessions import opened
 
 RETRIEVAL = ["lookup", "suffix", "datastore"]
 
@@ -51,7 +52,7 @@ def test_rounds_say_who_wrote_what() -> None:
 def cheap(made: Speculator) -> Speculator:
     """As if drafting cost little: these tiny models would be left alone."""
     costs = {"good": 0.05, "lookup": 0.001}
-    made._pool.meter.costs = lambda rows, num: Costs(np.ones(num), costs)  # type: ignore[method-assign]
+    made._pool.meter.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
     return made
 
 
@@ -69,11 +70,12 @@ def test_the_default_policy_mixes_when_alone_and_not_in_company() -> None:
 def test_a_peek_is_what_reading_the_draft_would_have_found(name: str) -> None:
     """The match behind text and draft, against a session that has the draft as its text."""
     (drafter,) = drafters([name])
-    text, session = PROMPTS[0] + PROMPTS[3] + [5, 9], drafter.start(1, 100)
+    text = PROMPTS[0] + PROMPTS[3] + [5, 9]
     context = Context(0, list(text), SamplingParams(), None)  # type: ignore[arg-type]
+    session = opened(drafter, [context])
     for drafted in ([], [33], [33, 5], [33, 5, 9], [40], [62, 63], [40, 41, 42, 40]):
         longer = Context(0, text + drafted, SamplingParams(), None)  # type: ignore[arg-type]
-        expected = drafter.start(1, 100).peek(longer, [])  # type: ignore[attr-defined]
-        match, token = session.peek(context, drafted)  # type: ignore[attr-defined]
+        expected = opened(drafter, [longer]).peek(longer, [])
+        match, token = session.peek(context, drafted)
         assert match == expected[0]
         assert (token == expected[1]) or match == 0

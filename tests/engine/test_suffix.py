@@ -16,6 +16,7 @@ from draftwise.drafters.suffix_index import ORDERS
 from draftwise.guides.confidence import MaxConfidence
 from draftwise.guides.fixed import Fixed
 from draftwise.types import SamplingParams
+from sessions import opened
 
 MANY = 10_000
 DEPTH = 6
@@ -43,10 +44,16 @@ def said(
         session.commit([context])
 
 
+def chain_of(drafter: SuffixDrafter, context: Context, length: int = DEPTH) -> list[int]:
+    """A chain from a session that meets this text for the first time."""
+    return chain(opened(drafter, [context]), context, length)
+
+
 def history(drafter: SuffixDrafter, outputs: Sequence[Sequence[int]]) -> None:
     """Requests that are over; their prompts are tokens that nobody else has."""
     for output in outputs:
-        session, context = drafter.start(1, 300), context_of([999])
+        context = context_of([999])
+        session = opened(drafter, [context])
         session.score([context], everything=False)
         said(session, context, output)
 
@@ -134,7 +141,8 @@ def test_matches_paths_and_trees_are_those_of_the_reference() -> None:
         outputs = [rng.integers(0, max(text) + 1, 60).tolist(), text[20:60], text[5:40]]
         drafter = SuffixDrafter("suffix", num_matches=MANY)
         history(drafter, outputs)
-        session, context = drafter.start(1, 200), context_of(text[:1])
+        context = context_of(text[:1])
+        session = opened(drafter, [context])
         for end in range(1, len(text), 3):
             context.tokens[:] = text[:end]
             match, rows = found(text[:end], outputs)
@@ -150,8 +158,8 @@ def test_matches_paths_and_trees_are_those_of_the_reference() -> None:
 def test_only_the_newest_occurrences_vote(num_matches: int) -> None:
     """Of the newest occurrences of the longest order, those that agree with the ending longest."""
     for text in texts(np.random.default_rng(1)):
-        session = SuffixDrafter("suffix", 0, num_matches).start(1, 200)
         context = context_of(text[:1])
+        session = opened(SuffixDrafter("suffix", 0, num_matches), [context])
         for end in range(1, len(text)):
             context.tokens[:] = text[:end]
             places = [(common(text, at, text[:end]), at) for at in range(end - 1, 0, -1)]
@@ -179,7 +187,8 @@ def test_random_rows_merge_to_the_best_tree() -> None:
 
 def test_scores_are_what_would_have_been_proposed() -> None:
     for text in texts(np.random.default_rng(3)):
-        session, context = SuffixDrafter("suffix", 0, MANY).start(1, 200), context_of(text[:1])
+        context = context_of(text[:1])
+        session = opened(SuffixDrafter("suffix", 0, MANY), [context])
         session.score([context], everything=False)
         for start in range(1, len(text) - 7, 7):
             context.extend(text[start : start + 7], text[start : start + 7])
@@ -197,7 +206,8 @@ def test_scores_are_what_would_have_been_proposed() -> None:
 def test_a_long_prompt_is_looked_at_only_where_it_can_be_scored() -> None:
     """Its beginning is indexed all the same."""
     text = [*range(100, 400), 100, 101]
-    session, context = SuffixDrafter("suffix").start(1, 400), context_of(text)
+    context = context_of(text)
+    session = opened(SuffixDrafter("suffix"), [context])
     context.remember(290, text[290:])
     (scores,) = session.score([context], everything=False)
     assert scores is not None
@@ -206,26 +216,29 @@ def test_a_long_prompt_is_looked_at_only_where_it_can_be_scored() -> None:
 
 
 def test_the_draft_runs_on_into_itself() -> None:
-    session, context = SuffixDrafter("suffix").start(1, 50), context_of([7, 1, 2, 3, 1, 2])
+    context = context_of([7, 1, 2, 3, 1, 2])
+    session = opened(SuffixDrafter("suffix"), [context])
     assert chain(session, context, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
 
 
 def test_behind_the_end_of_a_past_output_text_and_draft_are_matched_anew() -> None:
     drafter = SuffixDrafter("suffix")
     history(drafter, [[4, 5, 6, 8, 9, 9, 2], [1, 2, 3, 4]])
-    session, context = drafter.start(1, 50), context_of([1, 2])
+    context = context_of([1, 2])
+    session = opened(drafter, [context])
     assert chain(session, context, 5) == [3, 4, 5, 6, 8]
 
 
 def test_a_match_in_the_own_text_runs_on_through_the_draft() -> None:
     drafter = SuffixDrafter("suffix")
     history(drafter, [[8, 9, 1]])
-    assert chain(drafter.start(1, 50), context_of([1, 5, 8]), 7) == [9, 1, 5, 8, 9, 1, 5]
+    assert chain_of(drafter, context_of([1, 5, 8]), 7) == [9, 1, 5, 8, 9, 1, 5]
 
 
 def test_prompts_are_not_shared_and_outputs_are_at_once() -> None:
     drafter = SuffixDrafter("suffix")
-    session, contexts = drafter.start(2, 50), [context_of([1, 2, 3]), context_of([2], row=1)]
+    contexts = [context_of([1, 2, 3]), context_of([2], row=1)]
+    session = opened(drafter, contexts)
     session.score(contexts, everything=False)
     assert chain(session, contexts[1]) == []
     for context in contexts:
@@ -234,22 +247,48 @@ def test_prompts_are_not_shared_and_outputs_are_at_once() -> None:
     assert drafter.num_shared_tokens == 4
     contexts[1].extend([8], [8])
     assert chain(session, contexts[1], 1) == [9]  # the other row's, still running
-    session.keep_rows([1])
-    contexts[1].row = 0
+    session.close(0)
     assert chain(session, contexts[1], 1) == [9]
 
 
 def test_a_request_that_is_met_behind_its_first_round_shares_no_prompt() -> None:
     drafter = SuffixDrafter("suffix")
-    session, context = drafter.start(1, 50), context_of([1, 2, 3])
+    context = context_of([1, 2, 3])
+    session = opened(drafter, [context])
     context.extend([4, 5], [4, 5])
     session.commit([context])
     assert drafter.num_shared_tokens == 2
 
 
+def test_tenants_draft_from_their_own_answers_only() -> None:
+    drafter = SuffixDrafter("suffix", num_tenants=2)
+
+    def say(tenant: str, tokens: list[int], *, private: bool = False) -> int:
+        """Answer with these tokens; how long the match was before."""
+        context = Context(0, [1, tokens[0]], SamplingParams(), None, tenant=tenant)  # type: ignore[arg-type]
+        context.is_private = private
+        session = drafter.start()
+        session.open(context, 16)
+        length = session.match_length(context)
+        context.tokens += tokens
+        session.commit([context])
+        return length
+
+    assert say("a", [5, 6, 7, 5]) == 0
+    assert say("a", [5, 9]) == 1
+    assert say("b", [5, 6]) == 0, "another's answers are not seen"
+    assert say("b", [5, 5], private=True) == 1, "private requests may look"
+    num = drafter.num_shared_tokens
+    assert say("b", [8, 8, 8], private=True) == 0
+    assert drafter.num_shared_tokens == num, "and leave nothing behind"
+    assert say("b", [8, 8]) == 0
+    say("c", [5])
+    assert say("a", [5, 6]) == 0, "the tenant used least recently was forgotten"
+
+
 def test_no_row_is_scored_with_what_others_said_in_the_same_round() -> None:
-    session = SuffixDrafter("suffix").start(2, 50)
     contexts = [context_of([row + 50], row) for row in range(2)]
+    session = opened(SuffixDrafter("suffix"), contexts)
     session.score(contexts, everything=False)
     for expected in ([0.0] * 6, [1.0] * 6):
         for context in contexts:
@@ -270,39 +309,39 @@ def test_the_history_is_bounded_and_the_oldest_goes_first(max_tokens: int) -> No
         assert drafter.num_shared_tokens <= max_tokens
         if num == 30 and max_tokens >= 100:
             assert drafter.num_shared_tokens > max_tokens / 2
-    known = [
-        chain(drafter.start(1, 50), context_of(output[:2]), 3) == output[2:5] for output in outputs
-    ]
+    known = [chain_of(drafter, context_of(output[:2]), 3) == output[2:5] for output in outputs]
     assert known == sorted(known), "an older output is known while a newer one is forgotten"
     assert known.count(True) == {10: 0, 100: 3, 1000: 33}[max_tokens]
 
 
 def test_one_endless_output_is_bounded_and_found_across_its_cuts() -> None:
     drafter = SuffixDrafter("suffix", 400)
-    session, context = drafter.start(1, 5000), context_of([0])
+    context = context_of([0])
+    session = opened(drafter, [context])
     session.score([context], everything=False)
     endless = np.random.default_rng(0).permutation(np.arange(1, 3001)).tolist()
     for start in range(0, 3000, 50):
         said(session, context, endless[start : start + 50])
         assert drafter.num_shared_tokens <= 400
-    other = drafter.start(1, 50)
     for end in range(2800, 2990):
         context = context_of(endless[end - 3 : end])
-        assert chain(drafter.start(1, 50), context, 1) == [endless[end]], end
-    assert other.match_length(context_of(endless[:3])) == 0
+        assert chain_of(drafter, context, 1) == [endless[end]], end
+    forgotten = context_of(endless[:3])
+    assert opened(drafter, [forgotten]).match_length(forgotten) == 0
 
 
 def test_without_a_history_requests_do_not_know_each_other() -> None:
     drafter = SuffixDrafter("suffix", max_tokens=0)
     history(drafter, [[1, 2, 3]])
     assert drafter.num_shared_tokens == 0
-    assert chain(drafter.start(1, 50), context_of([1])) == []
+    assert chain_of(drafter, context_of([1])) == []
 
 
 def test_a_guide_sees_how_frequent_a_token_was() -> None:
     drafter = SuffixDrafter("suffix")
     history(drafter, [[1, 2, 3, 4, 4], [1, 2, 3, 5, 5], [1, 2, 6]])
-    session, context = drafter.start(1, 50), context_of([9, 1])
+    context = context_of([9, 1])
+    session = opened(drafter, [context])
     (draft,) = session.propose([DraftTask(context, 4, MaxConfidence(0.6))])
     assert draft.tokens.tolist() == [2, 3, 5]  # 3 of 3, 2 of 3, then 1 of 2: the last one stays
 
@@ -311,8 +350,8 @@ def test_the_same_calls_make_the_same_drafts() -> None:
     def play() -> list[list[int]]:
         rng, drafter, drafts = np.random.default_rng(0), SuffixDrafter("suffix", 300, 4), []
         for _ in range(6):
-            session = drafter.start(3, 100)
             contexts = [context_of(rng.integers(0, 4, 5), row) for row in range(3)]
+            session = opened(drafter, contexts)
             for _ in range(8):
                 drafts += [chain(session, context) for context in contexts]
                 for context in contexts:
@@ -333,7 +372,7 @@ def test_impossible_options_are_refused(max_tokens: int, num_matches: int) -> No
 def test_a_forgetful_twin_has_the_options_and_not_the_history() -> None:
     drafter = SuffixDrafter("suffix", max_tokens=100, num_matches=3)
     context = context_of([1, 2, 3])
-    session = drafter.start(1, 50)
+    session = opened(drafter, [context])
     session.score([context], everything=False)
     context.tokens.extend([4, 5])
     session.commit([context])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters.lm import LMDrafter, LMSession
+from draftwise.drafters.lm import LMDrafter, LMReader
 from draftwise.drafters.lm_window import ROOM, Window
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.guides.fixed import Fixed
@@ -20,6 +20,7 @@ from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, lm, plain_greedy, reader, speculator, target, windowed
 from models import near_copy
+from sessions import Driven, opened
 
 SAMPLED = SamplingParams(1.0, 20, 0.95, 1.2)
 TEXT = np.random.default_rng(0).integers(0, 64, 300).tolist()
@@ -32,13 +33,13 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def session_and_context(num: int = 20, capacity: int = 400) -> tuple[LMSession, Context]:
+def session_and_context(num: int = 20, capacity: int = 400) -> tuple[Driven, Context]:
     drafter = windowed(sink=WINDOW.sink, window=WINDOW.window)
     context = Context(0, TEXT[:num], SAMPLED, np.random.default_rng(9))
-    return drafter.start(1, capacity), context
+    return opened(drafter, [context], capacity), context
 
 
-def propose(session: LMSession, context: Context, length: int = 4) -> Draft:
+def propose(session: Driven, context: Context, length: int = 4) -> Draft:
     context.rng = np.random.default_rng(9)
     return session.propose([DraftTask(context, length, Fixed())])[0]
 
@@ -84,17 +85,18 @@ def test_teeth_a_window_that_slides_without_being_read_again(
 ) -> None:
     """A planted bug: the cache keeps keys that were turned for other positions."""
 
-    def slide(self: LMSession, contexts: list[Context]) -> None:
-        for context in contexts:
-            row, sink, skipped = context.row, WINDOW.sink, WINDOW.skipped(len(context.tokens))
-            moved, end = skipped - self._skipped[row], self._cache.lengths[row]
-            self._skipped[row] = skipped
-            if moved and end - moved >= sink:
-                for stored in (*self._cache.keys, *self._cache.values):
-                    stored[row, :, sink : end - moved] = stored[row, :, sink + moved : end].clone()
-                self._cache.lengths[row] = end - moved
+    def follow(self: LMReader, context: Context) -> int:
+        row, sink, skipped = context.row, WINDOW.sink, WINDOW.skipped(len(context.tokens))
+        moved, end = skipped - self._skipped[row], self._cache.lengths[row]
+        self._skipped[row] = skipped
+        if moved and end - moved >= sink:
+            storage = self._cache.storage(row)
+            for stored in (*storage.keys.values(), *storage.values.values()):
+                stored[:, :, sink : end - moved] = stored[:, :, sink + moved : end].clone()
+            self._cache.lengths[row] = end - moved
+        return self._cache.capacity - (len(context.tokens) - skipped)
 
-    monkeypatch.setattr(LMSession, "_slide", slide)
+    monkeypatch.setattr(LMReader, "follow", follow)
     with pytest.raises(AssertionError):
         test_q_is_what_the_model_says_of_sink_and_window(1)
 
@@ -103,16 +105,16 @@ def test_scores_are_those_of_the_same_qs() -> None:
     """Drafted positions with the q drawn from, the backlog with the window of the time."""
     session, context = session_and_context()
     draft = propose(session, context)
-    p = [np.full(64, 1 / 64)] * 3
+    p = [torch.full((64,), 1 / 64)] * 3
     kept = draft.tokens.tolist()[:2]
     context.extend([*kept, 5], p)
     session.commit([context])
     (scores,) = session.score([context], everything=False)
     assert scores is not None
     assert scores.start == 20
-    expected = [np.minimum(p[0], draft.q(node)).sum() for node in range(3)]
+    expected = [np.minimum(1 / 64, draft.q(node)).sum() for node in range(3)]
     assert scores.alphas == pytest.approx(expected)
-    context.extend(TEXT[23:33], [np.full(64, 1 / 64)] * 10)
+    context.extend(TEXT[23:33], [torch.full((64,), 1 / 64)] * 10)
     session.commit([context])
     (scores,) = session.score([context], everything=True)
     assert scores is not None
@@ -144,10 +146,11 @@ def test_coming_back_costs_the_window_and_no_more(monkeypatch: pytest.MonkeyPatc
 
 def test_the_cache_is_bounded_on_a_long_text() -> None:
     for drafter, most in ((windowed(sink=3, window=16), 3 + 16 + ROOM), (lm("good"), 700)):
-        session = drafter.start(1, 700)
-        propose(session, Context(0, TEXT[:50], SAMPLED, np.random.default_rng(0)))
+        context = Context(0, TEXT[:50], SAMPLED, np.random.default_rng(0))
+        session = opened(drafter, [context], 700)
+        propose(session, context)
         # keys and values of 2 layers, 2 heads of 8 floats
-        assert session._cache.num_bytes <= 2 * 2 * 2 * 8 * 4 * most
+        assert session._reader._cache.num_bytes <= 2 * 2 * 2 * 8 * 4 * most
 
 
 @pytest.mark.parametrize("tree", [None, TreeShape(8, 40)])

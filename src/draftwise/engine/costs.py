@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -52,6 +53,26 @@ class _Samples:
         return statistics.median(self._seconds)
 
 
+class Meter(Protocol):
+    """What forwards and draft steps cost, from what it is told of them."""
+
+    def saw_target(self, rows: int, tokens: int, seconds: float) -> None:
+        """A target forward of ``tokens`` tokens in each of ``rows`` rows took ``seconds``."""
+        ...
+
+    def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
+        """``steps`` draft steps over ``rows`` rows took ``seconds`` altogether."""
+        ...
+
+    def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
+        """What is known at this batch size, for target forwards of 1 .. ``max_tokens`` tokens.
+
+        is_packed: whether rows go end to end, so that a forward's seconds follow the tokens of all
+        rows together; they are then told by their number, too.
+        """
+        ...
+
+
 class CostMeter:
     """Seconds of target forwards by tokens a row, and of draft steps by drafter, per batch size.
 
@@ -71,19 +92,19 @@ class CostMeter:
         self._round = 0
 
     def saw_target(self, rows: int, tokens: int, seconds: float) -> None:
-        """A target forward of ``tokens`` tokens in each of ``rows`` rows took ``seconds``."""
+        """Note the seconds of this many rows and tokens."""
         self._round += 1
         by_tokens = self._target.setdefault(rows.bit_length(), {})
         by_tokens.setdefault(tokens, _Samples()).add(seconds, self._round, rows)
 
     def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
-        """``steps`` draft steps over ``rows`` rows took ``seconds`` altogether."""
+        """Note the seconds of a step."""
         if steps:
             samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
             samples.add(seconds / steps, self._round, rows)
 
-    def costs(self, rows: int, max_tokens: int) -> Costs:
-        """What is known at this batch size, for target forwards of 1 .. ``max_tokens`` tokens."""
+    def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
+        """By what was measured at this batch size and others."""
         size = rows.bit_length()
         curves = {key: curve for key in self._target if (curve := self._curve(key))}
         counts, target_s = np.arange(1.0, max_tokens + 1), np.ones(max_tokens)
@@ -96,7 +117,10 @@ class CostMeter:
             measured = {key: s.value() for key, s in self._draft[drafter].items() if s.has_value}
             value = measured[_nearest(measured, size)] if measured else relative * target_s[0]
             draft_s[drafter] = float(value)
-        return Costs(target_s, draft_s)
+        batch_s = None
+        if is_packed and rows > 1:
+            batch_s = np.interp(np.arange(1, rows * max_tokens + 1) / rows, counts, target_s)
+        return Costs(target_s, draft_s, batch_s)
 
     def _curve(self, size: int) -> Curve:
         """What was measured at one batch size, ascending, each at most that of a larger count."""

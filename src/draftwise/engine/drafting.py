@@ -1,151 +1,153 @@
-"""All drafters of one batch: who drafts for which rows, and what became known of each."""
+"""All drafters of an engine: who drafts for which rows, and what became known of each."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import cast
 
 import numpy as np
 
 from draftwise.drafters.protocol import (
     Context,
-    Drafter,
     DraftSession,
     DraftTask,
     Mix,
-    Retrieving,
     mixed_task,
 )
-from draftwise.engine.costs import CostMeter
 from draftwise.engine.request import Request
-from draftwise.nn.model import CausalModel
+from draftwise.engine.sessions import Pool, Sessions
+from draftwise.engine.turn import EMPTY, Turn
+from draftwise.nn.transfer import Ask
 from draftwise.protocols import Mixer
-from draftwise.types import NONE, Draft, Plan, Scores
+from draftwise.types import Draft, Plan, Scores
 
-_EMPTY = Draft.chain([], None, NONE)
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """What a batch may draft with, and what its costs are.
-
-    scores_prompt: whether every drafter is scored on the prompt's last tokens at prefill.
-    """
-
-    target: CausalModel
-    drafters: Sequence[Drafter]
-    plans: Sequence[Plan]
-    meter: CostMeter
-    scores_prompt: bool
-    clock: Callable[[], float] = time.perf_counter
+First = Callable[[Context, DraftSession], Ask[list[Scores | None]]]
+"""How a session is asked about one text."""
 
 
 class Drafting:
-    """One session a drafter; rows that chose the same drafter draft together."""
+    """Who drafts for which rows: rows that chose the same drafter draft together."""
 
-    def __init__(self, pool: Pool, num_rows: int, capacity: int) -> None:
-        self._meter, self._clock = pool.meter, pool.clock
-        self._hosts = {drafter.name for drafter in pool.drafters if drafter.can_mix}
-        self._sessions: dict[str, DraftSession] = {
-            drafter.name: drafter.start(num_rows, capacity) for drafter in pool.drafters
-        }
-        self._retrieving = {
-            drafter.name: cast(Retrieving, self._sessions[drafter.name])
-            for drafter in pool.drafters
-            if drafter.retrieves
-        }
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self.sessions = pool, Sessions(pool)
 
-    def propose(self, requests: Sequence[Request], plans: Sequence[Sequence[Plan]]) -> list[Draft]:
-        """One draft a request, empty for the plan ``none``; each group's steps are timed.
+    def propose(self, turns: Sequence[Turn]) -> None:
+        """A draft for each turn, empty for the plan ``none``; each group's steps are timed.
 
-        plans: what each request plays; of several drafters the drafts stand side by side.
+        Of several drafters the drafts stand side by side.
         """
-        drafts: list[list[Draft]] = [[] for _ in requests]
-        groups: dict[str, list[tuple[int, DraftTask]]] = {}
-        for index, (request, played) in enumerate(zip(requests, plans, strict=True)):
-            for plan in played:
-                mixer = self._mixer(request, plan)
-                if mixer is not None:
-                    mix = Mix(mixer, partial(self._peek, request.context))
-                    length = min(mixer.length, request.num_draftable)
-                    task = mixed_task(request.context, length, mix)
-                    groups.setdefault(mixer.drafter, []).append((index, task))
-                elif min(plan.length, request.num_draftable) > 0:
-                    groups.setdefault(plan.drafter, []).append((index, request.task(plan)))
-        for drafter, members in groups.items():
-            start = self._clock()
-            proposed = self._sessions[drafter].propose([task for _, task in members])
+        groups: dict[str, list[tuple[Turn, DraftTask]]] = {}
+        for turn in turns:
+            turn.parts = []
+            for drafter, task in self._tasks(turn):
+                groups.setdefault(drafter, []).append((turn, task))
+        if groups:
+            self._draft(groups)
+        for turn in turns:
+            turn.draft = side_by_side([draft for _, draft in turn.parts])
+            turn.played = turn.request.as_drafted(turn.plans[0], turn.draft)
+
+    def _draft(self, groups: Mapping[str, Sequence[tuple[Turn, DraftTask]]]) -> None:
+        """The drafts of all groups, which look at the device together."""
+        asks: dict[str, Callable[[DraftSession], Ask[list[Draft]]]] = {
+            name: partial(_propose, [task for _, task in members])
+            for name, members in groups.items()
+        }
+        proposed, seconds = self.sessions.ask(asks)
+        for name, drafts in proposed.items():
             # of a mixed draft only what the drafter itself wrote took its time
-            steps = max(
-                draft.sources.count(drafter) if draft.confidences else draft.depth
-                for draft in proposed
-            )
-            self._meter.saw_draft(drafter, len(members), steps, self._clock() - start)
-            for (index, _), draft in zip(members, proposed, strict=True):
-                drafts[index].append(draft)
-        return [side_by_side(found) for found in drafts]
+            steps = max(d.sources.count(name) if d.confidences else d.depth for d in drafts)
+            self._pool.meter.saw_draft(name, len(drafts), steps, seconds[name])
+            for (turn, _), draft in zip(groups[name], drafts, strict=True):
+                turn.parts.append((name, draft))
+
+    def _tasks(self, turn: Turn) -> Iterable[tuple[str, DraftTask]]:
+        """What a turn's plans ask of which drafter."""
+        request = turn.request
+        for plan in turn.plans:
+            mixer = self._mixer(request, plan)
+            if mixer is not None:
+                mix = Mix(mixer, partial(self.sessions.peek, request.context))
+                length = min(mixer.length, request.num_draftable)
+                yield mixer.drafter, mixed_task(request.context, length, mix)
+            elif min(plan.length, request.num_draftable) > 0:
+                yield plan.drafter, request.task(plan)
 
     def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
         """Who says who writes this draft, if the policy mixes and the drafter lets others in."""
         mixer = request.mixer
-        can = mixer is not None and mixer.drafter in self._hosts and request.num_draftable > 0
-        return mixer if can and plan.tree is None else None
+        can = mixer is not None and self.sessions.mixes(mixer.drafter)
+        return mixer if can and plan.tree is None and request.num_draftable > 0 else None
 
-    def _peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Each retrieval drafter's match behind the draft, and what follows it."""
-        return {name: s.peek(context, drafted) for name, s in self._retrieving.items()}
-
-    def commit(self, contexts: Sequence[Context]) -> None:
+    def commit(self, turns: Sequence[Turn]) -> None:
         """The texts were verified and extended: every session drops what was rejected."""
-        for session in self._sessions.values():
-            session.commit(contexts)
+        contexts = [turn.context for turn in turns]
+        self.sessions.tell(
+            lambda name, session: session.commit(contexts, [t.judged.get(name) for t in turns])
+        )
 
-    def scores(self, contexts: Sequence[Context], everything: bool) -> list[dict[str, Scores]]:
-        """What is new about each drafter, for each context; ``everything`` costs forwards."""
-        return self._by_context(contexts, lambda session: session.score(contexts, everything))
+    def look(self, turns: Sequence[Turn], is_panoramic: Callable[[Request], bool]) -> None:
+        """What is new about each drafter; and looks at those that policies are curious about.
 
-    def glance(self, contexts: Sequence[Context]) -> list[dict[str, Scores]]:
-        """A first impression of each drafter from the prompts' last tokens, for little."""
-        return self._by_context(contexts, lambda session: session.glance(contexts))
+        Rows that are panoramic have forwards made for it. All that is looked at on the device
+        travels together.
+        """
+        curious = {id(turn): set(turn.request.curious()) for turn in turns}
+        everything = [turn for turn in turns if is_panoramic(turn.request)]
+        rest = [turn for turn in turns if not is_panoramic(turn.request)]
 
-    def looks(self, requests: Sequence[Request]) -> list[dict[str, Scores]]:
-        """At the drafters that the requests' policies are curious about."""
-        found: list[dict[str, Scores]] = [{} for _ in requests]
-        wanted: dict[str, list[int]] = {}
-        for index, request in enumerate(requests):
-            for name in request.curious():
-                wanted.setdefault(name, []).append(index)
-        for name, rows in wanted.items():
-            contexts = [requests[index].context for index in rows]
-            for index, scores in zip(rows, self._sessions[name].glance(contexts), strict=True):
+        def ask(name: str, session: DraftSession) -> Ask[list[tuple[Turn, Scores | None]]]:
+            found: list[tuple[Turn, Scores | None]] = []
+            wanted = [turn for turn in turns if name in curious[id(turn)]]
+            if wanted:
+                looks = yield from session.glance([turn.context for turn in wanted])
+                found += zip(wanted, looks, strict=True)
+            for group in (everything, rest):
+                if group:
+                    contexts = [turn.context for turn in group]
+                    scores = yield from session.score(contexts, group is everything)
+                    found += zip(group, scores, strict=True)
+            return found
+
+        found, _ = self.sessions.ask({name: partial(ask, name) for name in self.sessions.names})
+        for name, scored in found.items():
+            for turn, scores in scored:
                 if scores is not None:
-                    found[index][name] = scores
-        return found
+                    turn.scores[name] = scores
 
-    def matches(self, context: Context) -> dict[str, int]:
-        """The match length of each retrieval drafter at the end of the text."""
-        return {name: s.match_length(context) for name, s in self._retrieving.items()}
+    def first_scores(self, context: Context, everything: bool, free: bool) -> dict[str, Scores]:
+        """A first impression of each drafter from the prompt's last tokens, for little.
 
-    def _by_context(
-        self,
-        contexts: Sequence[Context],
-        look: Callable[[DraftSession], Sequence[Scores | None]],
-    ) -> list[dict[str, Scores]]:
-        """What each session said of each context, turned around."""
-        found: list[dict[str, Scores]] = [{} for _ in contexts]
-        for name, session in self._sessions.items():
-            for index, scores in enumerate(look(session)):
-                if scores is not None:
-                    found[index][name] = scores
-        return found
+        free: only of those that retrieve, which costs no forward.
+        """
+        return self._first(_everything if everything else _free if free else _glance, context)
 
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop the rows of requests that have ended."""
-        for session in self._sessions.values():
-            session.keep_rows(rows)
+    def first_looks(self, request: Request) -> dict[str, Scores]:
+        """At the end of a prompt, by the drafters that its policy is curious about."""
+        return self._first(_glance, request.context, request.curious())
+
+    def _first(
+        self, how: First, context: Context, names: Sequence[str] | None = None
+    ) -> dict[str, Scores]:
+        names = self.sessions.names if names is None else names
+        found, _ = self.sessions.ask({name: partial(how, context) for name in names})
+        return {name: scores for name, (scores,) in found.items() if scores is not None}
+
+
+def _propose(tasks: Sequence[DraftTask], session: DraftSession) -> Ask[list[Draft]]:
+    return session.propose(tasks)
+
+
+def _everything(context: Context, session: DraftSession) -> Ask[list[Scores | None]]:
+    return session.score([context], everything=True)
+
+
+def _free(context: Context, session: DraftSession) -> Ask[list[Scores | None]]:
+    return session.score([context], everything=False)
+
+
+def _glance(context: Context, session: DraftSession) -> Ask[list[Scores | None]]:
+    return session.glance([context])
 
 
 def side_by_side(drafts: Sequence[Draft]) -> Draft:
@@ -155,7 +157,7 @@ def side_by_side(drafts: Sequence[Draft]) -> Draft:
     drafts that were drawn at random may stand here too, though the longest must not be picked.
     """
     if len(drafts) < 2:
-        return drafts[0] if drafts else _EMPTY
+        return drafts[0] if drafts else EMPTY
     starts = np.cumsum([0, *map(len, drafts)])
     parents = [
         -1 if draft.parent(node) < 0 else int(start) + draft.parent(node)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.engine.drafting import Pool
-from draftwise.engine.loop import Batch
+from draftwise.engine.engine import Engine
 from draftwise.engine.records import Round, TraceWriter
-from draftwise.engine.request import Request, Stats
+from draftwise.engine.request import Request, Stats, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,9 @@ class Result:
     """One finished answer.
 
     tokens: the output ids, without the prompt. sources: who wrote each token (a drafter's name, or
-    ``target``). finish_reason: ``eos``, ``stop``, ``length``, ``non-finite logits`` or
-    ``interrupted``.
+    ``target``). finish_reason: ``eos``, ``stop``, ``length``, ``non-finite logits``, ``cancelled``,
+    ``error`` (a callback of this request raised) or ``interrupted``. logprobs: one a token, if
+    they were asked for.
     """
 
     prompt_tokens: list[int]
@@ -28,6 +30,14 @@ class Result:
     sources: list[str]
     finish_reason: str
     stats: Stats
+    logprobs: Sequence[TokenLogprobs] = ()
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        return (
+            f"Result({_shortened(self.text)!r}, {len(self.tokens)} tokens in {stats.num_rounds} "
+            f"rounds, MAT {stats.mean_accepted_tokens:.2f}, ended by {self.finish_reason})"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """One flat object, as the command line prints it."""
@@ -49,26 +59,66 @@ class Result:
         }
 
 
-class Generation:
+class Generation(Iterator[Round]):
     """Answers in the making: iterate for rounds as they happen, ask for results at any time.
 
-    Ctrl-C or an error between two rounds loses nothing: ``results`` then has the text so far.
+    Iterating again goes on where it was left. Ctrl-C or an error between two rounds loses nothing:
+    ``results`` then has the text so far. A generation that is dropped takes its requests along.
     """
 
-    def __init__(self, pool: Pool, requests: Sequence[Request], trace: str | Path | None) -> None:
-        self._requests = list(requests)
-        self._batch = Batch(pool, requests)
-        self._trace = TraceWriter(trace) if trace is not None else None
+    def __init__(
+        self, engine: Engine, requests: Sequence[Request], trace: str | Path | None
+    ) -> None:
+        self._engine, self._outbox = engine, deque[Round]()
+        self._requests: list[Request] = []
+        self._trace: TraceWriter | None = None
+        if trace is not None:
+            self._trace = TraceWriter(trace)
+        for request in requests:
+            request.outbox = self._outbox
+            engine.admit(request)
+            self._requests.append(request)
+        self._unreported = self._requests
+        self._numbers = {request.id: index for index, request in enumerate(requests)}
+
+    def __len__(self) -> int:
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Round]:
-        try:
-            for round_ in self._batch.rounds():
-                if self._trace is not None:
-                    self._trace.write(round_)
-                yield round_
-        finally:
-            if self._trace is not None:
-                self._trace.close()
+        return self
+
+    def __next__(self) -> Round:
+        while not self._outbox:
+            if all(request.is_over for request in self._requests):
+                self._close_trace()
+                self._report_errors()
+                raise StopIteration
+            self._engine.step()
+        round_ = self._outbox.popleft()
+        round_ = replace(round_, request=self._numbers[round_.request])
+        if self._trace is not None:
+            self._trace.write(round_)
+        return round_
+
+    def __del__(self) -> None:
+        self._close_trace()
+        for request in self._requests:
+            if not request.is_over and self._engine.knows(request.id):
+                self._engine.cancel(request.id)
+
+    def _close_trace(self) -> None:
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+
+    def _report_errors(self) -> None:
+        """Raise what a callback raised; of a batch, whose other answers are whole, warn of it."""
+        requests, self._unreported = self._unreported, []
+        for index, request in enumerate(requests):
+            if request.error is not None and len(requests) == 1:
+                raise request.error
+            if request.error is not None:
+                warnings.warn(f"request {index} ended early: {request.error!r}", stacklevel=3)
 
     def text(self, request: int) -> str:
         """The text of one request so far."""
@@ -76,8 +126,8 @@ class Generation:
 
     @property
     def num_cache_bytes(self) -> int:
-        """Bytes of the target's KV storage."""
-        return self._batch.num_cache_bytes
+        """Bytes of the target's keys and values."""
+        return self._engine.num_cache_bytes
 
     def results(self) -> list[Result]:
         """Each request's answer, finished or not."""
@@ -89,6 +139,12 @@ class Generation:
                 list(r.sources),
                 r.answer.finish_reason or "interrupted",
                 r.stats,
+                r.logprobs,
             )
             for r in self._requests
         ]
+
+
+def _shortened(text: str, num: int = 60) -> str:
+    """The beginning of a text."""
+    return text if len(text) <= num else text[: num - 1] + "…"

@@ -1,255 +1,168 @@
-"""The loop: choose, draft, verify, commit, reveal, learn; for B >= 1 requests at once.
+"""The loop: choose, draft, verify, commit, look, reveal, learn; for all rows that run.
 
-``Batch.rounds`` is the whole of it. Every request has its own text, length, plan and policy; rows
+``Loop.round`` is the whole of it. Every request has its own text, length, plan and policy; rows
 that chose the same drafter draft together, and one target forward verifies all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from draftwise.dist import drafted_alphas
-from draftwise.engine.drafting import Drafting, Pool
+from draftwise.dist import is_broken
+from draftwise.engine.choosing import choose
+from draftwise.engine.drafting import Drafting
+from draftwise.engine.judging import drafted_alphas, judge_all, show
 from draftwise.engine.records import Round
-from draftwise.engine.request import Request, choose
-from draftwise.engine.verify import verify
-from draftwise.nn.features import Features
-from draftwise.nn.sampling import distributions
+from draftwise.engine.request import Request
+from draftwise.engine.sessions import Pool
+from draftwise.engine.turn import EMPTY, Turn
+from draftwise.nn.cache import RaggedCache
 from draftwise.nn.trees import draft_branches
-from draftwise.types import (
-    PLAIN,
-    Decision,
-    Dist,
-    Draft,
-    Evidence,
-    Plan,
-    Scores,
-    Verdict,
-)
-
-PROMPT_SCORES = 16
-"""Prompt tokens on which drafters are scored before the first round."""
+from draftwise.types import Costs, Draft, Evidence, Verdict
 
 
-class Batch:
-    """Requests that run together, one row each; KV storage is allocated once, as asked for."""
+class Loop:
+    """Rounds over rows whose prompts were read; the target's cache and the drafters are shared."""
 
-    def __init__(self, pool: Pool, requests: Sequence[Request]) -> None:
-        self._longest = max(request.num_tokens(pool.plans) for request in requests)
-        room = max(self._longest, *(plan.num_slots for plan in pool.plans)) + 1
-        capacity = max(len(r.prompt) + r.answer.num_left for r in requests) + room
-        self._pool, self._active = pool, list(requests)
-        self._cache = pool.target.new_cache(len(requests), capacity)
-        self._drafting = Drafting(pool, len(requests), capacity)
-        self._hidden: Mapping[int, Sequence[Tensor]] = {}
-        if pool.target.taps:
-            for request in requests:
-                request.context.features = Features()
-        self._num_rounds = 0
-        self._seconds: dict[str, float] = {}
+    def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
+        self._pool, self._cache, self._drafting = pool, cache, drafting
+        self.seconds: dict[str, float] = {}
 
-    @property
-    def num_cache_bytes(self) -> int:
-        """Bytes of the target's KV storage."""
-        return self._cache.num_bytes
-
-    @torch.inference_mode()
-    def rounds(self) -> Iterator[Round]:
-        """Run to the end; yield each request's record of each round."""
-        with self._phase("prefill"):
-            self._prefill()
-        while self._active:
-            self._num_rounds += 1
-            with self._phase("choose"):
-                decisions = choose([request.policy for request in self._active])
-                plans = [
-                    request.plays(decision, self._pool.plans)
-                    for request, decision in zip(self._active, decisions, strict=True)
-                ]
-            with self._phase("draft"):
-                drafts = self._drafting.propose(self._active, plans)
-                played = self._played(plans, drafts)
-            with self._phase("verify"):
-                targets = self._target(drafts)
-                verdicts = self._verify(drafts, targets)
-            with self._phase("commit"):
-                emitted = self._commit(drafts, verdicts, targets)
-            with self._phase("look"):
-                looks = self._drafting.looks(self._active)
-            with self._phase("reveal"):
-                evidence = self._reveal(played, drafts, verdicts, targets, emitted, looks)
-            with self._phase("learn"):
-                for request, made, facts in zip(self._active, decisions, evidence, strict=True):
-                    request.learn(made, facts)
-            yield from self._records(decisions, evidence, emitted)
-            self._drop_finished()
+    def round(self, requests: Sequence[Request]) -> list[Round]:
+        """One round; each request's record of it."""
+        with self.phase("choose"):
+            turns = choose(requests)
+        with self.phase("draft"):
+            self._drafting.propose(turns)
+        with self.phase("verify"):
+            self._verify(turns)
+        with self.phase("commit"):
+            for turn in turns:
+                self._commit(turn)
+            self._drafting.commit(turns)
+        with self.phase("look"):
+            self._drafting.look(turns, _is_panoramic)
+        with self.phase("reveal"):
+            evidence = self._reveal(turns)
+        with self.phase("learn"):
+            for turn, facts in zip(turns, evidence, strict=True):
+                turn.request.learn(turn.decision, facts)
+        return self._records(turns, evidence)
 
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what happens inside under a name."""
         start = self._pool.clock()
         yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + self._pool.clock() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._pool.clock() - start
 
-    def _prefill(self) -> None:
-        """Read all of each prompt but its last token; score drafters on its last positions."""
-        requests = [r for r in self._active if len(r.prompt) > 1]
-        if not requests:
-            return
-        rows = [r.context.row for r in requests]
-        texts = [r.prompt[:-1] for r in requests]
-        logits = self._pool.target.extend(self._cache, rows, texts, keep=PROMPT_SCORES)
-        for index, request in enumerate(requests):
-            request.see_hidden(0, logits.hidden, index, slice(None))
-        if not self._pool.scores_prompt:
-            return
-        for index, request in enumerate(requests):
-            num = min(PROMPT_SCORES, len(request.prompt) - 1)
-            first = len(request.prompt) - num
-            text = request.prompt
-            block = logits.last(index, num)
-            targets = distributions(block, request.context.sampling, text[:first], text[first:])
-            request.context.remember(first, targets)
-        for request, evidence in zip(requests, self._prompt_evidence(requests), strict=True):
-            request.learn(Decision(0, 1.0, 0), evidence)
+    def costs(self, requests: Sequence[Request]) -> Costs:
+        """What everything costs with so many rows."""
+        longest = max(request.longest for request in requests)
+        return self._pool.meter.costs(len(requests), longest + 1, self._pool.target.packs)
 
-    def _prompt_evidence(self, requests: Sequence[Request]) -> list[Evidence]:
-        """Round 0: its plan is none, and what it shows is how drafters fare on the prompt."""
-        contexts = [r.context for r in requests]
-        # panoramic feedback reads whole prompts anyway, at the latest in its first round
-        is_full = requests[0].revealer.panoramic
-        look = self._drafting
-        scores = look.scores(contexts, everything=True) if is_full else look.glance(contexts)
-        costs = self._pool.meter.costs(len(self._active), self._longest + 1)
-        return [
-            Evidence(
-                PLAIN,
-                0,
-                0,
-                scores[i],
-                emitted_start=len(r.prompt),
-                costs=costs,
-                matches=self._drafting.matches(r.context),
-            )
-            for i, r in enumerate(requests)
-        ]
-
-    def _target(self, drafts: Sequence[Draft]) -> list[list[Dist]]:
-        """The target's p after the text and after each drafted token: one forward for all rows."""
-        rows = [request.context.row for request in self._active]
-        tokens = [
-            [request.context.tokens[-1], *draft.tokens.tolist()]
-            for request, draft in zip(self._active, drafts, strict=True)
-        ]
+    def _verify(self, turns: Sequence[Turn]) -> None:
+        """One forward of the target, and one look at what each row keeps."""
         start = self._pool.clock()
-        trees = [
-            draft_branches(draft, self._cache.lengths[r])
-            for draft, r in zip(drafts, rows, strict=True)
-        ]
-        logits = self._pool.target.extend(self._cache, rows, tokens, self._longest + 1, trees)
-        self._hidden = logits.hidden
-        targets = []
-        for index, (request, draft) in enumerate(zip(self._active, drafts, strict=True)):
-            context, block = request.context, logits.last(index, len(draft) + 1)
-            drafted = draft.tokens.tolist()
-            targets.append(
-                distributions(block, context.sampling, context.tokens, drafted, draft.parents)
-            )
-        width = max(len(fed) for fed in tokens)
-        self._pool.meter.saw_target(len(rows), width, self._pool.clock() - start)
-        return targets
+        for turn in turns:
+            turn.uniforms = turn.request.uniforms(len(turn.draft) + 1)
+        num_fed, widest = self._read(turns), max(len(turn.fed) for turn in turns)
+        judge_all(turns)
+        tokens = num_fed if self._pool.target.packs else widest * len(turns)
+        width = -(-tokens // len(turns))
+        self._pool.meter.saw_target(len(turns), width, self._pool.clock() - start)
+        broken = [turn for turn in turns if is_broken(int(turn.verdict.tokens[-1]))]
+        if broken := [turn for turn in broken if len(turn.draft)]:
+            self._verify_plainly(broken)
 
-    def _played(self, plans: Sequence[Sequence[Plan]], drafts: Sequence[Draft]) -> list[Plan]:
-        """What became of each row's first plan."""
-        rows = zip(self._active, plans, drafts, strict=True)
-        return [request.as_drafted(chosen[0], draft) for request, chosen, draft in rows]
+    def _read(self, turns: Sequence[Turn]) -> int:
+        """The target's logits after the text and after each drafted token; how many it was fed."""
+        fed = [turn.fed for turn in turns]
+        trees = [draft_branches(turn.draft, self._cache.lengths[turn.row]) for turn in turns]
+        rows, widest = [turn.row for turn in turns], max(map(len, fed))
+        logits = self._pool.target.extend(self._cache, rows, fed, widest, trees)
+        for index, turn in enumerate(turns):
+            turn.logits = logits.last(index, len(fed[index]))
+            turn.hidden = {tap: states[index] for tap, states in logits.hidden.items()}
+        return logits.num_fed
 
-    def _verify(self, drafts: Sequence[Draft], targets: Sequence[list[Dist]]) -> list[Verdict]:
-        """What each row keeps; logits that are not finite end it with the token -1."""
-        return [
-            verify(draft, dists, request.uniforms(len(draft) + 1))
-            for request, draft, dists in zip(self._active, drafts, targets, strict=True)
-        ]
+    def _verify_plainly(self, turns: Sequence[Turn]) -> None:
+        """Do rows again whose drafts hold a token that the target cannot read.
 
-    def _commit(
-        self,
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        targets: Sequence[list[Dist]],
-    ) -> list[int]:
-        """Append what was kept, cut the caches back; return the tokens emitted a row."""
-        emitted = []
-        for index, (request, draft, verdict, dists) in enumerate(
-            zip(self._active, drafts, verdicts, targets, strict=True)
-        ):
-            base = len(request.context.tokens) - 1
-            num = request.commit(draft, verdict, dists)
-            kept = [0, *(verdict.path + 1).tolist()][:num]
-            self._cache.keep_path(request.context.row, base, kept)
-            request.see_hidden(base, self._hidden, index, kept)
-            emitted.append(num)
-        contexts = [request.context for request in self._active]
-        self._drafting.commit(contexts)
-        return emitted
+        Its keys and values are not finite, and what a mask hides is multiplied by 0, not left out.
+        So p is asked for again with nothing drafted, and the same uniforms judge the drafts' first
+        tokens alone: an accepted one is all that the round emits.
+        """
+        alone = [replace(turn, draft=EMPTY) for turn in turns]
+        self._cache.settle([t.row for t in turns], [len(t.context.tokens) - 1 for t in turns])
+        self._read(alone)
+        firsts = []
+        for turn, plain in zip(turns, alone, strict=True):
+            draft, logits = turn.draft, plain.logits
+            nodes = np.array(draft.children(-1))
+            probs = [None if isinstance(q := draft.q(node), int) else q for node in nodes]
+            children = Draft(draft.tokens[nodes], probs, parents=np.full(len(nodes), -1))
+            assert logits is not None
+            uniforms = turn.uniforms[[*nodes, -1]]
+            same = logits.expand(len(nodes) + 1, -1)  # what follows an accepted one is not read
+            firsts.append(replace(plain, draft=children, uniforms=uniforms, logits=same))
+        judge_all(firsts)
+        for turn, first in zip(turns, firsts, strict=True):
+            path = np.array(turn.draft.children(-1))[first.verdict.path]
+            turn.verdict = Verdict(first.verdict.tokens[:1], path)
+            turn.targets, turn.logprobs = first.targets[:1], first.logprobs[:1]
+            turn.hidden, turn.parts = first.hidden, []  # nothing is learnt of such a draft
 
-    def _reveal(
-        self,
-        played: Sequence[Plan],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        targets: Sequence[list[Dist]],
-        emitted: Sequence[int],
-        looks: Sequence[Mapping[str, Scores]],
-    ) -> list[Evidence]:
+    def _commit(self, turn: Turn) -> None:
+        """Append what was kept, and cut the cache back."""
+        request, context = turn.request, turn.context
+        base = len(context.tokens) - 1
+        turn.num_emitted = request.commit(turn.draft, turn.verdict, turn.targets)
+        self._cache.keep_path(turn.row, base, turn.kept)
+        if context.features is not None:
+            states = {tap: hidden[turn.kept] for tap, hidden in turn.hidden.items()}
+            context.features.put(base, states)
+        request.logprobs += [turn.logprobs[place] for place in turn.kept if turn.logprobs]
+        request.check_callbacks()
+        show(turn)
+
+    def _reveal(self, turns: Sequence[Turn]) -> list[Evidence]:
         """All that the round made known, for each request."""
-        revealer = self._active[0].revealer
-        everything = revealer.panoramic and self._num_rounds % revealer.every == 0
-        scores = self._drafting.scores([r.context for r in self._active], everything)
-        costs = self._pool.meter.costs(len(self._active), self._longest + 1)
-        seconds = sum(self._seconds.get(phase, 0.0) for phase in ("draft", "verify"))
+        costs = self.costs([turn.request for turn in turns])
+        seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
+        return [self._evidence(turn, costs, seconds) for turn in turns]
+
+    def _evidence(self, turn: Turn, costs: Costs, seconds: float) -> Evidence:
+        return Evidence(
+            plan=turn.played,
+            num_drafted=len(turn.draft),
+            num_accepted=turn.verdict.num_accepted,
+            scores=turn.scores,
+            drafted_alphas=drafted_alphas(turn.draft, turn.alphas, turn.verdict.path),
+            emitted_start=len(turn.context.tokens) - turn.num_emitted,
+            seconds=seconds,
+            costs=costs,
+            matches=self._drafting.sessions.matches(turn.context),
+            stops=turn.request.stops,
+            confidences=turn.draft.confidences,
+            tokens=turn.context.tokens[len(turn.context.tokens) - turn.num_emitted :],
+            num_left=turn.request.answer.num_left,
+        )
+
+    def _records(self, turns: Sequence[Turn], evidence: Sequence[Evidence]) -> list[Round]:
+        """One record a request; the round's seconds are shared by its rows."""
+        seconds, self.seconds = self.seconds, {}
         return [
-            Evidence(
-                plan=played[index],
-                num_drafted=len(drafts[index]),
-                num_accepted=verdict.num_accepted,
-                scores={**looks[index], **scores[index]},
-                drafted_alphas=drafted_alphas(drafts[index], targets[index], verdict.path),
-                emitted_start=len(request.context.tokens) - emitted[index],
-                seconds=seconds,
-                costs=costs,
-                matches=self._drafting.matches(request.context),
-                stops=request.stops,
-                confidences=drafts[index].confidences,
-            )
-            for index, (request, verdict) in enumerate(zip(self._active, verdicts, strict=True))
+            turn.request.record(turn.decision, facts, turn.num_emitted, seconds, len(turns))
+            for turn, facts in zip(turns, evidence, strict=True)
         ]
 
-    def _records(
-        self,
-        decisions: Sequence[Decision],
-        evidence: Sequence[Evidence],
-        emitted: Sequence[int],
-    ) -> Iterator[Round]:
-        """One record a request; the round's seconds are shared by its rows."""
-        seconds, self._seconds = self._seconds, {}
-        for request, decision, facts, num in zip(
-            self._active, decisions, evidence, emitted, strict=True
-        ):
-            yield request.record(self._num_rounds, decision, facts, num, seconds, len(emitted))
 
-    def _drop_finished(self) -> None:
-        """Let finished rows go, so that the others stop paying for them."""
-        rest = [request for request in self._active if request.answer.finish_reason is None]
-        for request in self._active:
-            if request.answer.finish_reason is not None:
-                request.finish()
-        if rest and len(rest) < len(self._active):
-            rows = [request.context.row for request in rest]
-            self._cache.keep_rows(rows)
-            self._drafting.keep_rows(rows)
-            for row, request in enumerate(rest):
-                request.context.row = row
-        self._active = rest
+def _is_panoramic(request: Request) -> bool:
+    """Whether this round of a request has every drafter scored."""
+    revealer = request.revealer
+    return revealer.panoramic and (request.stats.num_rounds + 1) % revealer.every == 0

@@ -8,45 +8,66 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwise.protocols import Policy
+from draftwise.protocols import Policy, Remembering, RequestMemory
 from draftwise.types import DraftwiseError, Plan
 
-REQUEST, SESSION, TASK = "request", "session", "task:"
+AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
 _VERSION = 1
 
 
 def check_scope(scope: str) -> str:
     """The scope; DraftwiseError if there is no such one."""
-    if scope in {REQUEST, SESSION} or scope.removeprefix(TASK) not in {scope, ""}:
+    if scope in {AUTO, REQUEST, SESSION} or scope.removeprefix(TASK) not in {scope, ""}:
         return scope
     raise DraftwiseError(
-        f"unknown scope {scope!r}; the scopes are: {REQUEST}, {SESSION}, {TASK}LABEL"
+        f"unknown scope {scope!r}; the scopes are: {AUTO}, {REQUEST}, {SESSION}, {TASK}LABEL"
     )
 
 
 class Memory:
-    """The policy of a scope: none for ``request``, one for ``session``, one a ``task:LABEL``.
+    """What a scope's requests share: one policy for ``session`` and for each ``task:LABEL``.
 
-    What other scopes learnt stays in a file that was loaded, and is saved with it again.
-    State: one policy; the states of other scopes as read.
+    For ``auto`` each has a policy of its own, which knows what those before it have learnt; a
+    policy that cannot (``protocols.Remembering``) learns anew, as for ``request``. What other
+    scopes learnt stays in a file that was loaded, and is saved with it again.
+    State: one policy, or what policies remember; the states of other scopes as read.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
         self.scope = check_scope(scope)
-        self.policy = None if scope == REQUEST else policy
-        self._about = {"policy": name, "plans": [str(plan) for plan in plans]}
+        self.policy = None if scope in {AUTO, REQUEST} else policy
+        self._shared: RequestMemory | None = None
+        self._about: dict[str, Any] = {"policy": name}
+        if scope == AUTO and isinstance(policy, Remembering):
+            self._shared = policy.new_memory()  # by drafter: it outlives a change of the plans
+        else:
+            self._about["plans"] = [str(plan) for plan in plans]
         self._scopes: dict[str, Any] = {}
+
+    def begin(self, policy: Policy, prompt: Sequence[int], label: str, private: bool) -> None:
+        """A request begins with its own policy, which is told what the memory knows.
+
+        label: whatever tells its kind, such as a task. private: nobody shall learn from it.
+        """
+        if self._shared is not None and isinstance(policy, Remembering):
+            policy.recall(self._shared, prompt, label, private)
+
+    @property
+    def _kept(self) -> Policy | RequestMemory | None:
+        return self.policy if self._shared is None else self._shared
 
     def save(self, path: str | Path) -> None:
         """Write what was learnt, all at once: a reader never sees half a file.
 
-        Raises DraftwiseError for the scope ``request``, which keeps nothing; OSError.
+        Raises DraftwiseError where nothing is kept (scope ``request``); OSError.
         """
-        if self.policy is None:
+        kept = self._kept
+        if kept is None:
             raise DraftwiseError(
-                f"the scope {REQUEST} keeps nothing to save: choose {SESSION} or {TASK}LABEL"
+                f"the scope {self.scope} keeps nothing to save with this policy: choose {SESSION} "
+                f"or {TASK}LABEL, or {AUTO} with the policy goodput"
             )
-        scopes = self._scopes | {self.scope: self.policy.state()}
+        scopes = self._scopes | {self.scope: kept.state()}
         text = json.dumps({"draftwise": _VERSION, **self._about, "scopes": scopes})
         whole = Path(path)
         part = whole.with_name(whole.name + ".part")
@@ -65,9 +86,11 @@ class Memory:
             for key, ours in self._about.items():
                 if found[key] != ours:
                     raise ValueError(f"it was learnt with the {key} {found[key]}, not {ours}")
-            scopes = dict(found["scopes"])
-            if self.policy is not None and self.scope in scopes:
-                self.policy.load_state(scopes[self.scope])
+            if not isinstance(scopes := found["scopes"], dict):
+                raise ValueError("its scopes are no table")
+            kept = self._kept
+            if kept is not None and self.scope in scopes:
+                kept.load_state(scopes[self.scope])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = str(error) if isinstance(error, ValueError) else "it is not a state of draftwise"
             raise DraftwiseError(

@@ -2,47 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from draftwise import chat
+from draftwise.chat import Prompt
+from draftwise.engine.text import Ending
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
+_FORMS = (
+    "give text, token ids, messages ({'role': ..., 'content': ...}), what a tokenizer returns, or "
+    "a list of these"
+)
+
 
 def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt (text or ids) rather than a batch of them."""
-    if isinstance(prompts, str):
-        return True
+    """Whether this is one prompt (text, ids, a conversation) rather than a batch of them.
+
+    Two dimensions are a batch, as in transformers, also where it has one row.
+    """
+    if isinstance(prompts, Mapping):
+        return is_single(prompts.get("input_ids", ""))
     if hasattr(prompts, "ndim"):
         return bool(prompts.ndim == 1)
-    return (
-        len(prompts) > 0
-        and not isinstance(prompts[0], (str, Sequence))
-        and not hasattr(prompts[0], "ndim")
-    )
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (str, bytes)):
+        return True
+    if len(prompts) == 0 or chat.is_messages(prompts):
+        return len(prompts) > 0
+    first = prompts[0]
+    return not (isinstance(first, (Sequence, Mapping, Prompt)) or np.ndim(first) > 0)
 
 
-def encode_all(prompts: Any, tokenizer: Any, target: CausalModel) -> list[list[int]]:
-    """Text, ids, or a list of either, to a list of token ids.
+def encode_all(
+    prompts: Any, tokenizer: Any, target: CausalModel, attention_mask: Any = None
+) -> list[Prompt]:
+    """Every form of prompt, or a batch of them, to token ids.
 
-    Raises DraftwiseError for no prompt, an empty one, text without a tokenizer, an id outside the
-    vocabulary, or a prompt that leaves no position for an answer; the prompt is named by its index.
+    attention_mask: as ``prompts``, 0 = padding, which is left out; what a tokenizer returns brings
+    its own. Raises DraftwiseError for no prompt, an empty one, text or messages without a tokenizer
+    or template, ids that are no whole numbers or outside the vocabulary, padding without a mask, or
+    a prompt that leaves no position for an answer; of several it is named by its index.
     """
-    batch = [prompts] if is_single(prompts) else list(prompts)
+    if isinstance(prompts, Mapping):
+        attention_mask = prompts.get("attention_mask", attention_mask)
+        if "input_ids" not in prompts:
+            raise DraftwiseError(f"a mapping without input_ids is no prompt: {_FORMS}")
+        prompts = prompts["input_ids"]
+    single = is_single(prompts)
+    batch = [prompts] if single else list(prompts)
     if not batch:
         raise DraftwiseError("no prompt was given")
-    return [_encode(index, prompt, tokenizer, target) for index, prompt in enumerate(batch)]
+    names = ["the prompt"] if single else [f"prompt {index}" for index in range(len(batch))]
+    if attention_mask is not None:
+        masks = [attention_mask] if single else list(attention_mask)
+        if len(masks) != len(batch):
+            raise DraftwiseError(f"the attention mask has {len(masks)} rows, of {len(batch)}")
+        batch = [_unpadded(*given) for given in zip(names, batch, masks, strict=True)]
+    elif not single:
+        _refuse_padding(batch, tokenizer, target)
+    pairs = zip(names, batch, strict=True)
+    return [_checked(name, _encode(name, prompt, tokenizer), target) for name, prompt in pairs]
 
 
-def randomness(seed: int | Sequence[int], num: int) -> list[np.random.SeedSequence]:
+def randomness(
+    seed: int | Sequence[int] | np.random.SeedSequence, num: int
+) -> list[np.random.SeedSequence]:
     """One source of randomness a prompt; a prompt alone gets what its own seed gives it."""
+    if isinstance(seed, np.random.SeedSequence):
+        return seed.spawn(num)
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed]
+    if min(seeds, default=0) < 0:
+        raise DraftwiseError(f"the seed {min(seeds)} is negative: seeds are 0 or more")
     if not isinstance(seed, Sequence):
         return np.random.SeedSequence(seed).spawn(num)
     if len(seed) != num:
         raise DraftwiseError(f"{len(seed)} seeds for {num} prompts: give one, or one each")
-    return [np.random.SeedSequence(own).spawn(1)[0] for own in seed]
+    return [np.random.SeedSequence(own).spawn(1)[0] for own in seeds]
 
 
 def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
@@ -54,25 +93,116 @@ def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
-def _encode(index: int, prompt: Any, tokenizer: Any, target: CausalModel) -> list[int]:
-    if isinstance(prompt, str):
-        if tokenizer is None:
+def _encode(name: str, prompt: Any, tokenizer: Any) -> Prompt:
+    """One prompt of any form; its tokens are not looked at yet."""
+    if isinstance(prompt, Prompt):
+        return prompt
+    if isinstance(prompt, str) or chat.is_messages(prompt):
+        try:
+            return chat.encode(prompt, tokenizer)
+        except DraftwiseError as error:
+            raise DraftwiseError(f"{name}: {error}") from error
+    if isinstance(prompt, Mapping):
+        if "input_ids" not in prompt:
+            raise DraftwiseError(f"{name} is a mapping without input_ids: {_FORMS}")
+        prompt = _unpadded(name, prompt["input_ids"], prompt.get("attention_mask"))
+    return Prompt(_whole_numbers(name, prompt))
+
+
+def _whole_numbers(name: str, prompt: Any) -> list[int]:
+    """Token ids; DraftwiseError for whatever would have to be rounded or guessed."""
+    tokens = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(tokens, (bytes, bytearray)):
+        raise DraftwiseError(f"{name} is bytes: decode them to text, or give token ids")
+    if not isinstance(tokens, Sequence):
+        raise DraftwiseError(f"{name} is of the type {type(prompt).__name__}: {_FORMS}")
+    numbers = [token.item() if hasattr(token, "item") else token for token in tokens]
+    wrong = [n for n in numbers if not isinstance(n, Integral) or isinstance(n, bool)]
+    if wrong:
+        raise DraftwiseError(f"{name} has {wrong[0]!r} among its token ids: {_FORMS}")
+    return [int(number) for number in numbers]
+
+
+def _unpadded(name: str, ids: Any, mask: Any) -> Any:
+    """What a mask keeps; DraftwiseError where padding is not at the ends."""
+    if mask is None or isinstance(ids, (str, Prompt)) or chat.is_messages(ids):
+        return ids
+    tokens, kept = _whole_numbers(name, ids), [bool(x) for x in mask]
+    if len(tokens) != len(kept):
+        raise DraftwiseError(f"{name} has {len(tokens)} tokens and a mask of {len(kept)}")
+    start, num = kept.index(True) if any(kept) else 0, sum(kept)
+    if not all(kept[start : start + num]):
+        raise DraftwiseError(f"the attention mask of {name} has gaps: pad at the ends only")
+    return tokens[start : start + num]
+
+
+def _refuse_padding(batch: Sequence[Any], tokenizer: Any, target: CausalModel) -> None:
+    """Rows of one width, some of which begin or end with the padding token, need a mask."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    pad = getattr(target.module.config, "pad_token_id", None) if pad is None else pad
+    rows = [row.tolist() if hasattr(row, "tolist") else row for row in batch]
+    if pad is None or not all(isinstance(row, list) and row for row in rows):
+        return
+    if len({len(row) for row in rows}) > 1 or any(isinstance(row[0], Mapping) for row in rows):
+        return
+    names_an_end = pad in {*eos_tokens(target, tokenizer), getattr(tokenizer, "bos_token_id", None)}
+    for edge in (0, -1):
+        padded = [row[edge] == pad for row in rows]
+        if any(padded) and not (names_an_end and all(padded)):
             raise DraftwiseError(
-                "a text prompt needs a tokenizer: pass token ids, or tokenizer=..."
+                f"prompt {padded.index(True)} {'ends' if edge else 'begins'} with the padding "
+                f"token {pad}: pass attention_mask=..., or what the tokenizer returned as it is"
             )
-        ids = list(tokenizer(prompt)["input_ids"])
-    else:
-        ids = [int(token) for token in (prompt.tolist() if hasattr(prompt, "tolist") else prompt)]
+
+
+def _checked(name: str, prompt: Prompt, target: CausalModel) -> Prompt:
+    """The prompt, if the target can continue it."""
+    ids = prompt.tokens
     if not ids:
-        raise DraftwiseError(f"prompt {index} is empty: there is nothing to continue")
-    if min(ids) < 0 or max(ids) >= target.vocab_size:
+        raise DraftwiseError(f"{name} is empty: there is nothing to continue")
+    if min(ids) < 0:
+        raise DraftwiseError(f"{name} has the token {min(ids)}: token ids are 0 or more")
+    if max(ids) >= target.vocab_size:
         raise DraftwiseError(
-            f"prompt {index} has the token {max(ids, key=abs)}, outside the vocabulary of "
+            f"{name} has the token {max(ids)}, outside the vocabulary of "
             f"{target.vocab_size}: was it made with another tokenizer?"
         )
     if len(ids) >= target.max_positions:
         raise DraftwiseError(
-            f"prompt {index} has {len(ids)} tokens, and {target.name} has {target.max_positions} "
+            f"{name} has {len(ids)} tokens, and {target.name} has {target.max_positions} "
             "positions: shorten it"
         )
-    return ids
+    return prompt
+
+
+def each(value: int | Sequence[int], num: int) -> list[int]:
+    """One value a prompt, from one for all or one each."""
+    return [value] * num if isinstance(value, int) else list(value)
+
+
+def ending_of(
+    text: Prompt,
+    models: tuple[CausalModel, Any],
+    max_new_tokens: int,
+    stop: str | Sequence[str],
+    stop_when: Callable[[Sequence[int]], bool] | None,
+    eos_token_ids: Sequence[int] | None,
+    ignore_eos: bool,
+) -> Ending:
+    """Where an answer to a prompt ends; models: the target and its tokenizer.
+
+    Raises DraftwiseError for no token to emit, and for stop strings without a tokenizer.
+    """
+    target, tokenizer = models
+    if max_new_tokens < 1:
+        raise DraftwiseError(f"max_new_tokens is {max_new_tokens}: it must be 1 or more")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if stops and tokenizer is None:
+        raise DraftwiseError("stop strings need a tokenizer: pass tokenizer=... when loading")
+    if "" in stops:
+        raise DraftwiseError("a stop string is empty: it would end every answer at once")
+    own = {*eos_tokens(target, tokenizer), *text.turn_ends}
+    eos = own if eos_token_ids is None else set(eos_token_ids)
+    room = target.max_positions - len(text.tokens)
+    ends = frozenset() if ignore_eos else frozenset(eos)
+    return Ending(min(max_new_tokens, room), ends, stops, stop_when)

@@ -41,6 +41,13 @@ class Round:
     scores: Mapping[str, Scores]
     matches: Mapping[str, int]
 
+    def __repr__(self) -> str:
+        return (
+            f"Round({self.round} of request {self.request}: {self.plan}, drafted "
+            f"{self.num_drafted}, accepted {self.num_accepted}, emitted {self.num_emitted}, "
+            f"{1000 * sum(self.seconds.values()):.1f} ms)"
+        )
+
     @property
     def num_emitted(self) -> int:
         """Tokens that this round added to the text."""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.engine.fuse import Fuse
 from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.engine.watch import Watch
 from draftwise.feedback import Revealer
-from draftwise.protocols import Guide, Mixer, Policy
-from draftwise.types import NONE, PLAIN, Decision, Dist, Draft, Evidence, Floats, Plan, Verdict
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from draftwise.protocols import Guide, Looking, Mixer, Policy
+from draftwise.types import NONE, PLAIN, Decision, Draft, Evidence, Floats, Plan, Verdict
 
 MIXED = "mixed"
 """The rule in the plan of a draft that several drafters wrote."""
@@ -69,12 +67,29 @@ class Stats:
         return self.num_emitted / seconds if seconds > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the target thought of one token: raw log-probabilities, before temperature and cuts.
+
+    top: the likeliest tokens and theirs, as many as were asked for, the likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(slots=True)
 class Request:
-    """Everything that belongs to one row while it runs.
+    """Everything that belongs to one request, from before it runs to after it has ended.
 
-    guides: by drafter and rule; they learn from this request's drafts alone. stops: what rules said
-    of a draft that another one ended, if the feedback ``compares_rules``.
+    plans: what its policy chooses among. guides: by drafter and rule; they learn from this
+    request's drafts alone. fuses: its callbacks. priority: the higher comes first where requests
+    wait. scores_prompt: whether drafters are scored on the prompt's last tokens. num_logprobs:
+    likeliest tokens to tell of beside each emitted one; None = no log-probabilities.
+    wants_prompt_logprobs: those of the prompt's tokens, too, from its second token on. outbox:
+    where its rounds go, if anywhere.
+    stops: what rules said of a draft that another one ended, if the feedback ``compares_rules``.
     """
 
     id: int
@@ -84,10 +99,51 @@ class Request:
     policy: Policy
     revealer: Revealer
     accept_rng: np.random.Generator
+    plans: Sequence[Plan] = ()
     guides: Mapping[tuple[str, str], Guide] = field(default_factory=dict)
+    fuses: Sequence[Fuse] = ()
+    priority: int = 0
+    scores_prompt: bool = False
+    num_logprobs: int | None = None
+    wants_prompt_logprobs: bool = False
     stops: dict[str, int] = field(default_factory=dict)
     stats: Stats = field(default_factory=Stats)
     sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: Exception | None = None
+    outbox: deque[Round] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has ended, whatever the reason."""
+        return self.answer.finish_reason is not None
+
+    @property
+    def num_room(self) -> int:
+        """Tokens that its text may have in the end, a draft that is not kept included."""
+        return len(self.prompt) + self.answer.num_tokens + self.answer.num_left + self.longest + 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a draft of this request has at most."""
+        if plays_all(self.policy):
+            return sum(plan.num_tokens for plan in _one_each(self.plans))
+        return max(plan.num_tokens for plan in self.plans)
+
+    def check_callbacks(self) -> None:
+        """End the request if one of its callbacks raised: ``error`` says what."""
+        for fuse in self.fuses:
+            if fuse.error is not None and self.error is None:
+                self.fail(fuse.error)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error of its own; what was emitted before stays."""
+        self.error = error
+        if self.is_over:
+            self.answer.finish_reason = "error"
+        else:
+            self.answer.finish("error")
 
     @property
     def tokens(self) -> list[int]:
@@ -111,12 +167,12 @@ class Request:
 
     def curious(self) -> Sequence[str]:
         """Drafters that the policy would have looked at now, for a price that it can afford."""
-        ask = getattr(self.policy, "curious", None)
-        return ask() if ask is not None and self.answer.finish_reason is None else ()
+        policy = self.policy
+        return policy.curious() if isinstance(policy, Looking) and not self.is_over else ()
 
-    def plays(self, decision: Decision, plans: Sequence[Plan]) -> list[Plan]:
+    def plays(self, decision: Decision) -> list[Plan]:
         """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""
-        return _one_each(plans) if plays_all(self.policy) else [plans[decision.plan]]
+        return _one_each(self.plans) if plays_all(self.policy) else [self.plans[decision.plan]]
 
     def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
         """The plan as it was really played: of a mixed draft, who wrote most of it, and how far."""
@@ -126,12 +182,6 @@ class Request:
         if not writers:
             return PLAIN
         return Plan(writers[0][0], len(draft), "fixed" if len(writers) == 1 else MIXED)
-
-    def num_tokens(self, plans: Sequence[Plan]) -> int:
-        """Tokens that a draft of this request has at most."""
-        if plays_all(self.policy):
-            return sum(plan.num_tokens for plan in _one_each(plans))
-        return max(plan.num_tokens for plan in plans)
 
     def task(self, plan: Plan) -> DraftTask:
         """What this plan asks of its drafter now."""
@@ -157,36 +207,21 @@ class Request:
             return np.zeros(num)
         return self.accept_rng.random(num)
 
-    def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[Dist]) -> int:
+    def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[int | Tensor]) -> int:
         """Append what was verified, up to where the answer ends; return how many tokens that is.
 
-        A bonus token of -1 stands for logits that were not finite: the tokens before it count.
+        targets: p before each token of the verdict. A bonus token of -1 stands for logits that were
+        not finite: the tokens before it count.
         """
         tokens = verdict.tokens.tolist()
         is_cut = is_broken(tokens[-1])
         num = self.answer.push(tokens[:-1] if is_cut else tokens)
-        if is_cut and self.answer.finish_reason is None:
+        if is_cut and not self.is_over:
             self.answer.finish("non-finite logits")
+        self.context.extend(tokens[:num], targets[:num])
         path = verdict.path.tolist()
-        before = [-1, *path]
-        self.context.extend(tokens[:num], [targets[node + 1] for node in before[:num]])
         self.sources.extend([*(draft.sources[node] for node in path), TARGET][:num])
         return num
-
-    def see_hidden(
-        self,
-        start: int,
-        hidden: Mapping[int, Sequence[Tensor]],
-        row: int,
-        kept: Sequence[int] | slice,
-    ) -> None:
-        """Keep what a forward said at the tokens of one row that stay, from position ``start`` on.
-
-        hidden: as ``Logits.hidden``; where the target is not tapped, nothing is kept.
-        """
-        if self.context.features is not None:
-            states = {tap: rows[row][kept] for tap, rows in hidden.items()}
-            self.context.features.put(start, states)
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
         """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
@@ -205,7 +240,6 @@ class Request:
 
     def record(
         self,
-        num: int,
         decision: Decision,
         evidence: Evidence,
         num_emitted: int,
@@ -216,7 +250,7 @@ class Request:
         end = len(self.sources)
         round_ = Round(
             request=self.id,
-            round=num,
+            round=self.stats.num_rounds + 1,
             plan=evidence.plan,
             plan_index=decision.plan,
             prob=decision.prob,
@@ -232,13 +266,9 @@ class Request:
             matches=evidence.matches,
         )
         self.stats.add(round_)
+        if self.outbox is not None:
+            self.outbox.append(round_)
         return round_
-
-
-def choose(policies: Sequence[Policy]) -> list[Decision]:
-    """A decision for each row: each policy's own, unless they know how to agree (``goodput``)."""
-    together = getattr(policies[0], "choose_together", None)
-    return [policy.choose() for policy in policies] if together is None else together(policies)
 
 
 def plays_all(policy: Policy) -> bool:

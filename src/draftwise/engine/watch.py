@@ -17,7 +17,11 @@ class Watch:
     def __init__(self, guide: Guide, others: Mapping[str, Guide], stops: dict[str, int]) -> None:
         self._guide, self._others, self._stops = guide, others, stops
         self.is_pure = guide.is_pure
-        self.needs_probs = any(each.needs_probs for each in (guide, *others.values()))
+        every = (guide, *others.values())
+        self.needs_probs = any(each.needs_probs for each in every)
+        self.always_goes_on = all(each.always_goes_on for each in every)
+        self.waits_for_hidden = any(each.waits_for_hidden for each in every)
+        self.needs_hidden = max(each.needs_hidden for each in every)
 
     def goes_on(self, step: DraftStep) -> bool:
         """What the guide says; the first no of every other rule is noted."""

@@ -1,0 +1,287 @@
+"""Requests that come and go: ``admit`` at any time, ``step`` runs one round of all that run."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from draftwise.engine.drafting import Drafting
+from draftwise.engine.loop import Loop
+from draftwise.engine.prefixes import Beginning, Prefixes
+from draftwise.engine.reading import PROMPT_SCORES, Pace, Reader
+from draftwise.engine.records import Round
+from draftwise.engine.request import Request
+from draftwise.engine.sessions import Pool
+from draftwise.nn.features import Features
+from draftwise.types import DraftwiseError
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    """A request that has no row yet: the higher priority first, then who came first."""
+
+    priority: int
+    number: int
+    request: Request = field(compare=False)
+
+
+class Engine:
+    """One target, its drafters, their caches, and the requests that run on them.
+
+    Rows have a number for as long as they run, and their storage grows with their text; a row that
+    ends frees its own and touches no other. Requests that do not fit wait in order; what runs has
+    room for all of its tokens. Rows that ended are kept for prompts that begin alike.
+
+    max_rows: rows that run at once. max_bytes: of keys and values of target and drafters; None =
+    no limit. num_prefixes: rows kept after their end; 0 = prompts are always read whole.
+    Not thread-safe: one thread owns it.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        max_rows: int = 64,
+        max_bytes: int | None = None,
+        num_prefixes: int = 4,
+    ) -> None:
+        if max_rows < 1:
+            raise DraftwiseError(f"max_rows is {max_rows}: at least one row must run")
+        self._pool, self._max_rows, self._max_bytes = pool, max_rows, max_bytes
+        self._token_bytes = pool.target.token_bytes + sum(d.token_bytes for d in pool.drafters)
+        self._cache = pool.target.new_cache()
+        self._drafting = Drafting(pool)
+        self._loop = Loop(pool, self._cache, self._drafting)
+        self._reader = Reader(pool.target, self._cache, self._drafting, self._loop)
+        self._pace, self._prefixes = Pace(), Prefixes(num_prefixes)
+        self._waiting: list[_Waiting] = []
+        self._reading: list[Request] = []
+        self._running: list[Request] = []
+        self._free: list[int] = []
+        self._num_rows = 0
+        self._numbers = itertools.count()
+        self._round_s = 0.0
+        self._is_open = True
+        self.num_prefix_hits = self.num_prefix_tokens = 0
+
+    def admit(self, request: Request) -> None:
+        """Take a request in; it runs as soon as there is room.
+
+        Raises DraftwiseError if it can never fit, is known already, or the engine is closed.
+        """
+        if not self._is_open:
+            raise DraftwiseError("this engine is closed: make another with Speculator.engine()")
+        if any(request is known or request.id == known.id for known in self._all()):
+            raise DraftwiseError(f"request {request.id} is in the engine already")
+        needed = self._bytes(request)
+        if self._max_bytes is not None and needed > self._max_bytes:
+            raise DraftwiseError(
+                f"request {request.id} needs {needed:,} bytes of keys and values for its "
+                f"{request.num_room:,} tokens, and max_bytes is {self._max_bytes:,}: shorten it, "
+                "lower max_new_tokens, or raise the limit"
+            )
+        waiting = _Waiting(-request.priority, next(self._numbers), request)
+        heapq.heappush(self._waiting, waiting)
+
+    @torch.inference_mode()
+    def step(self) -> list[Round]:
+        """Seat who fits, read some of their prompts, and run a round; its records.
+
+        Empty where no row had its prompt read by now, or nothing is left to do.
+        """
+        self._seat()
+        self._read()
+        if not self._running:
+            return []
+        start = self._pool.clock()
+        try:
+            rounds = self._loop.round(self._running)
+        except BaseException:  # half a round: what it left in the caches is good for nothing
+            self._abandon()
+            raise
+        self._drop_finished()
+        self._round_s = self._pool.clock() - start
+        return rounds
+
+    def cancel(self, id_: int) -> None:
+        """End a request where it is; the text so far stays in it, and its row is free at once.
+
+        Raises DraftwiseError for an id that is not in the engine.
+        """
+        found = next((request for request in self._all() if request.id == id_), None)
+        if found is None:
+            known = ", ".join(str(request.id) for request in self._all()) or "none"
+            raise DraftwiseError(f"no request {id_} is in the engine; there are: {known}")
+        found.answer.finish("cancelled")
+        self._waiting = [w for w in self._waiting if w.request is not found]
+        heapq.heapify(self._waiting)
+        if found in self._reading:  # half a prompt is of little use to others
+            self._reading.remove(found)
+            self._close(found.context.row)
+        self._drop_finished()
+
+    def knows(self, id_: int) -> bool:
+        """Whether a request waits or runs here."""
+        return any(request.id == id_ for request in self._all())
+
+    def close(self) -> None:
+        """Cancel all, and free everything; nothing can be admitted any more."""
+        for request in list(self._all()):
+            self.cancel(request.id)
+        while len(self._prefixes):
+            self._close(self._prefixes.drop())
+        self._is_open = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return bool(self._waiting or self._reading or self._running)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that have a row, those whose prompts are being read included."""
+        return (*self._running, *self._reading)
+
+    @property
+    def num_running(self) -> int:
+        """How many have a row."""
+        return len(self._reading) + len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no row yet."""
+        return len(self._waiting)
+
+    @property
+    def num_cache_bytes(self) -> int:
+        """Bytes of the target's keys and values, rows kept for their beginnings included."""
+        return self._cache.num_bytes
+
+    def _all(self) -> Iterator[Request]:
+        yield from self._running
+        yield from self._reading
+        yield from (waiting.request for waiting in self._waiting)
+
+    def _bytes(self, request: Request) -> int:
+        """Keys and values of target and drafters when the request has all of its tokens."""
+        return request.num_room * self._token_bytes
+
+    def _seat(self) -> None:
+        """Give rows to those that wait, in order, as far as they fit."""
+        later = []
+        while self._waiting and self.num_running < self._max_rows:
+            request = self._waiting[0].request
+            if not self._fits(request):
+                break
+            waiting = heapq.heappop(self._waiting)
+            if self._shares_what_is_being_read(request):
+                later.append(waiting)
+            else:
+                self._begin(request)
+        for waiting in later:
+            heapq.heappush(self._waiting, waiting)
+
+    def _fits(self, request: Request) -> bool:
+        """Whether there is room for all of it; rows that are only kept make way."""
+        if self._max_bytes is None:
+            return True
+        asked = self._bytes(request) + sum(map(self._bytes, self.running))
+        left = (self._max_bytes - asked) / max(1, self._token_bytes)
+        while self._prefixes.num_tokens > left and len(self._prefixes):
+            self._close(self._prefixes.drop())
+        return left >= 0
+
+    def _shares_what_is_being_read(self, request: Request) -> bool:
+        """Whether waiting for another prompt's end spares this one most of its own."""
+        found = self._prefixes.find(request.prompt, [r.context for r in self._reading])
+        return found is not None and any(found.context is r.context for r in self._reading)
+
+    def _begin(self, request: Request) -> None:
+        """Seat a request: in a row of its own, or in one that began as it does."""
+        found = self._beginning(request)
+        context, expected = request.context, request.num_room
+        if self._pool.target.taps:
+            context.features = Features()
+        if found is not None and self._prefixes.take(found.context.row):
+            context.row = found.context.row
+            self._cache.crop(context.row, found.length)
+            self._drafting.sessions.crop(context, found.length)
+        else:
+            context.row = self._next_row()
+            self._cache.open(context.row, expected)
+            self._drafting.sessions.open(context, expected)
+            if found is not None:
+                self._cache.copy(found.context.row, context.row, found.length)
+                self._drafting.sessions.copy(found.context.row, context.row, found.length)
+        if found is not None:
+            self.num_prefix_hits += 1
+            self.num_prefix_tokens += found.length
+            if context.features is not None and found.context.features is not None:
+                context.features.begin_like(found.context.features, found.length)
+        self._reading.append(request)
+
+    def _beginning(self, request: Request) -> Beginning | None:
+        """What need not be read of a prompt; its last tokens are, to see how drafters fare."""
+        if request.wants_prompt_logprobs:
+            return None
+        found = self._prefixes.find(request.prompt, [r.context for r in self._running])
+        if found is None:
+            return None
+        there = self._cache.lengths[found.context.row]
+        most = len(request.prompt) - 1 - PROMPT_SCORES
+        length = self._cache.reachable(found.context.row, min(found.length, there, most))
+        return Beginning(found.context, length) if length > 0 else None
+
+    def _read(self) -> None:
+        """Read on in prompts, first come first; those that are read begin to run."""
+        if not self._reading:
+            return
+        with self._loop.phase("prefill"):
+            start = self._pool.clock()
+            budget = self._pace.budget(self._round_s, is_idle=not self._running)
+            num = self._reader.read(self._reading, budget)
+            self._pace.saw(num, self._pool.clock() - start)
+            done = [request for request in self._reading if self._reader.is_read(request)]
+            for request in done:
+                self._reader.first_impression(request)
+                request.check_callbacks()
+        self._reading = [request for request in self._reading if request not in done]
+        self._running += done
+        self._drop_finished()
+
+    def _drop_finished(self) -> None:
+        """Free the rows of requests that have ended, or keep them for their beginnings."""
+        over = [request for request in self._running if request.is_over]
+        if not over:
+            return
+        self._running = [request for request in self._running if not request.is_over]
+        for request in over:
+            request.finish()
+            if self._prefixes.num_rows and request.error is None:
+                for row in self._prefixes.keep(request.context):
+                    self._close(row)
+            else:
+                self._close(request.context.row)
+
+    def _abandon(self) -> None:
+        """End all rows that run, with the text they have."""
+        for request in self._running:
+            if not request.is_over:
+                request.answer.finish("interrupted")
+            self._close(request.context.row)
+        self._running = []
+
+    def _next_row(self) -> int:
+        """The lowest number that is free."""
+        if self._free:
+            return heapq.heappop(self._free)
+        self._num_rows += 1
+        return self._num_rows - 1
+
+    def _close(self, row: int) -> None:
+        self._cache.close(row)
+        self._drafting.sessions.close(row)
+        heapq.heappush(self._free, row)

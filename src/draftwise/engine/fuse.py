@@ -1,0 +1,72 @@
+"""Callbacks that belong to one request: what they raise is that request's own matter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from draftwise.protocols import Guide
+from draftwise.types import DraftStep
+
+
+class Fuse:
+    """A callback whose first exception is kept in ``error``; from then on it is not asked again.
+
+    instead: what stands in for its answer, called with the same arguments.
+    """
+
+    def __init__(self, call: Callable[..., Any], instead: Callable[..., Any]) -> None:
+        self._call, self._instead = call, instead
+        self.error: Exception | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.error is None:
+            try:
+                return self._call(*args)
+            except Exception as error:
+                self.error = error
+        return self._instead(*args)
+
+
+class FusedGuide:
+    """A guide that ends every draft from its first exception on, with one warning.
+
+    The tokens drawn before it stay in the draft: dropping them for what the guide made of them
+    would change the law.
+    """
+
+    def __init__(self, guide: Guide, rule: str) -> None:
+        self._guide, self._rule, self._is_broken = guide, rule, False
+        self.needs_probs, self.is_pure = guide.needs_probs, guide.is_pure
+        self.always_goes_on, self.waits_for_hidden = guide.always_goes_on, guide.waits_for_hidden
+
+    @property
+    def needs_hidden(self) -> int:
+        """The size of the hidden states that the guide reads, 0 = none."""
+        return self._guide.needs_hidden
+
+    def goes_on(self, step: DraftStep) -> bool:
+        """What the guide says, as long as it can."""
+        if self._is_broken:
+            return False
+        try:
+            return self._guide.goes_on(step)
+        except Exception as error:
+            self._blow(error)
+            return False
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """Told on, as long as it listens."""
+        if not self._is_broken:
+            try:
+                self._guide.learn(num_drafted, num_accepted)
+            except Exception as error:
+                self._blow(error)
+
+    def _blow(self, error: Exception) -> None:
+        self._is_broken = True
+        warnings.warn(
+            f"rule {self._rule!r} raised {error!r}: its request drafts no more with it",
+            stacklevel=2,
+        )

@@ -1,0 +1,69 @@
+"""Which drafter wrote which piece of the text, while the text grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from draftwise.engine.request import TARGET
+from draftwise.engine.text import Detokenizer
+
+Piece = tuple[str, str]
+"""Some text and the name of who wrote it."""
+
+
+class Written(Protocol):
+    """Tokens and who wrote each: a round, or several in a row."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def sources(self) -> Sequence[str]: ...
+
+
+class Painter:
+    """Cuts one answer's growing text into pieces by their writers.
+
+    The text itself is the engine's; tokens are decoded here once more, one by one, only to find
+    where each begins. Text that may turn out to begin a stop string waits until it is known.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+        self._detokenizer, self._stops = Detokenizer(tokenizer), tuple(stops)
+        self._ends: list[tuple[int, str]] = []  # where pieces end, and who wrote them
+        self._num_decoded = self._num_shown = 0
+
+    def grow(self, new: Written, text: str) -> list[Piece]:
+        """The pieces that these tokens added to the answer, which is now ``text``."""
+        for token, source in zip(new.tokens, new.sources, strict=True):
+            piece = self._detokenizer.push([token])
+            if piece:
+                self._num_decoded += len(piece)
+                self._ends.append((self._num_decoded, source))
+        return self._cut(text, len(text) - held_back(text, self._stops))
+
+    def finish(self, text: str) -> list[Piece]:
+        """What is left of the finished answer."""
+        return self._cut(text, len(text))
+
+    def _cut(self, text: str, end: int) -> list[Piece]:
+        pieces: list[Piece] = []
+        while self._num_shown < end:
+            while self._ends and self._ends[0][0] <= self._num_shown:
+                self._ends.pop(0)
+            stop, source = self._ends[0] if self._ends else (end, TARGET)
+            stop = min(stop, end)
+            pieces.append((text[self._num_shown : stop], source))
+            self._num_shown = stop
+        return pieces
+
+
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of ``text`` that may be the beginning of a stop string.
+
+    >>> held_back("to be or", ["order", "been"])
+    2
+    """
+    return max(
+        (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0
+    )

@@ -1,0 +1,133 @@
+"""Prompts, read in pieces between rounds, so that rows that write need not wait for long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from draftwise.engine.drafting import Drafting
+from draftwise.engine.logprobs import as_logprobs, logprobs
+from draftwise.engine.loop import Loop
+from draftwise.engine.request import Request
+from draftwise.nn.cache import RaggedCache
+from draftwise.nn.model import CausalModel
+from draftwise.nn.sampling import warped
+from draftwise.nn.transfer import fetch
+from draftwise.protocols import Looking
+from draftwise.types import PLAIN, Decision, Evidence, Scores
+
+PROMPT_SCORES = 16
+"""Prompt tokens on which drafters are scored before the first round."""
+LEAST_PIECE, LARGEST_PIECE = 32, 2048
+"""Tokens of prompts that one step reads, at least and at most."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many tokens of prompts may be read between two rounds of rows that write.
+
+    As many as take as long as a round does, by what reading took so far: then no row waits for
+    more than about two rounds. token_s: seconds a token, a running mean; 0 = nothing read yet.
+    """
+
+    token_s: float = 0.0
+
+    def budget(self, round_s: float, is_idle: bool) -> int:
+        """Tokens for one step; nothing limits them but memory where no row writes."""
+        if is_idle:
+            return LARGEST_PIECE
+        if not self.token_s:
+            return LEAST_PIECE
+        return int(min(LARGEST_PIECE, max(LEAST_PIECE, round_s / self.token_s)))
+
+    def saw(self, num_tokens: int, seconds: float) -> None:
+        """So many tokens took so long; small pieces say little of large ones."""
+        if num_tokens >= LEAST_PIECE // 2:
+            new = seconds / num_tokens
+            self.token_s = new if not self.token_s else 0.7 * self.token_s + 0.3 * new
+
+
+class Reader:
+    """Reads all of each prompt but its last token, and lets drafters look at its end."""
+
+    def __init__(
+        self, target: CausalModel, cache: RaggedCache, drafting: Drafting, loop: Loop
+    ) -> None:
+        self._target, self._cache, self._drafting, self._loop = target, cache, drafting, loop
+
+    def read(self, requests: Sequence[Request], budget: int) -> int:
+        """Read on in these prompts, in order, up to ``budget`` tokens; returns how many it read."""
+        fed: list[tuple[Request, list[int]]] = []
+        for request in requests:
+            start = self._cache.lengths[request.context.row]
+            piece = list(request.prompt[start : len(request.prompt) - 1][:budget])
+            if piece:
+                fed.append((request, piece))
+                budget -= len(piece)
+            if budget <= 0:
+                break
+        if not fed:
+            return 0
+        keep = max(self._num_kept(request, len(piece)) for request, piece in fed)
+        rows = [request.context.row for request, _ in fed]
+        starts = [self._cache.lengths[row] for row in rows]
+        logits = self._target.extend(self._cache, rows, [piece for _, piece in fed], keep)
+        for index, (request, piece) in enumerate(fed):
+            features = request.context.features
+            if features is not None:
+                states = {tap: hidden[index] for tap, hidden in logits.hidden.items()}
+                features.put(starts[index], states)
+            self._remember(request, logits.last(index, min(keep, len(piece))))
+        return sum(len(piece) for _, piece in fed)
+
+    def is_read(self, request: Request) -> bool:
+        """Whether only the prompt's last token is left, which the first round reads."""
+        return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
+
+    def first_impression(self, request: Request) -> None:
+        """Round 0: its plan is none, and what it shows is how drafters fare on the prompt."""
+        context = request.context
+        if not request.scores_prompt or len(request.prompt) < 2:
+            return
+        # panoramic feedback reads whole prompts anyway, at the latest in its first round
+        asks_itself = isinstance(request.policy, Looking)
+        is_full = request.revealer.panoramic
+        scores = self._drafting.first_scores(context, is_full, asks_itself)
+        request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))
+        if looks := self._drafting.first_looks(request):
+            request.learn(Decision(0, 1.0, 0), self._round_zero(request, looks))
+
+    def _round_zero(self, request: Request, scores: Mapping[str, Scores]) -> Evidence:
+        """What is known before the first round."""
+        return Evidence(
+            PLAIN,
+            0,
+            0,
+            scores,
+            emitted_start=len(request.prompt),
+            costs=self._loop.costs([request]),
+            matches=self._drafting.sessions.matches(request.context),
+            num_left=request.answer.num_left,
+        )
+
+    def _num_kept(self, request: Request, num_fed: int) -> int:
+        """Tokens of a piece whose logits are wanted."""
+        return num_fed if request.wants_prompt_logprobs else min(num_fed, PROMPT_SCORES)
+
+    def _remember(self, request: Request, block: torch.Tensor) -> None:
+        """Keep p of the prompt's last tokens, and log-probabilities where they are wanted."""
+        context, text = request.context, request.prompt
+        end = self._cache.lengths[context.row]
+        if request.wants_prompt_logprobs:
+            told = torch.tensor(text[end - len(block) + 1 : end + 1], device=block.device)
+            found = fetch(logprobs(block, told, request.num_logprobs or 0))
+            request.prompt_logprobs += as_logprobs(*found)
+        if request.scores_prompt and end == len(text) - 1:
+            num = min(PROMPT_SCORES, len(block))
+            first = len(text) - num
+            p = warped(block[-num:], [context.span(num, first)])
+            is_greedy = context.sampling.temperature == 0
+            points = fetch([p.tokens])[0].astype(int).tolist() if is_greedy else list(p.probs)
+            context.remember(first, points)

@@ -1,0 +1,345 @@
+"""Requests that join and leave: every answer is what it would be alone, and nothing is lost.
+
+Method: random scripts of admit, step and cancel drive an engine with fewer rows than requests;
+greedy answers are compared with ``transformers``' own, token for token (the sampled law of rows
+that join and leave is in ``test_lossless_sampled``, whose batches are larger than an engine).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.drafters.neural import NeuralSession
+from draftwise.engine.engine import Engine
+from draftwise.engine.request import Request
+from draftwise.nn.attention import RAGGED
+from draftwise.nn.model import CausalModel
+from draftwise.presets import Preset
+from draftwise.speculator import Speculator
+from draftwise.types import DraftwiseError, SamplingParams
+from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, reader, speculator
+
+LONG = [*range(1, 60), *range(1, 60), 7, 9]
+
+
+def packed() -> Speculator:
+    """The target of ``speculator``, with rows that go end to end."""
+    target = CausalModel(reader(attention=RAGGED), "target")
+    assert target.packs
+    setting = Preset("random", "length", "free", (1, 4), True)
+    return Speculator(target, None, drafters(["good", "lookup"]), setting, seed=0)
+
+
+def run(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def ask(made: Speculator, prompt: Sequence[int], num: int = 12, **options: Any) -> Request:
+    return made.request(list(prompt), max_new_tokens=num, **options)
+
+
+@pytest.mark.parametrize("pool", ["all", "suffix", "window+lookup", "eagle+good+lookup", "packed"])
+@pytest.mark.parametrize("script", range(4))
+def test_whoever_joins_and_leaves_every_answer_is_what_it_is_alone(pool: str, script: int) -> None:
+    rng = np.random.default_rng(script)
+    made = packed() if pool == "packed" else speculator(POOLS[pool])
+    engine = made.engine(max_rows=int(rng.integers(1, 5)), num_prefixes=int(rng.integers(0, 4)))
+    prompts = [*PROMPTS, LONG[:50], LONG, [*LONG, 3, 4], [*LONG[:70], 5]]
+    asked: list[Request] = []
+    for _ in range(60):
+        action = rng.random()
+        if action < 0.3:
+            prompt = prompts[rng.integers(len(prompts))]
+            asked.append(ask(made, prompt, int(rng.integers(1, 20))))
+            engine.admit(asked[-1])
+        elif action < 0.36 and (running := [r for r in asked if not r.is_over]):
+            engine.cancel(running[rng.integers(len(running))].id)
+        else:
+            engine.step()
+    run(engine)
+    assert len(asked) > 8
+    for request in asked:
+        expected = plain_greedy(request.prompt, 20)
+        found, wanted = request.tokens, request.answer.num_tokens
+        assert found == expected[: len(found)]
+        assert len(found) == wanted
+        assert request.answer.finish_reason in {"length", "cancelled"}
+    assert (engine.num_running, engine.num_waiting) == (0, 0)
+
+
+def test_those_that_do_not_fit_wait_in_order_and_the_higher_priority_first() -> None:
+    made = speculator(POOLS["lookup"])
+    engine, order = made.engine(max_rows=1), []
+    asked = [ask(made, PROMPTS[0], 6, priority=priority) for priority in (0, 0, 5)]
+    for request in asked:
+        engine.admit(request)
+    while engine.has_work:
+        order += [round_.request for round_ in engine.step()]
+    assert list(dict.fromkeys(order)) == [asked[2].id, asked[0].id, asked[1].id]
+
+
+def test_bytes_are_bounded_and_what_can_never_fit_is_refused_with_both_numbers() -> None:
+    made = packed()
+    made.target.token_bytes, limit = 256, 170_000
+    engine = made.engine(max_rows=8, max_bytes=limit)
+    with pytest.raises(DraftwiseError, match=r"needs [\d,]+ bytes .* max_bytes is 170,000"):
+        engine.admit(ask(made, LONG * 3, 30))
+    asked = [ask(made, LONG, 20) for _ in range(6)]
+    for request in asked:
+        engine.admit(request)
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max(most, engine.num_running)
+        assert engine.num_cache_bytes < 1.2 * limit
+    assert 1 <= most < 6
+    assert all(request.tokens == plain_greedy(LONG, 20) for request in asked)
+
+
+def test_wrong_calls_are_clear_errors_and_no_running_request_notices() -> None:
+    made = speculator(POOLS["all"])
+    engine, request = made.engine(), ask(made, PROMPTS[0])
+    engine.admit(request)
+    engine.step()
+    for wrong, message in (
+        (lambda: engine.admit(request), "in the engine already"),
+        (lambda: engine.cancel(-5), rf"no request -5 .* there are: {request.id}"),
+        (lambda: made.engine(max_rows=0), "at least one row"),
+        (lambda: made.request([1], max_new_tokens=0), "must be 1 or more"),
+        (lambda: made.request([1], preset="nonsense"), "nonsense"),
+    ):
+        with pytest.raises(DraftwiseError, match=message):
+            wrong()
+    run(engine)
+    assert request.tokens == plain_greedy(PROMPTS[0], 12)
+    with pytest.raises(DraftwiseError, match="no request"):
+        engine.cancel(request.id)
+    waiting = ask(made, PROMPTS[1])
+    engine.admit(waiting)
+    engine.close()
+    assert waiting.answer.finish_reason == "cancelled"
+    assert (engine.has_work, engine.num_cache_bytes) == (False, 0)
+    with pytest.raises(DraftwiseError, match="closed"):
+        engine.admit(ask(made, PROMPTS[1]))
+
+
+def fed_tokens(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens the target is fed, a number a forward."""
+    counts: list[int] = []
+    sound = made.target.extend
+
+    def extend(cache: Any, rows: Any, tokens: Any, *more: Any) -> Any:
+        counts.append(sum(map(len, tokens)))
+        return sound(cache, rows, tokens, *more)
+
+    monkeypatch.setattr(made.target, "extend", extend)
+    return counts
+
+
+@pytest.mark.parametrize("pool", ["all", "eagle"])
+def test_a_prompt_that_begins_like_another_text_is_not_read_again(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = speculator(POOLS[pool])
+    engine = made.engine(num_prefixes=2)
+    first = ask(made, LONG, 10)
+    engine.admit(first)
+    run(engine)
+    turn = [*LONG, *first.tokens, 8, 9, 10]
+    fed = fed_tokens(made, monkeypatch)
+    second, branch = ask(made, turn, 14), ask(made, [*LONG[:90], 4, 4, 4], 14)
+    engine.admit(second)
+    run(engine)
+    assert fed[0] < 30, "the turn before is still there"
+    assert second.tokens == plain_greedy(turn, 14)
+    assert (engine.num_prefix_hits, engine.num_prefix_tokens) == (1, len(turn) - 17)
+    engine.admit(branch)
+    run(engine)
+    assert branch.tokens == plain_greedy(branch.prompt, 14)
+    assert engine.num_prefix_hits == 2
+
+
+@pytest.mark.parametrize("pool", ["good+lookup", "eagle"])
+def test_several_samples_of_one_prompt_read_it_once(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = speculator(POOLS[pool])
+    engine, fed = made.engine(), fed_tokens(made, monkeypatch)
+    asked = [ask(made, LONG, 10) for _ in range(4)]
+    for request in asked:
+        engine.admit(request)
+    engine.step()
+    assert fed[0] == len(LONG) - 1
+    run(engine)
+    assert sum(num for num in fed if num > 60) == len(LONG) - 1
+    assert all(request.tokens == plain_greedy(LONG, 10) for request in asked)
+
+
+def test_a_long_prompt_is_read_in_pieces_while_others_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = packed()
+    engine, writer = made.engine(), ask(made, PROMPTS[0], 60, preset="plain")
+    engine.admit(writer)
+    engine.step()
+    fed = fed_tokens(made, monkeypatch)
+    long = ask(made, (LONG * 4)[:400], 5)
+    engine._pace.token_s, engine._round_s = 1.0, 0.0  # the smallest pieces
+    engine.admit(long)
+    while not long.tokens:
+        assert [round_.request for round_ in engine.step()][:1] == [writer.id]
+        engine._round_s = 0.0
+    assert max(fed) <= 32 + 2
+    run(engine)
+    assert long.tokens == plain_greedy(long.prompt, 5)
+    assert writer.tokens == plain_greedy(PROMPTS[0], 60)
+
+
+def test_two_presets_in_one_batch() -> None:
+    made = speculator(POOLS["all"])
+    engine = made.engine()
+    plain, drafting = ask(made, PROMPTS[0], preset="plain"), ask(made, PROMPTS[2], policy="ucb1")
+    for request in (plain, drafting):
+        engine.admit(request)
+    run(engine)
+    assert set(plain.stats.pulls) == {"none"}
+    assert set(drafting.stats.pulls) != {"none"}
+    assert (plain.tokens, drafting.tokens) == tuple(
+        plain_greedy(request.prompt, 12) for request in (plain, drafting)
+    )
+
+
+def broken(*_: Any) -> Any:
+    raise ZeroDivisionError("a callback's own")
+
+
+def test_what_one_rows_callback_raises_ends_that_row_alone() -> None:
+    made = speculator(POOLS["all"])
+    engine = made.engine()
+    asked = [
+        ask(made, PROMPTS[0], stop_when=broken),
+        ask(made, PROMPTS[0], sampling=SamplingParams(process=broken)),
+        ask(made, PROMPTS[2]),
+    ]
+    for request in asked:
+        engine.admit(request)
+    run(engine)
+    assert [request.answer.finish_reason for request in asked] == ["error", "error", "length"]
+    assert all(isinstance(request.error, ZeroDivisionError) for request in asked[:2])
+    assert asked[2].tokens == plain_greedy(PROMPTS[2], 12)
+    with pytest.raises(ZeroDivisionError):
+        made.generate(PROMPTS[0], stop_when=broken)
+
+
+def test_a_rule_that_raises_ends_its_drafts_and_not_its_row() -> None:
+    made = speculator(POOLS["good"], "fixed:1", lengths=(3,))
+    request = ask(made, PROMPTS[0])
+    for guide in request.guides.values():
+        guide._guide.goes_on = broken  # type: ignore[attr-defined]
+    engine = made.engine()
+    engine.admit(request)
+    with pytest.warns(UserWarning, match="drafts no more with it"):
+        run(engine)
+    assert request.tokens == plain_greedy(PROMPTS[0], 12)
+
+
+def test_a_drafter_that_raises_is_left_out_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = speculator(POOLS["good+lookup"])
+    engine = made.engine()
+    asked = [ask(made, prompt, 30) for prompt in PROMPTS]
+    for request in asked:
+        engine.admit(request)
+    engine.step()
+    monkeypatch.setattr(NeuralSession, "propose", broken)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run(engine)
+    assert [str(w.message)[:20] for w in said] == ["drafter good raised "]
+    assert [request.tokens for request in asked] == [plain_greedy(p, 30) for p in PROMPTS]
+
+
+def test_log_probabilities_are_those_of_a_plain_forward() -> None:
+    made = packed()
+    engine = made.engine()
+    warm = SamplingParams(temperature=0.7, top_k=5)
+    asked = [
+        ask(made, PROMPTS[2], logprobs=3, prompt_logprobs=True),
+        ask(made, PROMPTS[0], logprobs=0, sampling=warm, seed=3),
+    ]
+    for request in asked:
+        engine.admit(request)
+    run(engine)
+    for request, num_top in zip(asked, (3, 0), strict=True):
+        text = [*request.prompt, *request.tokens]
+        with torch.inference_mode():
+            logits = made.target.module(input_ids=torch.tensor([text])).logits[0]
+        expected = logits.log_softmax(-1)
+        told = [*request.prompt_logprobs, *request.logprobs]
+        first = len(text) - len(told)
+        assert first == (1 if request is asked[0] else len(request.prompt))
+        for position, said in enumerate(told, first):
+            before = expected[position - 1]
+            assert said.token == text[position]
+            assert said.logprob == pytest.approx(float(before[said.token]), abs=1e-3)
+            assert [t for t, _ in said.top] == before.topk(num_top).indices.tolist()
+
+
+def test_iterating_again_goes_on_where_it_was_left() -> None:
+    for at in range(1, 9):
+        generation = speculator(POOLS["lookup"]).start(PROMPTS[0], max_new_tokens=24)
+        for number, _ in enumerate(generation, 1):
+            if number == at:
+                break
+        for _ in generation:
+            pass
+        assert generation.results()[0].tokens == plain_greedy(PROMPTS[0], 24)
+
+
+def test_a_generation_that_is_dropped_takes_its_requests_along() -> None:
+    made = speculator(POOLS["lookup"])
+    generation = made.start(PROMPTS, max_new_tokens=24)
+    next(iter(generation))
+    engine = generation._engine
+    assert engine.num_running == 4
+    del generation
+    assert not engine.has_work
+
+
+def test_an_interrupt_within_a_round_leaves_an_engine_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = speculator(POOLS["all"])
+    generation = made.start(PROMPTS[0], max_new_tokens=24)
+    next(iter(generation))
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made.target, "extend", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(generation)
+    (result,) = generation.results()
+    assert result.finish_reason == "interrupted"
+    assert result.tokens == plain_greedy(PROMPTS[0], 24)[: len(result.tokens)]
+    assert made.generate(PROMPTS[0], max_new_tokens=9).tokens == plain_greedy(PROMPTS[0], 9)
+
+
+def test_a_thousand_requests_leave_no_storage_behind() -> None:
+    made = speculator(POOLS["lookup"])
+    engine = made.engine(max_rows=4, num_prefixes=2)
+    sizes = []
+    for number in range(200):
+        engine.admit(ask(made, [1 + number % 60, *LONG[:40]], 2))
+        run(engine)
+        sizes.append(engine.num_cache_bytes)
+    assert max(sizes[5:]) == min(sizes[5:])

@@ -1,0 +1,210 @@
+"""Messages as prompts: the template's text, its special tokens once, and clear refusals."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+
+from chatting import TEMPLATE, VOCAB, chat_tokenizer
+from draftwise import DraftwiseError, Speculator, chat
+from draftwise.engine.options import Options
+from models import tiny_model
+
+ASKED = [{"role": "user", "content": "Hello there"}]
+LONGER = [
+    {"role": "system", "content": "Be short."},
+    *ASKED,
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "Again"},
+]
+MANY = {"max_new_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def speculator() -> Speculator:
+    target = tiny_model(vocab_size=VOCAB)
+    return Speculator.from_pretrained(target, ["lookup"], tokenizer=chat_tokenizer())
+
+
+@pytest.mark.parametrize("messages", [ASKED, LONGER])
+def test_messages_become_what_transformers_makes_of_them(messages: list[Any]) -> None:
+    tokenizer = chat_tokenizer()
+    theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    found = chat.render(messages, tokenizer)
+    assert list(found.tokens) == theirs
+    assert found.turn_ends == {tokenizer.convert_tokens_to_ids("<|end|>")}
+
+
+def test_special_tokens_of_a_rendered_text_stand_once() -> None:
+    tokenizer = chat_tokenizer()
+    text = tokenizer.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
+    assert tokenizer(text)["input_ids"].count(tokenizer.bos_token_id) == 2  # what it was
+    assert chat.encode(text, tokenizer).tokens == chat.render(ASKED, tokenizer).tokens
+    plain = chat.encode("Hello", tokenizer).tokens
+    assert list(plain) == tokenizer("Hello")["input_ids"]
+    # a text that begins with a special token which the tokenizer does not add keeps both
+    turn = chat.encode("<|turn|>user", tokenizer).tokens
+    assert list(turn) == tokenizer("<|turn|>user")["input_ids"]
+
+
+def test_content_in_parts_and_tools_reach_the_template() -> None:
+    tokenizer = chat_tokenizer(TEMPLATE + "{% if tools %}{{ tools[0].name }}{% endif %}")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello "}, {"text": "there"}]}]
+    assert chat.render(parts, tokenizer) == chat.render(ASKED, tokenizer)
+    tooled = chat.render(ASKED, tokenizer, tools=[{"name": "find"}])
+    assert tokenizer.decode(tooled.tokens).endswith("find")
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "user"}], "no text under 'content'"),
+        ([{"content": "Hello"}], "has no role"),
+        ([{"role": "usr", "content": "Hello"}], "the roles are: system, developer, user"),
+        ([*ASKED, {"role": "assistant", "content": "Hi"}], "nothing to answer"),
+        ([*ASKED, {"role": "system", "content": "Be short"}], "system comes first"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "images and sound"),
+        ([{"role": "user", "content": "\ud800"}], "surrogate"),
+    ],
+)
+def test_conversations_that_make_no_sense(messages: list[Any], said: str) -> None:
+    with pytest.raises(DraftwiseError, match=said):
+        chat.render(messages, chat_tokenizer())
+
+
+def test_templates_that_are_missing_or_leave_something_out() -> None:
+    with pytest.raises(DraftwiseError, match="no chat template"):
+        chat.render(ASKED, chat_tokenizer(None))
+    deaf = chat_tokenizer("{{ messages[-1].content }}")
+    assert chat.render(ASKED, deaf).turn_ends == frozenset()
+    with pytest.raises(DraftwiseError, match="leaves out message 0"):
+        chat.render([{"role": "system", "content": "Be short."}, *ASKED], deaf)
+
+
+def test_every_form_of_one_prompt_is_the_same_prompt(speculator: Speculator) -> None:
+    tokenizer = speculator.tokenizer
+    ids = list(chat.render(ASKED, tokenizer).tokens)
+    forms: list[Any] = [
+        ASKED,
+        tuple(ASKED),
+        ids,
+        torch.tensor(ids),
+        np.array(ids),
+        [torch.tensor(i) for i in ids],
+        tokenizer.apply_chat_template(ASKED, add_generation_prompt=True),
+        tokenizer.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True),
+        chat.render(ASKED, tokenizer),
+    ]
+    answers = {tuple(speculator.generate(form, **MANY).tokens) for form in forms}
+    assert len(answers) == 1
+    rows: Any = tokenizer.apply_chat_template(
+        ASKED, add_generation_prompt=True, return_tensors="pt"
+    )
+    (result,) = speculator.generate(rows, **MANY)  # two dimensions are a batch
+    assert {tuple(result.tokens)} == answers
+    assert "".join(piece for piece, _ in speculator.stream(rows, **MANY)) == result.text
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_left_out_and_never_read(speculator: Speculator, side: str) -> None:
+    tokenizer = speculator.tokenizer
+    texts = ["Hello", "Hello there, all of you"]
+    alone = [speculator.generate(text, **MANY).tokens for text in texts]
+    padded: Any = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
+    lists: Any = tokenizer(texts, padding=True, padding_side=side)
+    ids, mask = padded["input_ids"], padded["attention_mask"]
+    for given in (padded, lists):
+        assert [r.tokens for r in speculator.generate(given, **MANY)] == alone
+    found = speculator.generate(ids, attention_mask=mask, **MANY)
+    assert [r.tokens for r in found] == alone
+    with pytest.raises(DraftwiseError, match="pass attention_mask"):
+        speculator.generate(ids, **MANY)
+    with pytest.raises(DraftwiseError, match="pass attention_mask"):
+        speculator.generate(lists["input_ids"], **MANY)
+    broken = mask.clone()
+    broken[:, 3] = 0
+    with pytest.raises(DraftwiseError, match="has gaps"):
+        speculator.generate(ids, attention_mask=broken, **MANY)
+
+
+def test_conversations_in_a_batch_end_with_their_turn(speculator: Speculator) -> None:
+    both = speculator.generate([ASKED, LONGER, "Hello", [1, 2, 3]], **MANY)
+    alone = [speculator.generate(one, **MANY) for one in (ASKED, LONGER, "Hello", [1, 2, 3])]
+    assert [r.tokens for r in both] == [r.tokens for r in alone]
+    said = alone[0].tokens[4]  # this token ends a turn from now on, and a text it does not end
+    prompt = chat.render(ASKED, speculator.tokenizer)
+    ended = chat.Prompt(prompt.tokens, frozenset({said}))
+    result = speculator.generate(ended, max_new_tokens=8)
+    first = alone[0].tokens.index(said)
+    assert (result.tokens, result.finish_reason) == (alone[0].tokens[: first + 1], "eos")
+    assert speculator.generate(ended, **MANY).tokens == alone[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([1.5, 2.5], "has 1.5 among its token ids"),
+        (torch.tensor([1.5, 2.5]), "1.5"),
+        (np.array([1.0, 2.0]), "1.0"),
+        ([True, False], "True"),
+        (b"hello", "decode them"),
+        ([b"hello"], "decode them"),
+        (None, "NoneType"),
+        (7, "of the type int"),
+        ({"text": "hello"}, "without input_ids"),
+        ([[1, 2], None], "prompt 1 is of the type NoneType"),
+        ([1, -100], "token ids are 0 or more"),
+        ([1, VOCAB], "outside the vocabulary"),
+        ("", "the prompt: it is empty"),
+        ([], "no prompt"),
+        ([[1], []], "prompt 1 is empty"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_nothing_is_misread_in_silence(speculator: Speculator, prompt: Any, said: str) -> None:
+    with pytest.raises(DraftwiseError, match=said):
+        speculator.generate(prompt, **MANY)
+
+
+def test_options_of_generate_are_those_of_start() -> None:
+    hints = get_type_hints(Speculator.start)
+    assert get_type_hints(Options) == {
+        name: hints[name] for name in (Speculator.start.__kwdefaults__ or {})
+    }
+
+
+def test_reprs_say_what_it_is(speculator: Speculator) -> None:
+    pieces = list(speculator.stream(ASKED, **MANY))
+    assert repr(pieces[-1][1]).startswith("Round(")
+    result = speculator.generate(ASKED, **MANY)
+    assert "8 tokens" in repr(result)
+    assert len(repr(result)) < 200
+    assert "lookup" in repr(speculator)
+
+
+def test_without_a_seed_calls_differ_and_with_one_they_repeat() -> None:
+    def draws(seed: int | None, own: int | None) -> list[str]:
+        target = tiny_model(vocab_size=VOCAB)
+        speculator = Speculator.from_pretrained(target, [], preset="plain", seed=seed)
+        options: Any = {"max_new_tokens": 12, "temperature": 1.0, "seed": own}
+        return [str(speculator.generate([1, 2, 3], **options).tokens) for _ in range(3)]
+
+    assert len(set(draws(None, None))) == 3
+    assert len(set(draws(0, None))) == 3
+    assert draws(0, None) == draws(0, None)
+    assert len(set(draws(None, 7) + draws(3, 7))) == 1
+    with pytest.raises(DraftwiseError, match="seeds are 0 or more"):
+        draws(None, -1)
+
+
+def test_one_drafter_needs_no_list() -> None:
+    target = tiny_model(vocab_size=VOCAB)
+    assert [d.name for d in Speculator.from_pretrained(target, "lookup").drafters] == ["lookup"]
+
+
+def test_an_empty_stop_string_is_refused(speculator: Speculator) -> None:
+    with pytest.raises(DraftwiseError, match="stop string is empty"):
+        speculator.generate("Hello", stop=["x", ""], max_new_tokens=8)
