@@ -51,7 +51,7 @@ def guides_of(plans: Sequence[Plan]) -> dict[str, Guide]:
     rules = {plan.rule for plan in plans} - {"fixed"}
     guides = {rule: registry.make_guide(rule) for rule in sorted(rules)}
     for rule, guide in guides.items():
-        if getattr(guide, "needs_hidden", 0):
+        if guide.needs_hidden:
             raise DraftwiseError(f"rule {rule!r} reads hidden states, and simulated text has none")
     return guides
 
@@ -65,8 +65,12 @@ def play(
     Raises DraftwiseError for an unknown policy, reward or feedback.
     """
     plans = contestant.plans
-    policy = registry.make_policy(contestant.policy, len(plans), seed, plans=plans)
-    reward = registry.make_reward(contestant.reward)
+    policy = registry.make_policy(
+        contestant.policy, len(plans), seed, plans=plans, request_tokens=text.limit
+    )
+    reward = None
+    if not getattr(policy, "prices_plans", False):  # else the evidence says it all
+        reward = registry.make_reward(contestant.reward)
     revealer = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
     told_s = 0.0  # seconds that rows have told so far; the first row carries the prompt's
@@ -80,9 +84,16 @@ def play(
         if getattr(policy, "plays_all", False):
             evidence = request.play_all(plans)
         else:
-            evidence = request.play(plans[decision.plan], scores_everyone=everyone)
+            evidence = request.play(
+                plans[decision.plan], scores_everyone=everyone,
+                mixer=getattr(policy, "mixer", None),
+                looks=policy.curious() if hasattr(policy, "curious") else (),
+            )  # fmt: skip
         for made, feedback in revealer.reveal(decision, evidence):
             policy.learn(made, feedback)
+        if request.is_done:
+            for made, feedback in revealer.flush():
+                policy.learn(made, feedback)
         yield {
             **tags,
             "text": text.name,

@@ -35,6 +35,8 @@ _QWEN32B = worlds.hedgespec(tables.HEDGESPEC_QWEN32B, "qwen32b", 2.88, 20.76)
 _CENSORED = "normalhedge/expected-length/panoramic:delay=0"
 _DELAYED = "normalhedge/expected-length/panoramic:per_token=true"
 _RULES = ("fixed", "max-confidence:0.8", "max-confidence:0.5")
+_MORE_RULES = ("fixed", *(f"max-confidence:0.{tenth}" for tenth in range(2, 10)))
+_TAPOUT = ("ucb1:beta=1/blend", "ucb-tuned/blend", "ucb1:beta=1/simple")
 
 SETTINGS: dict[str, Setting] = {
     "hedgespec-llama": Setting("HedgeSpec, table 1", _LLAMA, (8,)),
@@ -42,6 +44,9 @@ SETTINGS: dict[str, Setting] = {
     "hedgespec-qwen32b": Setting("HedgeSpec, table 7", _QWEN32B, (8,)),
     "metasd-multilingual": Setting(
         "MetaSD, tables 2 and 9", worlds.fixed_pool(worlds.multilingual), (5,), _METASD, 200
+    ),
+    "metasd-black-box": Setting(
+        "MetaSD, table 3", worlds.fixed_pool(worlds.black_box), (5,), _METASD, 200
     ),
     "metasd-eagle": Setting(
         "MetaSD, table 4", worlds.fixed_pool(worlds.metasd_eagle), (5,), _METASD, 200
@@ -80,8 +85,15 @@ SETTINGS: dict[str, Setting] = {
         "TapOut, table 1",
         worlds.fixed_pool(worlds.stop_rules),
         (16,),
-        ("ucb1:beta=1/blend", "ucb-tuned/blend", "ucb1:beta=1/simple"),
+        _TAPOUT,
         rules=_RULES,
+    ),
+    "stop-rules-many": Setting(
+        "TapOut, appendix A.2",
+        worlds.fixed_pool(worlds.stop_rules),
+        (16,),
+        _TAPOUT,
+        rules=_MORE_RULES,
     ),
 }
 """``draftwise simulate --preset`` NAME."""

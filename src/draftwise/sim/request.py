@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from draftwise.protocols import Guide
+from draftwise.protocols import Guide, Mixer
 from draftwise.sim.costs import CostTable
+from draftwise.sim.drafts import Drafted, can_mix, draft, draft_mixed
+from draftwise.sim.reading import Reading
 from draftwise.sim.text import PROMPT_TOKENS, Text
-from draftwise.types import NONE, PLAIN, Evidence, Plan, Scores
+from draftwise.types import PLAIN, Evidence, Plan, Scores
 
 MAX_BACKLOG = 64
 """Verified positions that a drafter is scored on when it catches up: what the engine keeps p of."""
@@ -17,9 +19,9 @@ MAX_BACKLOG = 64
 class SimulatedRequest:
     """The engine's side of one request, with costs that are known.
 
-    Differs from the engine: past the first rejection of a draft, alphas (and what stop rules see)
-    are those of the verified text and not of the draft's own continuation, which nobody recorded.
-    seconds: what the request took so far, scoring included.
+    Differs from the engine: past the first rejection of a draft, alphas (and what stop rules and
+    mixers see) are those of the verified text and not of the draft's own continuation, which nobody
+    recorded. seconds: what the request took so far, scoring, catching up and looks included.
     """
 
     def __init__(
@@ -31,7 +33,12 @@ class SimulatedRequest:
         self._target_s: list[float] = self._costs.target_s.tolist()
         self._score_share = costs.score_share
         self._ends = dict.fromkeys(text.tracks, 0)
-        self._retrieval = [n for n, track in text.tracks.items() if track.retrieval is not None]
+        self._retrieval = {
+            n: t.retrieval for n, t in text.tracks.items() if t.retrieval is not None
+        }
+        steps = {n: s for n, s in self._costs.draft_s.items() if n not in self._retrieval}
+        reads = {name: costs.read_share * step_s for name, step_s in steps.items()}
+        self._reading = Reading(text.prompt_length, steps, reads)
         self.position, self.seconds, self.num_rounds = 0, 0.0, 0
 
     @property
@@ -40,40 +47,41 @@ class SimulatedRequest:
         return self.position >= self._text.length
 
     def prompt_evidence(self) -> Evidence:
-        """Round 0: how drafters fare on the prompt's last tokens, and what everything costs.
-
-        Each drafter that is scored pays one draft step.
-        """
+        """Round 0: first impressions from the prompt's end, at their price, and what all costs."""
         found = {name: track.prompt_scores() for name, track in self._text.tracks.items()}
         scores = {name: s for name, s in found.items() if s is not None}
-        self.seconds += sum(self._costs.draft_s[name] for name in scores)
+        for name in scores.keys() - self._retrieval.keys():
+            self.seconds += self._reading.glance(name, 0)[0]
         return Evidence(
             PLAIN, 0, 0, scores, emitted_start=PROMPT_TOKENS, costs=self._costs,
             matches=self._matches(),
         )  # fmt: skip
 
-    def play(self, plan: Plan, *, scores_everyone: bool = False) -> Evidence:
+    def play(
+        self, plan: Plan, *, scores_everyone: bool = False, mixer: Mixer | None = None,
+        looks: Collection[str] = (),
+    ) -> Evidence:  # fmt: skip
         """One round: draft, verify, commit; what it revealed.
 
         scores_everyone: score every drafter on the verified text, at the price of its forward.
+        mixer: who writes each token, where the text knows what a mixer looks at. looks: drafters to
+        be scored on the text's end once the round is over, unless it ends the text.
         """
-        start = self.position
-        num_drafted, num_accepted = self._fate(plan, start)
-        alphas = _NO_ALPHAS
-        if num_drafted:
-            alphas = self._text.tracks[plan.drafter].drafted_alphas(start, num_drafted)
-            if plan.rule in self._guides:
-                self._guides[plan.rule].learn(num_drafted, num_accepted)
-        seconds = self._round_s(plan, num_drafted)
-        self.position = min(start + num_accepted + 1, self._text.length)
+        start, made = self.position, self._draft(plan, mixer)
+        if made.num_drafted and made.plan.rule in self._guides:
+            self._guides[made.plan.rule].learn(made.num_drafted, made.num_accepted)
+        seconds = self._round_s(made, start)
+        self.position = min(start + made.num_accepted + 1, self._text.length)
         self.num_rounds += 1
-        reached = min(start + min(num_drafted, num_accepted + 1), self.position)
-        scores = self._scores(plan.drafter if num_drafted else NONE, reached, scores_everyone)
+        scores = {} if self.is_done else self._looks(looks)
+        scores |= self._scores(made, start, scores_everyone)
+        if made.num_steps:
+            self._reading.keep(made.caller, start, made.num_fed, made.num_accepted, self.position)
         self.seconds += seconds
         return Evidence(
-            plan, num_drafted, num_accepted, scores,
-            alphas, start + PROMPT_TOKENS, seconds, self._costs,
-            self._matches(),
+            made.plan, made.num_drafted, made.num_accepted, scores,
+            made.alphas, start + PROMPT_TOKENS, seconds, self._costs,
+            self._matches(), confidences=made.confidences,
         )  # fmt: skip
 
     def play_all(self, plans: Sequence[Plan]) -> Evidence:
@@ -82,58 +90,65 @@ class SimulatedRequest:
         The evidence is that of the best draft, with the seconds of all. Differs: where drafts are
         sampled, branches of one tree would keep a little less than the best of independent ones.
         """
-        start, others_s = self.position, 0.0
-        best, most = plans[0], -1
-        for plan in plans:
-            num_drafted, num_accepted = self._fate(plan, start)
-            others_s += self._round_s(plan, num_drafted)
-            if num_accepted > most:
-                best, most = plan, num_accepted
-        others_s -= self._round_s(best, self._fate(best, start)[0])
-        evidence = self.play(best)
+        drafts = [self._draft(plan) for plan in plans]
+        best = max(range(len(plans)), key=lambda index: drafts[index].num_accepted)
+        others_s = sum(
+            self._round_s(made, self.position) for index, made in enumerate(drafts) if index != best
+        )
+        evidence = self.play(plans[best])
         self.seconds += others_s
         return replace(evidence, seconds=evidence.seconds + others_s)
 
-    def _fate(self, plan: Plan, start: int) -> tuple[int, int]:
-        """Tokens that a plan drafts and keeps from ``start`` on."""
-        if plan.drafter == NONE:
-            return 0, 0
-        track = self._text.tracks[plan.drafter]
-        most = min(plan.length, self._text.limit - start - 1)
-        num_drafted = track.num_drafted(start, most, plan.length, self._guides.get(plan.rule))
-        return num_drafted, track.num_accepted(start, num_drafted)
+    def _draft(self, plan: Plan, mixer: Mixer | None = None) -> Drafted:
+        if mixer is not None and plan.tree is None and can_mix(self._text, mixer):
+            return draft_mixed(self._text, mixer, self.position)
+        return draft(self._text, plan, self.position, self._guides)
 
-    def _round_s(self, plan: Plan, num_drafted: int) -> float:
-        """Seconds of its draft and its verification."""
-        step_s = self._costs.draft_s.get(plan.drafter, 0.0)
-        return num_drafted * step_s + self._target_s[num_drafted]
+    def _round_s(self, made: Drafted, start: int) -> float:
+        """Seconds of its draft, the drafter's catching up included, and of its verification."""
+        steps, fed = made.num_steps, made.num_fed
+        copies = [self._costs.draft_s[name] for name in made.writers if name in self._retrieval]
+        seconds = self._target_s[made.num_drafted] + sum(copies)
+        if not steps:
+            return seconds
+        return seconds + self._reading.draft_s(made.caller, start, steps, fed + 1 - steps)
 
-    def _scores(self, played: str, reached: int, everyone: bool) -> dict[str, Scores]:
-        """The played drafter through its first rejection, retrieval always, the rest if paid."""
+    def _looks(self, names: Collection[str]) -> dict[str, Scores]:
+        """Scores of drafters on the text's end; each costs a short forward."""
         found = {}
+        for name in names:
+            if name not in self._reading:
+                continue
+            seconds, num, weight = self._reading.glance(name, self.position)
+            self.seconds += seconds
+            start = max(self._ends[name], self.position - num)
+            if start < self.position:
+                scores = self._text.tracks[name].scores(start, self.position)
+                found[name] = replace(scores, weight=weight)
+                self._ends[name] = self.position
+        return found
+
+    def _scores(self, made: Drafted, start: int, everyone: bool) -> dict[str, Scores]:
+        """Who drafted, through the first rejection; retrieval always; the rest if paid."""
+        found = {}
+        reached = start + min(made.num_fed, made.num_accepted) + 1
         for name, track in self._text.tracks.items():
-            if track.retrieval is not None:
+            if name in self._retrieval:
                 end = self.position
             elif everyone:
                 end = self.position
-                # only what is not played runs a forward of its own
-                self.seconds += (name != played) * self._score_share * self._costs.draft_s[name]
-            elif name == played:
-                end = reached
+                if name != made.caller:  # only what is not played runs a forward of its own
+                    self.seconds += self._score_share * self._reading.catch_up(name, self.position)
+            elif name == made.caller:
+                end = min(reached, self.position)
             else:
                 continue
-            start = max(self._ends[name], self.position - MAX_BACKLOG)
-            found[name] = track.scores(start, end)  # never empty: the round emitted a token
-            self._ends[name] = end
+            first = max(self._ends[name], self.position - MAX_BACKLOG)
+            if first < end:
+                found[name] = track.scores(first, end)
+                self._ends[name] = end
         return found
 
     def _matches(self) -> dict[str, int]:
-        lengths = {}
-        for name in self._retrieval:
-            retrieval = self._text.tracks[name].retrieval
-            assert retrieval is not None
-            lengths[name] = int(retrieval.matches[self.position])
-        return lengths
-
-
-_NO_ALPHAS = Evidence(PLAIN, 0, 0).drafted_alphas
+        place = self.position
+        return {name: int(found.matches[place]) for name, found in self._retrieval.items()}

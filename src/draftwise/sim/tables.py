@@ -67,6 +67,13 @@ METASD_EAGLE: Mapping[str, Sequence[float]] = {  # MetaSD, table 4: speedup of E
     "QA": (1.842, 1.579, 2.181, 2.916, 1.783),
     "Math": (2.584, 1.618, 2.337, 2.433, 3.903),
 }
+METASD_BLACK_BOX: Mapping[str, Sequence[float]] = {  # MetaSD, table 3: speedup of Drafter1 .. 5
+    "Code": (2.437, 1.224, 1.565, 1.814, 1.687),
+    "Trans": (0.991, 2.076, 1.000, 1.019, 0.950),
+    "Sum": (1.513, 1.087, 2.133, 1.510, 1.387),
+    "QA": (1.332, 1.200, 1.343, 1.960, 1.252),
+    "Math": (1.483, 1.228, 1.378, 1.486, 2.454),
+}
 METASD_LENGTH = 5
 """MetaSD's N_max."""
 

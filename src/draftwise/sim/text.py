@@ -41,7 +41,8 @@ class Track:
     alphas, ratios: [P] as in ``Scores``. runs: [P] how many tokens of an endless draft that starts
         here are accepted. prompt: [at most 16] alphas on the last prompt tokens.
     max_probs, entropies, margins: [P] of q at each position, nan where nobody knows: what stop
-        rules look at. retrieval: None for a drafter with a model.
+        rules look at. retrieval: None for a drafter with a model. prompt_matches: match lengths
+        beside ``prompt``, of one that retrieves.
     """
 
     alphas: Floats
@@ -52,6 +53,7 @@ class Track:
     entropies: Floats | None = None
     margins: Floats | None = None
     retrieval: Retrieval | None = None
+    prompt_matches: Ints | None = None
 
     def num_drafted(self, start: int, most: int, length: int, guide: Guide | None) -> int:
         """Tokens drafted from ``start`` on: at most ``most``, as far as there is a proposal and
@@ -84,7 +86,9 @@ class Track:
     def prompt_scores(self) -> Scores | None:
         """What the prompt's last tokens tell; None if nobody recorded it."""
         num = len(self.prompt)
-        return Scores(PROMPT_TOKENS - num, self.prompt, self.prompt) if num else None
+        if not num:
+            return None
+        return Scores(PROMPT_TOKENS - num, self.prompt, self.prompt, self.prompt_matches)
 
     def _step(self, start: int, num: int, length: int) -> DraftStep:
         """What a rule sees after ``num`` tokens were kept."""
@@ -108,6 +112,7 @@ class Text:
     limit: tokens the engine may write; length: tokens until the end that the target decides on
     (EOS included), at most ``limit``. batch_size: rows that run together, which is what costs
     depend on. tracks: by drafter, each at least ``limit`` + longest draft positions long.
+    prompt_length: tokens before position 0, which a drafter reads before its first draft.
     """
 
     name: str
@@ -115,6 +120,7 @@ class Text:
     length: int
     tracks: Mapping[str, Track]
     batch_size: int = 1
+    prompt_length: int = PROMPT_TOKENS
 
 
 def _at(values: Floats | None, position: int) -> float:

@@ -101,6 +101,13 @@ def multilingual() -> Environment:
     return IndependentAlphas(means, _metasd_costs(overhead))
 
 
+def black_box() -> Environment:
+    overhead = tables.multilingual_overhead()
+    names = [f"drafter{i}" for i in range(1, 6)]
+    means = _metasd(tables.METASD_BLACK_BOX, names, overhead)
+    return IndependentAlphas(means, _metasd_costs(overhead))
+
+
 def metasd_eagle() -> Environment:
     overhead = 1.0 + tables.METASD_LENGTH / 25.0  # HedgeSpec 4.3.1: 1/25 of a target forward
     names = [f"eagle{i}" for i in range(1, 6)]

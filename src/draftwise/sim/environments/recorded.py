@@ -9,7 +9,7 @@ import numpy as np
 
 from draftwise.sim.costs import CostTable
 from draftwise.sim.environments.drawing import stream
-from draftwise.sim.text import Retrieval, Text, Track, runs_of
+from draftwise.sim.text import PROMPT_TOKENS, Retrieval, Text, Track, runs_of
 from draftwise.types import DraftwiseError
 
 ARRAYS = (
@@ -17,6 +17,8 @@ ARRAYS = (
     "propP", "match",
 )  # fmt: skip
 """What a replay file holds; shapes in docs/simulator.md."""
+OPTIONAL = ("plen", "pprop", "pmlen")
+"""What it may hold besides: prompt lengths, and the prompt's end as retrieval drafters saw it."""
 
 
 class Recorded:
@@ -61,7 +63,10 @@ class Recorded:
                 tracks[name] = self._model_track(trace, index, rng)
             else:
                 tracks[name] = self._retrieval_track(trace, index - self._num_models)
-        return Text(f"trace {trace}", num_tokens, num_tokens, tracks)
+        prompt = PROMPT_TOKENS
+        if "plen" in self._arrays:
+            prompt = int(self._arrays["plen"][trace])
+        return Text(f"trace {trace}", num_tokens, num_tokens, tracks, prompt_length=prompt)
 
     def _model_track(self, trace: int, index: int, rng: np.random.Generator) -> Track:
         def column(name: str) -> Any:
@@ -88,8 +93,17 @@ class Recorded:
             alphas=np.where(matches > 0, alphas[:, 0], 0.0),
             ratios=np.where(matches > 0, hits[:, 0], False).astype(np.float64),
             runs=np.minimum(leading, num),
+            **self._prompt_of(trace, index),
             retrieval=Retrieval(np.minimum(num, hits.shape[1]), matches, alphas, hits),
         )
+
+    def _prompt_of(self, trace: int, index: int) -> dict[str, Any]:
+        """What a retrieval drafter would have copied along the prompt's end, if that is known."""
+        if "pprop" not in self._arrays:
+            return {}
+        alphas = np.clip(self._arrays["pprop"][trace, index].astype(np.float64), 0.0, 1.0)
+        matches = self._arrays["pmlen"][trace, index].astype(np.int64)
+        return {"prompt": alphas, "prompt_matches": matches}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -100,4 +114,4 @@ def _read(path: Path) -> dict[str, Any]:
         missing = [name for name in ARRAYS if name not in found]
         if missing:
             raise DraftwiseError(f"{path} lacks the array {missing[0]!r}: see docs/simulator.md")
-        return {name: found[name] for name in ARRAYS}
+        return {name: found[name] for name in [*ARRAYS, *OPTIONAL] if name in found}
