@@ -92,7 +92,8 @@ def test_a_retrieval_drafter_becomes_the_engines_own(tmp_path: Path, costs: Path
     found = advise(path, costs=str(costs))
     assert found["best"]["drafter"] == "copy"
     assert found["vllm"]["method"] == "ngram"
-    assert set(found["transformers"]) == {"prompt_lookup_num_tokens"}
+    assert found["vllm"]["prompt_lookup_max"] == found["transformers"]["max_matching_ngram_size"]
+    assert found["transformers"]["prompt_lookup_num_tokens"] == found["best"]["length"]
     assert vllm("suffix", 4, is_retrieval=True) == {"method": "suffix", "num_speculative_tokens": 4}
     assert transformers("none", 0, is_retrieval=False) is None
 

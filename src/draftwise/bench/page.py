@@ -31,6 +31,7 @@ th, td { padding: 3px 11px; text-align: right; border-bottom: 1px solid var(--li
 th { color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 tr.us td { font-weight: 650; }
+td code { white-space: normal; overflow-wrap: anywhere; }
 .yes { color: var(--good); } .no { color: var(--bad); font-weight: 700; }
 .heads { display: flex; flex-wrap: wrap; gap: 12px; margin: 18px 0 6px; }
 .head { background: var(--card); border: 1px solid var(--line); border-radius: 9px;

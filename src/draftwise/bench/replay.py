@@ -160,6 +160,11 @@ def _json(found: Ratio) -> dict[str, Any]:
     return {"median": found.value, "ci95": [found.low, found.high]}
 
 
+LOOKUP_NGRAMS = (1, 8)
+"""Shortest and longest n-gram of ``lookup`` as it comes: what a trace of it has measured, and not
+what vLLM (5) and transformers (2) do unless they are told."""
+
+
 def vllm(drafter: str, length: int, *, is_retrieval: bool) -> dict[str, Any] | None:
     """``speculative_config`` of vLLM; None = do not speculate.
 
@@ -170,20 +175,27 @@ def vllm(drafter: str, length: int, *, is_retrieval: bool) -> dict[str, Any] | N
         return None
     if not is_retrieval:
         return {"method": "draft_model", "model": drafter, "num_speculative_tokens": length}
-    method = "suffix" if drafter.startswith("suffix") else "ngram"
-    return {"method": method, "num_speculative_tokens": length}
+    if drafter.startswith("suffix"):
+        return {"method": "suffix", "num_speculative_tokens": length}
+    shortest, longest = LOOKUP_NGRAMS
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": length,
+        "prompt_lookup_min": shortest,
+        "prompt_lookup_max": longest,
+    }
 
 
 def transformers(drafter: str, length: int, *, is_retrieval: bool) -> dict[str, Any] | None:
     """Options of ``model.generate`` (those of an assistant go into its generation config).
 
     >>> transformers("lookup", 8, is_retrieval=True)
-    {'prompt_lookup_num_tokens': 8}
+    {'prompt_lookup_num_tokens': 8, 'max_matching_ngram_size': 8}
     """
     if drafter == NONE:
         return None
     if is_retrieval:
-        return {"prompt_lookup_num_tokens": length}
+        return {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAMS[1]}
     return {
         "assistant_model": drafter,
         "num_assistant_tokens": length,

@@ -15,6 +15,8 @@ from draftwise.bench.page import chart, page, section, table
 from draftwise.bench.runs import Run
 from draftwise.bench.samples import samples
 from draftwise.bench.suites import Suite
+from draftwise.engine.request import TARGET
+from draftwise.types import NONE
 
 FILE = "report.html"
 SECTIONS = {
@@ -31,6 +33,20 @@ SECTIONS = {
 """Anchors and titles, in order."""
 
 
+FEW_PROMPTS = 10
+"""Below so many prompts a bootstrap's interval is said to be rough."""
+
+
+def drafter_colours(runs: Sequence[Run]) -> dict[str, str]:
+    """One colour for each drafter in the whole report; plain decoding stays in the background."""
+    courses = [run.course for run in runs if run.course]
+    names = {name for course in courses for key in ("arms", "sources") for name in course[key]}
+    real = sorted(names - {NONE, TARGET})
+    return {NONE: canvas.SOFT} | {
+        name: canvas.PALETTE[index % len(canvas.PALETTE)] for index, name in enumerate(real)
+    }
+
+
 def check_report() -> None:
     """Raise DraftwiseError, before any work is done, if no report can be made."""
     canvas.check_matplotlib()
@@ -41,6 +57,7 @@ def write_report(
 ) -> Path:
     """Draw everything and write one file; returns its path."""
     hindsight = look_back(folder / scout.FILE)
+    colours = drafter_colours(runs)
     with canvas.style():
         parts = [
             _top(results),
@@ -48,10 +65,10 @@ def write_report(
             _domains(results),
             _phases(results),
             _cost(results),
-            section("writers", SECTIONS["writers"], *samples(runs, suite, tokenizer)),
-            _learning(runs, hindsight),
+            section("writers", SECTIONS["writers"], *samples(runs, suite, tokenizer, colours)),
+            _learning(runs, hindsight, colours),
             _regret(results, runs),
-            _plane(results, hindsight),
+            _plane(results, hindsight, colours),
             _environment(results),
         ]
     path = folder / FILE
@@ -90,6 +107,12 @@ def _methods(results: Mapping[str, Any]) -> str:
         "95% of a bootstrap over prompts, of the <em>ratio</em> to plain decoding in the same "
         "loop. MAT counts the bonus token."
     )
+    num = results["settings"]["num_items_measured"]
+    if num < FEW_PROMPTS:
+        words += (
+            f" <strong>With {num} prompts the intervals are rough</strong>: a bootstrap cannot see "
+            "prompts that were not asked."
+        )
     rows = results["methods"]
     order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
     heads = ("method", "tok/s", "x plain", "95%", "MAT", "accepted / drafted", "same text")
@@ -150,7 +173,7 @@ def _cost(results: Mapping[str, Any]) -> str:
     return section("cost", SECTIONS["cost"], words, drawn)
 
 
-def _learning(runs: Sequence[Run], hindsight: Hindsight) -> str:
+def _learning(runs: Sequence[Run], hindsight: Hindsight, colours: Mapping[str, str]) -> str:
     learners = [run for run in runs if run.course and canvas.family(run.method) != "fixed"]
     several = [run for run in learners if len((run.course or {})["arms"]) > 1]
     if not several:
@@ -164,9 +187,10 @@ def _learning(runs: Sequence[Run], hindsight: Hindsight) -> str:
         "went to the drafter which, alone and at its best length, would have been fastest there."
     )
     one = [run for run in several if run.domain == domain]
+    drawn = canvas.to_svg(learning.courses(one, colours), "courses")
     return section(
         "learning", SECTIONS["learning"], words,
-        chart(canvas.to_svg(learning.courses(one), "courses"), "estimates and pulls by round"),
+        chart(drawn, "estimates and pulls by round"),
         "<h3>Rounds with the best drafter</h3>",
         chart(canvas.to_svg(learning.best_arm(several, hindsight), "best"), "share of them"),
     )  # fmt: skip
@@ -191,14 +215,16 @@ def _regret(results: Mapping[str, Any], runs: Sequence[Run]) -> str:
     return section("regret", SECTIONS["regret"], words, chart(drawn, "regret by tokens emitted"))
 
 
-def _plane(results: Mapping[str, Any], hindsight: Hindsight) -> str:
+def _plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str, str]) -> str:
     words = (
         "Each discarded token cost a draft step, each target forward a verification. Lines are one "
         "drafter at every fixed length, from a replay of the trace; stars are oracles that end "
         "every draft just before its first rejection (SpecDec++, figure 3). A method can lie below "
         "a line by choosing its drafter, but not below the last star."
     )
-    drawn = chart(canvas.to_svg(learning.plane(results, hindsight), "plane"), "discards, forwards")
+    drawn = chart(
+        canvas.to_svg(learning.plane(results, hindsight, colours), "plane"), "discards, forwards"
+    )
     return section("plane", SECTIONS["plane"], words, drawn)
 
 
@@ -209,7 +235,7 @@ def _environment(results: Mapping[str, Any]) -> str:
     rows = [[escape(key), f"<code>{escape(str(value))}</code>"] for key, value in found.items()]
     words = (
         "All methods ran in one process on the same weights, in random order for every prompt; an "
-        "answer of each was not counted. Of repeats the median counts. cpu_share is what this "
+        "answer of each was not counted. We report the median over repeats. cpu_share is what this "
         "process had of the processor, in processors, while it answered: well below the number of "
         "threads, others used the machine."
     )

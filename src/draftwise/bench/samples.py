@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from draftwise.bench.charts.canvas import PALETTE
 from draftwise.bench.methods import DEFAULT
 from draftwise.bench.runs import Run
 from draftwise.bench.suites import Suite
@@ -18,8 +17,13 @@ _TINT = "59"
 """Of a drafter's colour, as the last two digits of #rrggbbaa: text stays readable on it."""
 
 
-def samples(runs: Sequence[Run], suite: Suite, tokenizer: Any) -> list[str]:
-    """What to see, and the default's answers (or the first learner's) to one prompt a domain."""
+def samples(
+    runs: Sequence[Run], suite: Suite, tokenizer: Any, drafters: Mapping[str, str]
+) -> list[str]:
+    """What to see, and the default's answers (or the first learner's) to one prompt a domain.
+
+    drafters: a colour for each.
+    """
     written = [run for run in runs if run.course]
     if not written:
         return ["No answer was kept."]
@@ -27,10 +31,7 @@ def samples(runs: Sequence[Run], suite: Suite, tokenizer: Any) -> list[str]:
     method = DEFAULT if DEFAULT in names else names[0]
     mine = [run for run in written if run.method == method]
     everyone = [source for run in mine for source in _sources(run)]
-    colours = {
-        name: PALETTE[index % len(PALETTE)]
-        for index, name in enumerate(n for n in dict.fromkeys(sorted(everyone)) if n != TARGET)
-    }
+    colours = {name: drafters[name] for name in sorted(set(everyone)) if name in drafters}
     words = (
         f"The first prompt of every domain, answered by <code>{escape(method)}</code>. Tokens "
         "without a colour are the target's own: bonus tokens, and what was decoded plainly."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwise.lines import numbered_lines
 from draftwise.types import DraftwiseError
 
 ZOO, SPEC_BENCH = "zoo", "spec-bench"
@@ -116,10 +117,9 @@ def copy_prompts(edits: Sequence[str]) -> list[str]:
 def read_items(file: Path) -> list[Item]:
     """The items of a file; DraftwiseError names the first line that holds none."""
     try:
-        lines = file.read_text("utf-8").splitlines()
+        numbered = numbered_lines(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DraftwiseError(f"the suite {file} cannot be read: {error}") from error
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise DraftwiseError(f"{file} has no prompts: write one a line")
     if file.suffix not in {".jsonl", ".json", ".ndjson"}:

@@ -11,7 +11,6 @@ from draftwise.bench.charts.canvas import (
     GRID,
     INK,
     LINES,
-    PALETTE,
     SOFT,
     WIDTH,
     colour,
@@ -23,20 +22,14 @@ from draftwise.bench.charts.canvas import (
 )
 from draftwise.bench.hindsight import Hindsight
 from draftwise.bench.runs import Run
-from draftwise.types import NONE, Floats
+from draftwise.types import Floats
 
 _MOST_PANELS = 8
 _MOST_ARMS = 9
 _STROKES = ("-", "--", "-.", ":")
 
 
-def arm_colours(arms: Sequence[str]) -> dict[str, str]:
-    """A colour for each arm; plain decoding stays in the background."""
-    real = [arm for arm in arms if arm != NONE]
-    return {NONE: SOFT} | {arm: PALETTE[i % len(PALETTE)] for i, arm in enumerate(real)}
-
-
-def courses(runs: Sequence[Run]) -> Any:
+def courses(runs: Sequence[Run], colours: Mapping[str, str]) -> Any:
     """Estimates of every arm by round, and below them which arm played; a panel a policy."""
     able = [run for run in runs if run.course and len(run.course["arms"]) > 1]
     shown = sorted(able, key=lambda run: (run.method != "draftwise", run.method))[:_MOST_PANELS]
@@ -48,14 +41,14 @@ def courses(runs: Sequence[Run]) -> Any:
         line, column = divmod(index, columns)
         top = made.add_subplot(outer[2 * line, column])
         strip = made.add_subplot(outer[2 * line + 1, column], sharex=top)
-        _course(top, strip, run)
+        _course(top, strip, run, colours)
     return made
 
 
-def _course(top: Any, strip: Any, run: Run) -> None:
+def _course(top: Any, strip: Any, run: Run, colours: Mapping[str, str]) -> None:
     assert run.course is not None
     values, arms = np.array(run.course["values"]), list(run.course["arms"])
-    colours, played = arm_colours(arms), run.course["played"]
+    played = run.course["played"]
     often = sorted(range(len(arms)), key=lambda i: (-played.count(i), -values[-1, i]))
     rounds = np.arange(1, len(values) + 1)
     for arm in sorted(often[:_MOST_ARMS]):
@@ -167,7 +160,7 @@ def _cost_to_reach(run: Run, length: int, clock: str | None) -> Floats:
     return np.concatenate([[0.0], reached])
 
 
-def plane(results: Mapping[str, Any], hindsight: Hindsight) -> Any:
+def plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str, str]) -> Any:
     """What is wasted against how often the target runs; lower left is better, nobody beats
     the oracle."""
     rows = {n: r for n, r in results["methods"].items() if r["discard_rate"] is not None}
@@ -175,9 +168,9 @@ def plane(results: Mapping[str, Any], hindsight: Hindsight) -> Any:
     made = figure_beside(max(4.4, 0.19 * len(points) + 0.8))
     axes = made.subplots()
     best = sorted(hindsight.fixed, key=lambda name: hindsight.oracle[name][1])[:3]
-    for index, name in enumerate(best):
+    for name in best:
         xs, ys = zip(*hindsight.fixed[name], strict=True)
-        shade = PALETTE[index]
+        shade = colours.get(name, INK)
         axes.plot(xs, ys, color=shade, linewidth=1.2, marker=".", markersize=4,
                   label=f"{name}, lengths 1 to {hindsight.lengths[-1]}")  # fmt: skip
         axes.plot(*hindsight.oracle[name], "*", color=shade, markersize=10, clip_on=False,

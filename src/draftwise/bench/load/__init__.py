@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible server: who asks when, what came back and when, in numbers."""

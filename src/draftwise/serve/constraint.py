@@ -1,0 +1,136 @@
+"""Answers of a given form: masks on the logits of target and drafters alike, by llguidance.
+
+A mask is a function of the text alone, so it changes the distribution that is sampled from, for
+the target and every drafter in the same way, and nothing about how drafts are verified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from draftwise.serve.wire import ResponseFormat, StructuredOutputs
+from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+    from torch import Tensor
+
+_COMPACT: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""One way to write each value: small models otherwise fill their answers with blanks."""
+
+
+class Grammars:
+    """Makes constraints for one tokenizer. State: its table of tokens, built when first needed."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos: Collection[int]) -> None:
+        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
+
+    def constraint(self, grammar: str, num_prompt: int) -> Constraint:
+        """What holds an answer behind ``num_prompt`` tokens to a grammar.
+
+        Raises DraftwiseError for a grammar that cannot be read.
+        """
+        from llguidance import LLMatcher
+
+        if wrong := LLMatcher.validate_grammar(grammar, self._tokens):
+            raise DraftwiseError(f"the grammar cannot be used: {' '.join(wrong.split())[:500]}")
+        matcher = LLMatcher(self._tokens, grammar)
+        return Constraint(matcher, num_prompt, self._vocab_size, self._eos)
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        from llguidance.hf import from_tokenizer
+
+        if self._tokenizer is None or not self._eos:
+            raise DraftwiseError(
+                "answers of a given form need a tokenizer and an end-of-text token"
+            )
+        return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos)
+
+
+class Constraint:
+    """``SamplingParams.process`` that leaves only what the grammar allows next.
+
+    State: a matcher and the answer's tokens that it has read. Paths of a draft are asked about in
+    any order: it goes back to what the new path shares with the last one. Behind a token that the
+    grammar forbids nothing is masked: that token has probability 0 and ends the draft.
+    """
+
+    def __init__(self, matcher: Any, num_prompt: int, vocab_size: int, eos: Sequence[int]) -> None:
+        self._matcher, self._num_prompt = matcher, num_prompt
+        self._vocab_size, self._eos = vocab_size, list(eos)
+        self._read: list[int] = []
+
+    def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
+        """[V] logits behind ``text`` (prompt and answer so far), with -inf where forbidden."""
+        import torch
+
+        if not self._follow(text[self._num_prompt :]):
+            return logits
+        allowed = torch.from_numpy(self._allowed())
+        return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
+
+    def _follow(self, answer: Sequence[int]) -> bool:
+        """Bring the matcher to this answer; whether the grammar allows it."""
+        shared = 0
+        for ours, theirs in zip(self._read, answer, strict=False):
+            if ours != theirs:
+                break
+            shared += 1
+        if shared < len(self._read):
+            self._matcher.rollback(len(self._read) - shared)
+            del self._read[shared:]
+        new = list(answer[shared:])
+        num = self._matcher.try_consume_tokens(new) if new else 0
+        self._read += new[:num]
+        is_over = self._matcher.is_stopped() and all(token in self._eos for token in new[num:])
+        return num == len(new) or is_over
+
+    def _allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """[V] whether each token may come next; where the grammar is through, the end alone."""
+        if self._matcher.is_stopped():
+            mask = np.zeros(self._vocab_size, dtype=np.bool_)
+            mask[self._eos] = True
+            return mask
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_)
+
+
+def grammar_of(form: ResponseFormat | None, structured: StructuredOutputs | None) -> str | None:
+    """The grammar that these fields ask for, if any; ValueError for one that cannot be read."""
+    if structured is not None:
+        return _structured(structured)
+    if form is None or form.type == "text":
+        return None
+    return json_grammar(
+        {"type": "object"} if form.json_schema is None else form.json_schema.schema_
+    )
+
+
+def json_grammar(schema: Mapping[str, Any]) -> str:
+    """The grammar of values that fit a JSON schema."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_COMPACT)
+
+
+def _structured(wanted: StructuredOutputs) -> str:
+    from llguidance import LLMatcher, grammar_from
+
+    if wanted.json_ is not None:
+        return json_grammar(wanted.json_)
+    if wanted.regex is not None:
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    if wanted.choice is not None:
+        return grammar_from("choice", json.dumps(wanted.choice))
+    return grammar_from("grammar", wanted.grammar or "")

@@ -1,0 +1,138 @@
+"""What the live page draws: the last minutes, second by second, and what the policy thinks now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from draftwise.engine.records import Round
+from draftwise.serve.protocol import Ended, Engine
+from draftwise.types import Floats, Plan
+
+_SECONDS = 300
+_RECENT_ROUNDS = 400
+
+
+@dataclass(slots=True)
+class Second:
+    """What one second of the engine was. Empty seconds are not kept.
+
+    own_tokens, own_s: of rounds that one row of the server's own policy had to itself.
+    """
+
+    at: int
+    tokens: Counter[str] = field(default_factory=Counter)
+    pulls: Counter[str] = field(default_factory=Counter)
+    busy_s: float = 0.0
+    verify_s: float = 0.0
+    draft_s: float = 0.0
+    num_rounds: int = 0
+    own_tokens: int = 0
+    own_s: float = 0.0
+    running: int = 0
+    waiting: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """One object for the page."""
+        return {
+            "at": self.at,
+            "tokens": dict(self.tokens),
+            "pulls": dict(self.pulls),
+            "busy_s": round(self.busy_s, 6),
+            "verify_s": round(self.verify_s, 6),
+            "draft_s": round(self.draft_s, 6),
+            "num_rounds": self.num_rounds,
+            "own_tokens": self.own_tokens,
+            "own_s": round(self.own_s, 6),
+            "running": self.running,
+            "waiting": self.waiting,
+        }
+
+
+class History:
+    """An ``Observer`` that remembers ``_SECONDS`` seconds; read from any thread.
+
+    plans: what the server's own policy chooses among. State: the seconds, the latest estimates.
+    """
+
+    def __init__(self, plans: Sequence[Plan], clock: Callable[[], float] = time.time) -> None:
+        self._plans, self._clock, self._lock = list(plans), clock, threading.Lock()
+        self._seconds: deque[Second] = deque(maxlen=_SECONDS)
+        self._estimates: Floats = np.zeros(0)
+        self._plain_s: deque[float] = deque(maxlen=_RECENT_ROUNDS)
+        self._totals: Counter[str] = Counter()
+
+    def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
+        """One step of the engine."""
+        if not rounds:
+            return
+        with self._lock:
+            second = self._now()
+            second.running, second.waiting = engine.num_running, engine.num_waiting
+            seconds = rounds[0].seconds  # shared by the rows of a step
+            second.busy_s += sum(seconds.values())
+            second.verify_s += seconds.get("verify", 0.0)
+            second.draft_s += seconds.get("draft", 0.0)
+            for round_ in rounds:
+                second.num_rounds += 1
+                second.tokens.update(round_.sources)
+                second.pulls[round_.plan.drafter] += 1
+                self._totals.update(round_.sources)
+            is_own = len(rounds[-1].estimates) == len(self._plans)
+            if is_own:
+                self._estimates = rounds[-1].estimates
+            if len(rounds) == 1:
+                self._saw_alone(rounds[0], second, is_own)
+
+    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
+        """Nothing that the page draws."""
+
+    def saw_end(self, ended: Ended) -> None:
+        """Count answers by how they ended."""
+        with self._lock:
+            self._totals["answers"] += 1
+
+    def as_json(self, since: int) -> dict[str, Any]:
+        """Seconds from ``since`` on (the last may still grow), totals, estimates by drafter."""
+        with self._lock:
+            return {
+                "now": int(self._clock()),
+                "seconds": [s.as_json() for s in self._seconds if s.at >= since],
+                "totals": dict(self._totals),
+                "plain_round_s": self._plain(),
+                "estimates": self._best(),
+            }
+
+    def _saw_alone(self, round_: Round, second: Second, is_own: bool) -> None:
+        """A round of one row: what plain decoding costs, and what the policy made of it."""
+        took_s = sum(round_.seconds.values())
+        if not round_.num_drafted and not round_.seconds.get("prefill"):
+            self._plain_s.append(took_s)
+        if is_own:
+            second.own_tokens += len(round_.tokens)
+            second.own_s += took_s
+
+    def _plain(self) -> float | None:
+        """Median seconds of a round of one row that drafted nothing: a token, plainly decoded."""
+        found = sorted(self._plain_s)
+        return found[len(found) // 2] if found else None
+
+    def _best(self) -> dict[str, dict[str, float]]:
+        """For each drafter, its best plan's length and value as the policy sees it now."""
+        best: dict[str, dict[str, float]] = {}
+        for plan, value in zip(self._plans, self._estimates, strict=False):
+            if float(value) > best.get(plan.drafter, {"value": float("-inf")})["value"]:
+                best[plan.drafter] = {"length": plan.length, "value": round(float(value), 6)}
+        return best
+
+    def _now(self) -> Second:
+        at = int(self._clock())
+        if not self._seconds or self._seconds[-1].at != at:
+            self._seconds.append(Second(at))
+        return self._seconds[-1]

@@ -1,0 +1,116 @@
+"""Prometheus metrics: vLLM's names where they mean the same, our own beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from draftwise.engine.records import Round
+from draftwise.serve.protocol import Ended, Engine
+from draftwise.types import NONE
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_FEW_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class Metrics:
+    """All metrics of one server, in a registry of its own; an ``Observer`` of its worker."""
+
+    def __init__(self, model: str, max_rows: int, max_open: int) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
+        self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._ended = self._counter(
+            "vllm:request_success", "Requests that ended, by how.", "finished_reason"
+        )
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts verified.")
+        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafts kept.")
+        self._accepted_at = self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Kept, by position.", "position"
+        )
+        self._running = self._gauge("vllm:num_requests_running", "Rows that the engine runs.")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Rows that wait for a place.")
+        self._hits = self._gauge("draftwise:prefix_hits", "Prompts that began as an earlier one.")
+        self._bytes = self._gauge("draftwise:kv_cache_bytes", "Bytes of the target's KV storage.")
+        self._gauge("draftwise:max_rows", "Rows that may run together.").set(max_rows)
+        self._gauge("draftwise:max_open", "Answers on their way at most.").set(max_open)
+        self._first = self._histogram(
+            "vllm:time_to_first_token_seconds", "From submission to the first token.", _SECONDS
+        )
+        self._between = self._histogram(
+            "vllm:inter_token_latency_seconds",
+            "Between tokens; those of one round share its time.",
+            _FEW_SECONDS,
+        )
+        self._whole = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From submission to the last token.", _SECONDS
+        )
+        self._pulls = self._counter("draftwise:pulls", "Rounds by plan.", "drafter", "length")
+        self._written = self._counter("draftwise:tokens", "Tokens by who wrote them.", "source")
+        self._phases = self._counter("draftwise:phase_seconds", "Engine seconds.", "phase")
+        self._http = Counter(
+            "draftwise:http_requests", "Responses.", ["path", "status"], registry=self._registry
+        )
+
+    def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
+        """Count what one step of the engine did."""
+        self._running.set(engine.num_running)
+        self._waiting.set(engine.num_waiting)
+        self._bytes.set(engine.num_cache_bytes)
+        self._hits.set(engine.num_prefix_hits)
+        for round_ in rounds:
+            self._count(round_)
+        if rounds:  # rows of a step share its seconds
+            for phase, seconds in rounds[0].seconds.items():
+                self._phases.labels(self._model, phase).inc(max(0.0, seconds))
+
+    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
+        """Time to the first token, or between tokens."""
+        if is_first:
+            self._first.observe(gap_s)
+            return
+        for _ in range(num_tokens):
+            self._between.observe(gap_s / num_tokens)
+
+    def saw_end(self, ended: Ended) -> None:
+        """Count an answer that has ended."""
+        self._prompt.inc(ended.num_prompt_tokens)
+        self._ended.labels(self._model, ended.finish_reason).inc()
+        self._whole.observe(ended.took_s)
+
+    def saw_response(self, path: str, status: int) -> None:
+        """Count an HTTP response."""
+        self._http.labels(path, str(status)).inc()
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        text: bytes = generate_latest(self._registry)
+        return text
+
+    def _count(self, round_: Round) -> None:
+        plan = round_.plan
+        self._pulls.labels(self._model, plan.drafter, str(plan.length)).inc()
+        self._generated.inc(len(round_.tokens))
+        for source in round_.sources:
+            self._written.labels(self._model, source).inc()
+        if plan.drafter == NONE or not round_.num_drafted:
+            return
+        self._drafts.inc()
+        self._drafted.inc(round_.num_drafted)
+        self._accepted.inc(round_.num_accepted)
+        for position in range(round_.num_accepted):
+            self._accepted_at.labels(self._model, str(position)).inc()
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        made = Counter(name, words, ["model_name", *labels], registry=self._registry)
+        return made if labels else made.labels(self._model)
+
+    def _gauge(self, name: str, words: str) -> Gauge:
+        return Gauge(name, words, ["model_name"], registry=self._registry).labels(self._model)
+
+    def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
+        made = Histogram(name, words, ["model_name"], registry=self._registry, buckets=buckets)
+        return made.labels(self._model)

@@ -1,0 +1,261 @@
+"""What a request may say: OpenAI's fields, vLLM's where they mean the same, and our own.
+
+Every field here is honoured. Any other one is refused by its name, unless its value asks for
+nothing (``null``, or what ``NEUTRAL`` lists), which some clients always send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_STOPS, MAX_STOP_CHARS = 16, 256
+MAX_SAMPLES = 64
+MAX_TOP_LOGPROBS = 20
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "length_penalty": (1, 1.0),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True,),
+    "min_tokens": (0,),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "metadata": ({},),
+    "functions": ([],),
+    "function_call": ("none",),
+}
+"""Fields that are not honoured, and the values with which they ask for nothing."""
+
+Text = Annotated[str, Field(max_length=10_000_000)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[Token], Field(min_length=1)]
+
+
+class Strict(BaseModel):
+    """Nothing is converted and nothing is ignored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """Whether usage comes with the stream: at its end, or with each chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchema(Strict):
+    """A schema that the answer follows. ``strict`` makes no difference: it always does."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema has to be given with the type json_schema, and only then")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's field: exactly one of a schema, a regular expression, a choice, a grammar."""
+
+    json_: dict[str, Any] | None = Field(default=None, alias="json")
+    regex: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
+    choice: Annotated[list[Name], Field(min_length=1, max_length=1000)] | None = None
+    grammar: Annotated[str, Field(min_length=1, max_length=100_000)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> StructuredOutputs:
+        given = [self.json_, self.regex, self.choice, self.grammar]
+        if sum(one is not None for one in given) != 1:
+            raise ValueError("give exactly one of json, regex, choice and grammar")
+        return self
+
+
+class Own(Strict):
+    """Fields of draftwise.
+
+    preset, policy, plans: how this request drafts; plans are draft lengths. label: the task whose
+    learning it shares. tenant: whose answers it may draft from. private: nothing is learnt from
+    it. deadline_s: cancelled after so many seconds. pieces: who wrote which text is in the answer.
+    """
+
+    preset: Name | None = None
+    policy: Name | None = None
+    plans: Annotated[list[Annotated[int, Field(ge=1, le=128)]], Field(min_length=1)] | None = None
+    label: Name | None = None
+    tenant: Name | None = None
+    private: bool = False
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
+    pieces: bool = False
+
+
+class Common(Strict):
+    """What both endpoints take."""
+
+    model: Name | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = False
+    user: Name | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    draftwise: Own = Field(default_factory=Own)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_asks_for_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if not _asks_for_nothing(key, value)}
+
+    @model_validator(mode="after")
+    def _streams_what_it_says(self) -> Common:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options only goes with stream: true")
+        if 0 < self.temperature < 1e-3:
+            raise ValueError("temperature is 0 (greedy) or at least 0.001")
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise ValueError("give response_format or structured_outputs, not both")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end the answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionRequest(Common):
+    """Body of ``/v1/completions``: one prompt or many, as text or token ids."""
+
+    prompt: Text | Tokens | Annotated[list[Text] | list[Tokens], Field(min_length=1)]
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+class Part(Strict):
+    """A piece of a message's content: text is all that a causal LM reads."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Called(Strict):
+    """The function that an earlier answer called; arguments are JSON text."""
+
+    name: Name
+    arguments: Text
+
+
+class ToolCall(Strict):
+    """A call in an earlier answer."""
+
+    id: Name
+    type: Literal["function"] = "function"
+    function: Called
+
+
+class Message(Strict):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[Part] | None = None
+    name: Name | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Name | None = None
+
+
+class Function(Strict):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool: functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    """Only its name."""
+
+    name: Name
+
+
+class NamedTool(Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Common):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs only goes with logprobs: true")
+        names = {tool.function.name for tool in self.tools or ()}
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names no tool; the tools are: {sorted(names)}")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice is required, and there are no tools")
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens differ: give one")
+        return self
+
+
+def _asks_for_nothing(key: Any, value: Any) -> bool:
+    return value is None or any(
+        value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(key, ())
+    )

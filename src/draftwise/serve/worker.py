@@ -1,0 +1,248 @@
+"""The thread that owns the engine: requests in, parts of answers out.
+
+``turn`` is all that it does, and can be called without the thread. Everything else may be called
+from any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from draftwise.engine.records import Round
+from draftwise.serve.protocol import Ask, Delta, Ended, Engine, Observer, Sink
+from draftwise.serve.ticket import Ticket
+from draftwise.types import DraftwiseError
+
+_LOG = logging.getLogger(__name__)
+
+
+class Busy(Exception):
+    """The queue is full; ``retry_after_s`` is when a place should be free."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("the queue is full")
+        self.retry_after_s = retry_after_s
+
+
+class Closing(Exception):
+    """The server is going down and takes nothing new."""
+
+
+class Worker:
+    """Owns the engine. make: ``Speculator.request``, called in the engine's thread.
+
+    max_open: answers that may be on their way at once, the running ones among them. housekeeping:
+    called now and then between two rounds, and returns seconds until it wants to be called again,
+    or None for not before more work was done. at_end: called last of all. State: the answers on
+    their way.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        make: Callable[..., Any],
+        *,
+        max_open: int,
+        observers: Sequence[Observer] = (),
+        housekeeping: Callable[[], float | None] = lambda: None,
+        at_end: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._make, self._clock = engine, make, clock
+        self._observers, self._housekeeping, self._at_end = observers, housekeeping, at_end
+        self._max_open = max_open
+        self._condition = threading.Condition()
+        self._ids = itertools.count(1)
+        self._new: list[Ticket] = []  # the condition guards these four
+        self._cancelled: set[int] = set()
+        self._num_open = 0
+        self._is_closing = self._is_stopped = False
+        self._tickets: dict[int, Ticket] = {}  # by ticket id: the engine thread's own
+        self._mean_s = 1.0
+        self.num_turns = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def num_open(self) -> int:
+        """Answers on their way."""
+        return self._num_open
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
+    def submit(self, asks: Sequence[Ask], sinks: Sequence[Sink]) -> list[Ticket]:
+        """Take all of these, or none. Raises Busy, Closing."""
+        with self._condition:
+            if self._is_closing:
+                raise Closing
+            if self._num_open + len(asks) > self._max_open:
+                raise Busy(max(1, round(self._mean_s)))
+            now = self._clock()
+            pairs = zip(asks, sinks, strict=True)
+            tickets = [Ticket(next(self._ids), ask, sink, now) for ask, sink in pairs]
+            self._num_open += len(tickets)
+            self._new += tickets
+            self._condition.notify()
+        return tickets
+
+    def cancel(self, tickets: Iterable[Ticket]) -> None:
+        """Nobody wants these any more; those that have ended are left alone."""
+        with self._condition:
+            self._cancelled |= {ticket.id for ticket in tickets}
+            self._condition.notify()
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take nothing new from now on."""
+        with self._condition:
+            self._is_closing = True
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the answers on their way if they are not done in time, then the thread.
+
+        Returns whether all were done.
+        """
+        self.close()
+        until = self._clock() + timeout_s
+        with self._condition:
+            is_done = self._condition.wait_for(
+                lambda: self._num_open == 0, max(0.0, until - self._clock())
+            )
+            self._is_stopped = True
+            self._condition.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        return is_done
+
+    def turn(self) -> None:
+        """Take in what came, let go of what is not wanted, run one round, hand out what it gave."""
+        self.num_turns += 1
+        with self._condition:
+            new, self._new = self._new, []
+            cancelled, self._cancelled = self._cancelled, set()
+        for ticket in new:
+            self._tickets[ticket.id] = ticket
+            if ticket.id not in cancelled:
+                self._admit(ticket)
+        now = self._clock()
+        for ticket in list(self._tickets.values()):
+            if ticket.id in cancelled:
+                self._give_up(ticket, "cancelled", "cancelled by its client")
+            elif ticket.is_late(now):
+                self._give_up(ticket, "cancelled", "its deadline has passed")
+        if self._engine.has_work:
+            self._deliver(self._step())
+
+    def _run(self) -> None:
+        wanted_s: float | None = None
+        reason, why = "cancelled", "the server is going down"
+        while True:
+            with self._condition:
+                self._condition.wait_for(self._has_something, wanted_s)
+                if self._is_stopped:
+                    break
+            try:
+                self.turn()
+                wanted_s = self._housekeeping()
+            except Exception:
+                # a bug of ours: end what is there with an error, rather than let clients wait
+                _LOG.exception("the engine's thread has failed")
+                reason, why = "error", "an error of the server's own: its log has more"
+                self.close()
+                break
+        for ticket in [*self._tickets.values(), *self._new]:
+            self._give_up(ticket, reason, why)
+        self._engine.close()
+        self._at_end()
+
+    def _has_something(self) -> bool:
+        return bool(self._is_stopped or self._new or self._cancelled or self._engine.has_work)
+
+    def _admit(self, ticket: Ticket) -> None:
+        try:
+            row = self._make(ticket.ask.prompt, **ticket.ask.options)
+            self._engine.admit(row)
+            ticket.row = row
+        except (DraftwiseError, ValueError) as error:
+            self._give_up(ticket, "refused", str(error))
+        except Exception as error:
+            _LOG.exception("a request could not be begun")
+            self._give_up(ticket, "error", f"{type(error).__name__}: {error}")
+
+    def _step(self) -> Sequence[Round]:
+        try:
+            return self._engine.step()
+        except Exception as error:
+            # whatever it was, no client waits for ever, and the next request finds a clean engine
+            _LOG.exception("a round failed: its requests end here")
+            seated = [t for t in self._tickets.values() if t.row is not None]
+            over = [t for t in seated if t.row is not None and t.row.answer.finish_reason]
+            for ticket in over or seated:  # where none was ended, the next round would fail alike
+                self._give_up(ticket, "error", f"{type(error).__name__}: {error}")
+            return []
+
+    def _deliver(self, rounds: Sequence[Round]) -> None:
+        by_row: dict[int, list[Round]] = {}
+        for round_ in rounds:
+            by_row.setdefault(round_.request, []).append(round_)
+        for observer in self._observers:
+            observer.saw_rounds(rounds, self._engine)
+        for ticket in list(self._tickets.values()):
+            row = ticket.row
+            if row is None or (row.id not in by_row and row.answer.finish_reason is None):
+                continue
+            delta = ticket.part(by_row.get(row.id, ()))
+            self._time(ticket, len(delta.tokens))
+            if delta.finish_reason is None:
+                ticket.sink.put(delta)
+            else:
+                self._end(ticket, delta)
+
+    def _time(self, ticket: Ticket, num_tokens: int) -> None:
+        """Tell observers how long these tokens took to come."""
+        if num_tokens == 0:
+            return
+        now, is_first = self._clock(), ticket.began_s is None
+        gap_s = now - (ticket.came_s if is_first else ticket.told_s)
+        ticket.began_s = now if ticket.began_s is None else ticket.began_s
+        ticket.told_s, ticket.num_tokens = now, ticket.num_tokens + num_tokens
+        for observer in self._observers:
+            observer.saw_part(num_tokens, gap_s, is_first)
+
+    def _give_up(self, ticket: Ticket, reason: str, why: str) -> None:
+        """End a ticket before its time; its row, if it has one, goes at once."""
+        delta = Delta()
+        if ticket.row is not None:
+            if ticket.row.answer.finish_reason is None:
+                with suppress(DraftwiseError):  # a round that failed may have lost it
+                    self._engine.cancel(ticket.row.id)
+            delta = ticket.part(())
+            delta.stats = ticket.row.stats
+        delta.finish_reason, delta.error = reason, why
+        self._end(ticket, delta)
+
+    def _end(self, ticket: Ticket, delta: Delta) -> None:
+        self._tickets.pop(ticket.id, None)
+        took_s = self._clock() - ticket.came_s
+        self._mean_s += 0.1 * (took_s - self._mean_s)
+        waited_s = took_s if ticket.began_s is None else ticket.began_s - ticket.came_s
+        ended = Ended(
+            delta.finish_reason or "", len(ticket.ask.prompt), ticket.num_tokens, waited_s, took_s
+        )
+        for observer in self._observers:
+            observer.saw_end(ended)
+        with self._condition:
+            self._num_open -= 1
+            self._condition.notify_all()
+        ticket.sink.put(delta)

@@ -1,0 +1,45 @@
+"""A tokenizer of bytes that can chat, and a tiny model that speaks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("<bos>", "<eos>", "<pad>", "<|turn|>", "<|end|>")
+VOCAB = 256 + len(SPECIAL)
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}"
+    "{% endif %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+
+
+def chat_tokenizer(template: str | None = TEMPLATE) -> Any:
+    """It puts <bos> in front of every text, as Llama's does, and <eos> is not what ends a turn."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(list(SPECIAL))
+    bos = ("<bos>", inner.token_to_id("<bos>"))
+    inner.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[bos], pair=None
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def save_chat_model(folder: Path, template: str | None = TEMPLATE) -> Path:
+    """A model folder with this tokenizer."""
+    from cli.models_on_disk import make_target
+
+    make_target(vocab_size=VOCAB).save_pretrained(folder)
+    chat_tokenizer(template).save_pretrained(folder)
+    return folder

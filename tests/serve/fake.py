@@ -1,0 +1,148 @@
+"""An engine without a model: each answer repeats its prompt, a few tokens a round."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftwise.engine.records import Round
+from draftwise.engine.request import Stats
+from draftwise.engine.text import Answer, Ending
+from draftwise.types import PLAIN, DraftwiseError, Plan
+from engine.scripted import VOCAB, byte_tokenizer
+
+_IDS = itertools.count(1)
+PLANS = [PLAIN, Plan("parrot", 2)]
+
+
+def expected(prompt: Sequence[int], num: int) -> list[int]:
+    """What a fake engine answers."""
+    return [prompt[i % len(prompt)] for i in range(num)]
+
+
+class FakeLogprob:
+    """A certain token."""
+
+    def __init__(self, token: int) -> None:
+        self.token, self.logprob = token, -0.5
+        self.top = [(token, -0.5), ((token + 1) % VOCAB, float("-inf"))]
+
+
+class FakeRow:
+    """A request of a ``FakeEngine``; made by ``Fake.request``."""
+
+    def __init__(self, prompt: Sequence[int], tokenizer: Any, **options: Any) -> None:
+        self.id, self.prompt, self.options = next(_IDS), tuple(prompt), options
+        eos = frozenset(options.get("eos_token_ids") or ())
+        stop = tuple(options.get("stop", ()))
+        self.answer = Answer(Ending(options.get("max_new_tokens", 16), eos, stop), tokenizer)
+        self.stats, self.error = Stats(), None
+        self.tokens: list[int] = []
+        self.logprobs: list[FakeLogprob] = []
+        self.prompt_logprobs: list[FakeLogprob] = []
+        if options.get("prompt_logprobs"):
+            self.prompt_logprobs = list(map(FakeLogprob, self.prompt[1:]))
+
+    def grow(self, num: int) -> Round:
+        """One round of ``num`` tokens: all drafted but the last."""
+        start = len(self.tokens)
+        wanted = expected(self.prompt, start + num)[start:]
+        kept = wanted[: self.answer.push(wanted)]
+        self.tokens += kept
+        if "logprobs" in self.options:
+            self.logprobs += map(FakeLogprob, kept)
+        sources = ["parrot"] * (num - 1) + ["target"]
+        round_ = Round(
+            request=self.id, round=1, plan=PLANS[1] if num > 1 else PLAIN, plan_index=0, prob=1.0,
+            tokens=tuple(kept), sources=tuple(sources[: len(kept)]), num_drafted=num - 1,
+            num_accepted=min(num - 1, len(kept)), position=start, batch_size=1,
+            seconds={"draft": 0.001, "verify": 0.002}, estimates=np.array([1.0, 2.0]),
+            scores={}, matches={},
+        )  # fmt: skip
+        self.stats.add(round_)
+        return round_
+
+
+class FakeEngine:
+    """Rows of up to ``max_rows`` grow by 1, 2, 3, 1, ... tokens a step.
+
+    pace_s: how long a step takes. fails: asked before each step with its number; raises.
+    """
+
+    def __init__(
+        self,
+        max_rows: int = 4,
+        pace_s: float = 0.0,
+        fails: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.max_rows, self.pace_s, self.fails = max_rows, pace_s, fails
+        self.waiting: list[FakeRow] = []
+        self.running: list[FakeRow] = []
+        self.num_steps = self.most_rows = 0
+        self.num_cache_bytes = self.num_prefix_hits = 0
+        self.is_closed = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    def admit(self, request: FakeRow) -> None:
+        if len(request.prompt) > 1000:
+            raise DraftwiseError("it needs 1001 bytes of keys and values, and max_bytes is 1000")
+        self.waiting.append(request)
+
+    def step(self) -> list[Round]:
+        self.num_steps += 1
+        if self.pace_s:
+            time.sleep(self.pace_s)
+        while self.waiting and len(self.running) < self.max_rows:
+            self.running.append(self.waiting.pop(0))
+        self.most_rows = max(self.most_rows, len(self.running))
+        try:
+            self.fails(self.num_steps)
+        except Exception:
+            for row in self.running:
+                row.answer.finish("interrupted")
+            self.running = []
+            raise
+        rounds = [row.grow(self.num_steps % 3 + 1) for row in self.running]
+        self.running = [row for row in self.running if row.answer.finish_reason is None]
+        return rounds
+
+    def cancel(self, id: int) -> None:
+        found = [row for row in [*self.waiting, *self.running] if row.id == id]
+        if not found:
+            raise DraftwiseError(f"no request {id}")
+        found[0].answer.finish("cancelled")
+        self.waiting = [row for row in self.waiting if row.id != id]
+        self.running = [row for row in self.running if row.id != id]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Fake:
+    """A tokenizer, an engine and how its requests are made."""
+
+    def __init__(self, **engine: Any) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.engine = FakeEngine(**engine)
+        self.rows: list[FakeRow] = []
+
+    def request(self, prompt: Sequence[int], **options: Any) -> FakeRow:
+        if options.get("preset") == "broken":
+            raise RuntimeError("a bug")
+        self.rows.append(FakeRow(prompt, self.tokenizer, **options))
+        return self.rows[-1]

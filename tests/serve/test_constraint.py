@@ -1,0 +1,91 @@
+"""Answers held to a form: the mask is a function of the text, whatever order it is asked in."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
+from draftwise.serve.wire import ResponseFormat, StructuredOutputs
+from draftwise.types import DraftwiseError
+from engine.scripted import VOCAB, byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+TOKENIZER.add_special_tokens({"eos_token": "<end>"})
+EOS = TOKENIZER.eos_token_id  # the model's vocabulary is larger than the tokenizer's, as many are
+GRAMMARS = Grammars(TOKENIZER, VOCAB, {EOS})
+
+
+def regex(text: str) -> Any:
+    grammar = grammar_of(None, StructuredOutputs(regex=text))
+    assert grammar is not None
+    return GRAMMARS.constraint(grammar, 2)
+
+
+def allowed(constraint: Any, answer: list[int]) -> set[int]:
+    masked = constraint([7, 7, *answer], torch.zeros(VOCAB))
+    return set(np.flatnonzero(np.isfinite(masked.numpy())).tolist())
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER(text)["input_ids"])
+
+
+def test_only_what_the_grammar_allows() -> None:
+    made = regex("ab+c")
+    assert allowed(made, []) == set(ids("a"))
+    assert allowed(made, ids("a")) == set(ids("b"))
+    assert allowed(made, ids("ab")) == {*ids("b"), *ids("c")}
+    assert allowed(made, ids("abc")) == {EOS}
+    assert allowed(made, [*ids("abc"), EOS]) == {EOS}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([*ids("abc"), EOS]), max_size=6), max_size=8))
+def test_the_order_of_questions_changes_nothing(paths: list[list[int]]) -> None:
+    """Drafts are asked about path by path, back and forth, and beyond what is allowed."""
+    made = regex("(ab|ba)*c")
+    for path in paths:
+        assert allowed(made, path) == allowed(regex("(ab|ba)*c"), path)
+
+
+def test_behind_a_forbidden_token_nothing_is_masked() -> None:
+    made = regex("ab")
+    assert allowed(made, ids("c")) == set(range(VOCAB))
+    assert allowed(made, ids("a")) == set(ids("b"))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_walks_end_in_the_language(seed: int) -> None:
+    rng, made = np.random.default_rng(seed), regex("[ab]{2,5}(c|de)")
+    answer: list[int] = []
+    while not answer or answer[-1] != EOS:
+        answer.append(int(rng.choice(sorted(allowed(made, answer)))))
+    assert re.fullmatch("[ab]{2,5}(c|de)", TOKENIZER.decode(answer[:-1]))
+
+
+def test_forms() -> None:
+    assert grammar_of(None, None) is None
+    assert grammar_of(ResponseFormat(type="text"), None) is None
+    made = grammar_of(None, StructuredOutputs(choice=["ab", "cd"]))
+    assert made is not None
+    assert allowed(GRAMMARS.constraint(made, 2), []) == {*ids("a"), *ids("c")}
+    made = grammar_of(None, StructuredOutputs(grammar='start: "a" "b"'))
+    assert made is not None
+    assert allowed(GRAMMARS.constraint(made, 2), ids("a")) == set(ids("b"))
+    assert json.loads(json_grammar({"type": "object"}))
+
+
+@pytest.mark.parametrize("wanted", [{"regex": "(a"}, {"grammar": "start: nothing"}])
+def test_grammars_that_cannot_be_read(wanted: dict[str, str]) -> None:
+    grammar = grammar_of(None, StructuredOutputs(**wanted))
+    assert grammar is not None
+    with pytest.raises(DraftwiseError, match="grammar"):
+        GRAMMARS.constraint(grammar, 0)

@@ -1,0 +1,430 @@
+"""What goes over the wire, on an engine without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from starlette.types import Message
+
+from draftwise.serve.answers import EventStream
+from draftwise.serve.app import Gate
+from draftwise.serve.asks import Limits
+from serve.fake import Fake, expected
+from serve.live import Live, fake_service, serving
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with serving(fake_service(Fake(pace_s=0.002), limits=Limits(max_prompt_tokens=2000))) as made:
+        yield made
+
+
+def raw_post(body: dict[str, object]) -> bytes:
+    """A completion as it goes over a socket."""
+    raw = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+def told(live: Live, text: str, num: int) -> str:
+    codec = live.service.asker.codec
+    return live.service.tokenizer.decode(expected(codec.prompts(text)[0].tokens, num))
+
+
+def test_a_completion(live: Live) -> None:
+    said = live.complete("abc", max_tokens=7, model="parrot")
+    body = said.json
+    assert said.status == 200
+    assert body["choices"] == [
+        {"index": 0, "text": told(live, "abc", 7), "logprobs": None, "finish_reason": "length"}
+    ]
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
+    assert (body["object"], body["model"]) == ("text_completion", "parrot")
+    found = body["metrics"]["speculative_decoding"]
+    assert len(found["acceptance_histogram"]) == found["num_spec_tokens"] + 1 == 3
+    assert sum(found["acceptance_histogram"]) == found["num_spec_steps"] > 0
+    assert found["num_accepted_draft_tokens"] <= found["num_draft_tokens"]
+    assert found["mean_acceptance_length"] > 1
+    assert sum(body["draftwise"]["pulls"].values()) == body["draftwise"]["num_rounds"]
+
+
+def test_a_chat_and_its_default_length(live: Live) -> None:
+    said = live.chat("abc", max_completion_tokens=6)
+    choice = said.json["choices"][0]
+    assert choice["message"] == {
+        "role": "assistant", "content": told(live, "abc", 6), "refusal": None,
+    }  # fmt: skip
+    assert said.json["object"] == "chat.completion"
+    assert live.complete("abc").json["usage"]["completion_tokens"] == 16
+
+
+def test_streams_say_what_whole_answers_say(live: Live) -> None:
+    fields = {"max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
+    events = live.complete("abcd", **fields).events
+    assert "".join(e["choices"][0]["text"] for e in events[:-1]) == told(live, "abcd", 20)
+    assert [e["choices"][0]["finish_reason"] for e in events[:-1]][-1] == "length"
+    assert len(events) > 3
+    assert all(e["usage"] is None for e in events[:-1])
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == 20
+    assert events[-1]["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+    assert len({e["id"] for e in events}) == 1
+    events = live.chat("abcd", **fields).events
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(e["choices"][0]["delta"]["content"] for e in events[:-1])
+    assert text == told(live, "abcd", 20)
+    assert "usage" not in live.chat("abcd", max_tokens=3, stream=True).events[0]
+
+
+def test_continuous_usage(live: Live) -> None:
+    options = {"continuous_usage_stats": True, "include_usage": True}
+    events = live.complete("ab", max_tokens=9, stream=True, stream_options=options).events
+    counts = [e["usage"]["completion_tokens"] for e in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 9
+
+
+def test_several_prompts_and_samples_keep_their_order(live: Live) -> None:
+    body = live.complete(["ab", "cd", "efg"], max_tokens=4, n=2).json
+    texts = [choice["text"] for choice in body["choices"]]
+    assert [choice["index"] for choice in body["choices"]] == list(range(6))
+    assert texts == [told(live, text, 4) for text in ("ab", "ab", "cd", "cd", "efg", "efg")]
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 24, "total_tokens": 31}
+    events = live.complete(["ab", "cd"], max_tokens=4, stream=True).events
+    by_choice = {0: "", 1: ""}
+    for event in events:
+        by_choice[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert by_choice == {0: told(live, "ab", 4), 1: told(live, "cd", 4)}
+
+
+def test_token_ids_echo_and_logprobs(live: Live) -> None:
+    body = live.complete([[1, 2, 3], [4, 5]], max_tokens=1, echo=True, logprobs=1).json
+    first, second = body["choices"]
+    assert first["text"] == live.service.tokenizer.decode([1, 2, 3, 1])
+    assert first["logprobs"]["token_logprobs"] == [None, -0.5, -0.5, -0.5]
+    assert first["logprobs"]["top_logprobs"][0] is None
+    assert len(second["logprobs"]["tokens"]) == 3
+    assert first["logprobs"]["text_offset"] == [0, 1, 2, 3]
+    body = live.complete([1, 2], max_tokens=0, echo=True, logprobs=0).json
+    assert body["choices"][0]["text"] == live.service.tokenizer.decode([1, 2])
+    assert len(body["choices"][0]["logprobs"]["tokens"]) == 2
+    content = live.chat("ab", logprobs=True, top_logprobs=2, max_tokens=2).json
+    (one, _) = content["choices"][0]["logprobs"]["content"]
+    assert (one["token"], one["bytes"], one["logprob"]) == ("a", [97], -0.5)
+    assert one["top_logprobs"][1]["logprob"] == -9999.0  # JSON has no infinity
+
+
+def test_who_wrote_what(live: Live) -> None:
+    body = live.complete("abc", max_tokens=9, draftwise={"pieces": True}).json
+    pieces = body["choices"][0]["draftwise"]["pieces"]
+    assert "".join(text for text, _ in pieces) == body["choices"][0]["text"]
+    assert {source for _, source in pieces} == {"parrot", "target"}
+    events = live.chat("abc", max_tokens=9, stream=True, draftwise={"pieces": True}).events
+    text = "".join(
+        t for e in events for t, _ in e["choices"][0].get("draftwise", {"pieces": []})["pieces"]
+    )
+    assert text == told(live, "abc", 9)
+
+
+def test_stop_strings(live: Live) -> None:
+    body = live.complete("abcd", max_tokens=30, stop=["da"]).json
+    assert body["choices"][0]["text"] == "abc"
+    assert body["choices"][0]["finish_reason"] == "stop"
+    text = "".join(
+        e["choices"][0]["text"]
+        for e in live.complete("abcd", max_tokens=30, stop="da", stream=True).events
+    )
+    assert text == "abc"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"frobnicate": 1}, "frobnicate"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e-9}, None),
+        ({"top_p": 0}, "top_p"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop.0"),
+        ({"stream_options": {"include_usage": True}}, None),
+        ({"stream": True, "stream_options": {"nope": True}}, "stream_options.nope"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"regex": "(a"}}, None),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"draftwise": {"preset": "nope"}}, None),
+        ({"draftwise": {"policy": "nope"}}, None),
+        ({"draftwise": {"policy": "router:examples=/etc/passwd"}}, "policy"),
+        ({"draftwise": {"plans": [0]}}, "draftwise.plans.0"),
+        ({"draftwise": {"unknown": 1}}, "draftwise.unknown"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, None),
+        ({"prompt": [1, -5]}, "prompt"),
+        ({"prompt": [1, 64]}, None),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": "\ud800"}, None),
+        ({"prompt": "a" * 2001}, None),
+        ({"prompt": [1] * 1500}, None),
+    ],
+)
+def test_refused_by_name(live: Live, fields: dict[str, object], named: str | None) -> None:
+    said = live.complete(**{"prompt": "abc", "max_tokens": 4, **fields})
+    assert said.status == 400, said.text
+    assert said.error["type"] == "invalid_request_error"
+    if named is not None:
+        assert named.split(".")[-1] in said.error["message"] or named in str(said.error["param"])
+    live.settle()
+
+
+def test_fields_that_ask_for_nothing_are_let_pass(live: Live) -> None:
+    said = live.complete(
+        "abc", best_of=1, suffix=None, stop=None, logit_bias=None, use_beam_search=False
+    )
+    assert said.status == 200, said.text
+    assert (
+        live.chat("abc", max_tokens=2, parallel_tool_calls=True, store=False, tools=[]).status
+        == 200
+    )
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": NaN}',
+        b'{"prompt": "a", "n": 1e400}',
+        b"[" * 100_000,
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_bodies_that_are_no_request(live: Live, raw: bytes) -> None:
+    said = live.ask("/v1/completions", raw)
+    assert said.status == 400, said.text
+    assert said.error["message"]
+
+
+def test_messages_that_are_refused(live: Live) -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    for messages in (
+        [],
+        [{"role": "robot", "content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": [image]}],
+    ):
+        said = live.ask("/v1/chat/completions", {"messages": messages})
+        assert said.status == 400, said.text
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+    said = live.ask(
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], "max_tokens": 4}
+    )
+    assert said.json["choices"][0]["message"]["content"] == told(live, "abc", 4)
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert "chat template" in live.chat(tools=[tool]).error["message"]
+
+
+def test_models_and_views(live: Live) -> None:
+    assert [m["id"] for m in live.ask("/v1/models").json["data"]] == ["parrot", "other-name"]
+    assert live.ask("/v1/models/parrot").json["id"] == "parrot"
+    assert live.ask("/v1/models/etc/passwd").error["code"] == "model_not_found"
+    assert live.complete(model="/etc/passwd").status == 404
+    assert live.complete(model="other-name", max_tokens=1).json["model"] == "other-name"
+    assert live.ask("/health").status == 200
+    assert live.ask("/version").json["version"]
+    assert live.ask("/nothing").status == 404
+    assert live.ask("/v1/completions").status == 405
+    page = live.ask("/")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http://" not in page.text.replace("http://www.w3.org", "")
+    assert "https://" not in page.text
+
+
+def test_numbers_of_requests(live: Live) -> None:
+    assert live.ask("/health", headers={"X-Request-Id": "my-1"}).headers["x-request-id"] == "my-1"
+    made = live.ask("/health", headers={"X-Request-Id": "no spaces"}).headers["x-request-id"]
+    assert len(made) == 32
+
+
+def test_metrics_count_what_was_done() -> None:
+    with serving(fake_service(Fake())) as live:
+        live.complete("abc", max_tokens=10)
+        live.complete("abc", frob=1)
+        live.settle()
+        text = live.ask("/metrics").text
+        stats = live.ask("/stats").json
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+    label = '{model_name="parrot"}'
+    assert float(values["vllm:generation_tokens_total" + label]) == 10
+    assert float(values["vllm:prompt_tokens_total" + label]) == 3
+    drafted = float(values["vllm:spec_decode_num_draft_tokens_total" + label])
+    accepted = float(values["vllm:spec_decode_num_accepted_tokens_total" + label])
+    assert 0 < accepted <= drafted
+    assert float(
+        values[
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="parrot",position="0"}'
+        ]
+    )
+    assert float(values["vllm:time_to_first_token_seconds_count" + label]) == 1
+    assert float(values["vllm:inter_token_latency_seconds_count" + label]) >= 6
+    assert float(values['draftwise:http_requests_total{path="/v1/completions",status="400"}']) == 1
+    assert sum(sum(s["tokens"].values()) for s in stats["seconds"]) == 10
+    assert stats["estimates"]["parrot"] == {"length": 2, "value": 2.0}
+
+
+def test_keys() -> None:
+    with serving(fake_service(Fake()), Gate(keys=("one", "two"))) as live:
+        assert live.ask("/v1/models").status == 401
+        assert live.ask("/v1/models").error["code"] == "invalid_api_key"
+        for key, status in (("two", 200), ("one", 200), ("on", 401), ("onee", 401), ("é", 401)):
+            raw = f"Bearer {key}".encode().decode("latin-1")
+            assert live.ask("/v1/models", headers={"Authorization": raw}).status == status
+        assert live.ask("/v1/models", headers={"Authorization": "Basic one"}).status == 401
+        assert live.ask("/metrics").status == live.ask("/stats").status == 401
+        assert live.ask("/health").status == live.ask("/").status == 200
+
+
+def test_bodies_that_are_too_large() -> None:
+    with serving(fake_service(Fake()), Gate(max_body=1000)) as live:
+        assert live.complete("a" * 2000).status == 413
+        with socket.create_connection(("127.0.0.1", live.port)) as chunked:  # no length given
+            chunked.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                + b"400\r\n" + b"a" * 1024 + b"\r\n"
+            )  # fmt: skip
+            assert b" 413 " in chunked.recv(1000)
+        assert live.complete("abc").status == 200
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    with serving(fake_service(Fake(max_rows=1, pace_s=0.01), max_open=2)) as live:
+        slow = [
+            threading.Thread(target=live.complete, args=("abc",), kwargs={"max_tokens": 60})
+        ] * 1
+        slow += [threading.Thread(target=live.complete, args=("abc",), kwargs={"max_tokens": 60})]
+        for thread in slow:
+            thread.start()
+        while live.service.worker.num_open < 2:
+            time.sleep(0.005)
+        said = live.complete("abc")
+        assert said.status == 429
+        assert int(said.headers["retry-after"]) >= 1
+        assert said.error["type"] == "rate_limit_error"
+        for thread in slow:
+            thread.join()
+        live.settle()
+        assert live.complete("abc").status == 200
+
+
+def test_clients_that_leave_free_their_rows() -> None:
+    fake = Fake(max_rows=2, pace_s=0.005)
+    with serving(fake_service(fake)) as live:
+        for stream in (True, False):
+            body = {"prompt": "abc", "max_tokens": 4000, "stream": stream}
+            with socket.create_connection(("127.0.0.1", live.port)) as client:
+                client.sendall(raw_post(body))
+                while not fake.engine.running:
+                    time.sleep(0.005)
+                if stream:
+                    assert client.recv(100)
+            live.settle()
+            assert fake.rows[-1].answer.finish_reason == "cancelled"
+            assert len(fake.rows[-1].tokens) < 4000
+            assert not fake.engine.has_work
+
+
+def test_a_reader_that_does_not_read_holds_no_row() -> None:
+    fake = Fake()
+    with serving(fake_service(fake)) as live:
+        body = {"prompt": "abc", "max_tokens": 500, "stream": True, "n": 4}
+        with socket.create_connection(("127.0.0.1", live.port)) as client:
+            client.sendall(raw_post(body))
+            while len(fake.rows) < 4:
+                time.sleep(0.005)
+            live.settle()  # although nothing was read
+            assert [len(row.tokens) for row in fake.rows] == [500] * 4
+            got = b""
+            while b"[DONE]" not in got:
+                got += client.recv(1 << 20)
+        assert got.count(b'"finish_reason":"length"') == 4
+
+
+def test_a_reader_that_takes_nothing_for_long_is_let_go() -> None:
+    closed: list[bool] = []
+    sent: list[Message] = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        while True:
+            yield b"more"
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) > 3:
+            await asyncio.Event().wait()  # its buffers are full
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stream = EventStream(b"first", parts(), 0.05, lambda: closed.append(True))
+    asyncio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 5))
+    assert closed == [True]
+    assert [message.get("body") for message in sent] == [None, b"first", b"more", b"more"]
+
+
+def test_deadlines() -> None:
+    with serving(fake_service(Fake(pace_s=0.01))) as live:
+        said = live.complete("abc", max_tokens=4000, draftwise={"deadline_s": 0.1})
+        assert said.status == 504
+        assert said.headers["x-should-retry"] == "false"
+        assert "deadline" in said.error["message"]
+        said = live.complete("abc", max_tokens=4000, stream=True, draftwise={"deadline_s": 0.2})
+        assert said.status == 200
+        assert said.events[-1]["error"]["code"] == "cancelled"
+
+
+def test_errors_of_the_engine_are_told() -> None:
+    def fails(step: int) -> None:
+        if step == 3:
+            raise RuntimeError("a drafter raised")
+
+    with serving(fake_service(Fake(fails=fails))) as live:
+        said = live.complete("abc", max_tokens=100)
+        assert said.status == 500
+        assert "a drafter raised" in said.error["message"]
+        assert live.complete("abc", draftwise={"preset": "plain"}).status == 200
+        assert live.complete([1] * 1001, max_tokens=5).status == 400
+        said = live.complete([1] * 1001, max_tokens=5, stream=True)
+        assert said.status == 400, "refused before the stream began"
+
+
+def test_draining() -> None:
+    with serving(fake_service(Fake(pace_s=0.01))) as live:
+        found = []
+        running = threading.Thread(target=lambda: found.append(live.complete("abc", max_tokens=50)))
+        running.start()
+        while not live.service.worker.num_open:
+            time.sleep(0.005)
+        live.service.worker.close()
+        said = live.complete("abc")
+        assert said.status == 503
+        assert said.headers["retry-after"]
+        running.join()
+        assert found[0].json["usage"]["completion_tokens"] == 50

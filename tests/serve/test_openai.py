@@ -1,0 +1,277 @@
+"""openai's Python client, field by field, against a live server on a tiny model that drafts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from draftwise.serve.app import Gate, make_app
+from draftwise.serve.run import Settings, make_service
+from draftwise.speculator import Speculator
+from engine.scripted import byte_tokenizer
+from models import near_copy, tiny_model
+from serve.live import Live, serving
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[:1] }} {{ m.content }}.{% endfor %}"
+    "{% if tools %}{{ tools | length }}{% endif %}"
+    "{% if add_generation_prompt %}a {% endif %}"
+)
+PROMPT = "the red bed"
+MESSAGES: list[Any] = [{"role": "user", "content": "say the word"}]
+
+
+@pytest.fixture(scope="module")
+def speculator() -> Speculator:
+    tokenizer = byte_tokenizer()
+    alphabet = '{}":,_0123456789-'  # what JSON needs beside letters
+    tokenizer.add_tokens(list(alphabet))
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    tokenizer.chat_template = TEMPLATE
+    model = tiny_model()
+    drafters = [near_copy(model, 0.1), "lookup", "suffix"]
+    return Speculator.from_pretrained(
+        model, drafters, tokenizer=tokenizer, scope="session", dtype="float32"
+    )
+
+
+@pytest.fixture(scope="module")
+def live(speculator: Speculator) -> Iterator[Live]:
+    settings = Settings(models=("tiny",), max_rows=4)
+    with serving(make_service(speculator, settings)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def plain(speculator: Speculator, prompt: Any, **options: Any) -> Any:
+    return speculator.generate(prompt, **{"max_new_tokens": 24, **options})
+
+
+def test_greedy_answers_are_those_of_generate(
+    client: openai.OpenAI, speculator: Speculator
+) -> None:
+    prompts = [PROMPT, "a b c d", "see the sea"]
+    expected = [plain(speculator, prompt).text for prompt in prompts]
+    made = client.completions.create(model="tiny", prompt=prompts, max_tokens=24, temperature=0)
+    assert [choice.text for choice in made.choices] == expected
+    assert made.usage is not None
+    assert made.usage.completion_tokens <= 72
+    stream = client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=24, temperature=0, stream=True
+    )
+    texts = ["", "", ""]
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == expected
+
+
+def test_presets_are_lossless_too(client: openai.OpenAI, speculator: Speculator) -> None:
+    expected = plain(speculator, PROMPT).text
+    for own in (
+        {"preset": "plain"},
+        {"preset": "banditspec", "plans": [1, 3]},
+        {"preset": "metasd", "policy": "exp3spec"},
+        {"label": "math", "tenant": "someone", "private": True, "priority": 2},
+    ):
+        made = client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=24, temperature=0, extra_body={"draftwise": own}
+        )
+        assert made.choices[0].text == expected
+    found = made.model_dump()["metrics"]["speculative_decoding"]
+    assert len(found["acceptance_histogram"]) == found["num_spec_tokens"] + 1
+
+
+def test_seeds(client: openai.OpenAI) -> None:
+    def say(seed: int | None, n: int = 3) -> list[str]:
+        made = client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=16, temperature=1.0, n=n, seed=seed,
+            extra_body={"draftwise": {"preset": "plain"}},
+        )  # fmt: skip
+        return [choice.text for choice in made.choices]
+
+    assert say(7) == say(7)
+    assert say(7)[:1] == say(7, n=1)
+    assert len(set(say(7))) == 3
+    assert say(7) != say(8)
+    assert say(None) != say(None)
+
+
+def test_sampling_fields(client: openai.OpenAI, speculator: Speculator) -> None:
+    def say(**fields: Any) -> str:
+        fields = {"max_tokens": 24, "temperature": 0, **fields}
+        return client.completions.create(model="tiny", prompt=PROMPT, **fields).choices[0].text
+
+    greedy = say()
+    assert say(temperature=1.5, extra_body={"top_k": 1}) == greedy
+    assert say(temperature=1.5, top_p=1e-6) == greedy
+    assert say(temperature=1.0, extra_body={"min_p": 1.0}) == greedy
+    # both count the answer's own tokens alone, so it must be long enough to repeat itself
+    long = {"max_tokens": 90, "extra_body": {"ignore_eos": True}}
+    assert say(**long, frequency_penalty=2.0) != say(**long)
+    assert say(**long, presence_penalty=2.0) != say(**long)
+    assert say(extra_body={"repetition_penalty": 3.0}) != greedy
+    first = speculator.tokenizer(greedy)["input_ids"][0]
+    assert say(logit_bias={str(first): -100})[:1] != greedy[:1]
+    forced = say(logit_bias={"5": 100}, max_tokens=5)
+    assert forced == speculator.tokenizer.decode([5] * 5)
+
+
+def test_stops_and_ends(client: openai.OpenAI, speculator: Speculator) -> None:
+    greedy = plain(speculator, PROMPT)
+    stop = greedy.text[5:7]
+    made = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=24, temperature=0, stop=[stop]
+    )
+    assert made.choices[0].text == greedy.text[: greedy.text.index(stop)]
+    assert made.choices[0].finish_reason == "stop"
+    token = greedy.tokens[3]
+    made = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=24, temperature=0,
+        extra_body={"stop_token_ids": [token], "ignore_eos": True},
+    )  # fmt: skip
+    assert made.choices[0].finish_reason == "stop"
+    assert made.usage is not None
+    assert made.usage.completion_tokens == greedy.tokens.index(token) + 1
+
+
+def test_logprobs_and_echo(client: openai.OpenAI, speculator: Speculator) -> None:
+    ids = speculator.tokenizer(PROMPT)["input_ids"]
+    made = client.completions.create(
+        model="tiny", prompt=[ids, ids[:4]], max_tokens=1, temperature=0, echo=True, logprobs=3
+    )
+    import torch
+
+    with torch.no_grad():
+        logits = speculator.target.module(torch.tensor([ids])).logits[0].float()
+    expected = logits.log_softmax(-1)
+    found = made.choices[0].logprobs
+    assert found is not None
+    assert found.token_logprobs is not None
+    assert found.token_logprobs[0] is None
+    assert len(found.token_logprobs) == len(ids) + 1
+    for place, token in enumerate(ids[1:]):
+        assert found.token_logprobs[place + 1] == pytest.approx(
+            float(expected[place, token]), abs=1e-3
+        )
+    assert found.top_logprobs is not None
+    best = float(expected[-1].max())
+    assert max(found.top_logprobs[-1].values()) == pytest.approx(best, abs=1e-3)
+    chat = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True,
+        top_logprobs=2, extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    content = chat.choices[0].logprobs
+    assert content is not None
+    assert content.content is not None
+    assert len(content.content) == 6
+    assert all(len(one.top_logprobs) == 2 for one in content.content)
+    assert all(one.logprob == one.top_logprobs[0].logprob for one in content.content)
+
+
+def test_chat_streams_and_counts(client: openai.OpenAI, speculator: Speculator) -> None:
+    expected = plain(speculator, MESSAGES).text
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_completion_tokens=24, temperature=0, stream=True,
+            stream_options={"include_usage": True}, user="someone",
+        )
+    )  # fmt: skip
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 0
+    assert "speculative_decoding" in chunks[-1].model_dump()["metrics"]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer", "minimum": 0, "maximum": 99},
+        "w": {"enum": ["a", "b"]},
+    },
+    "required": ["n", "w"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forms_are_kept(client: openai.OpenAI, temperature: float) -> None:
+    chat = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=80, temperature=temperature,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+    )  # fmt: skip
+    found = json.loads(chat.choices[0].message.content or "")
+    assert found.keys() == {"n", "w"}
+    assert found["w"] in {"a", "b"}
+    assert chat.choices[0].finish_reason == "stop"
+    made = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=40, temperature=temperature,
+        extra_body={"structured_outputs": {"regex": "(ab|cd){2,6}e"}},
+    )  # fmt: skip
+    assert re.fullmatch("(ab|cd){2,6}e", made.choices[0].text)
+
+
+def test_a_form_changes_no_token_that_it_allows(client: openai.OpenAI) -> None:
+    """Drafted or plain, the same masks give the same text."""
+    texts = set()
+    for preset in ("plain", "draftwise", "banditspec"):
+        made = client.completions.create(
+            model="tiny",
+            prompt=PROMPT,
+            max_tokens=30,
+            temperature=0,
+            extra_body={
+                "structured_outputs": {"regex": "[a-e ]{5,29}"},
+                "draftwise": {"preset": preset},
+            },
+        )
+        texts.add(made.choices[0].text)
+    assert len(texts) == 1
+
+
+def test_tools(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        chat = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, tools=[tool], tool_choice=choice, max_tokens=100,
+            temperature=0,
+        )  # fmt: skip
+        (call,) = chat.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "add"
+        assert json.loads(call.function.arguments).keys() == {"n", "w"}
+        assert chat.choices[0].finish_reason == "tool_calls"
+    stream = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, tools=[tool], tool_choice="required", max_tokens=100,
+        temperature=0, stream=True,
+    )  # fmt: skip
+    calls = [call for c in stream for call in c.choices[0].delta.tool_calls or []]
+    assert calls[0].function is not None
+    assert json.loads(calls[0].function.arguments or "").keys() == {"n", "w"}
+    chat = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, tools=[tool], tool_choice="none", max_tokens=4
+    )
+    assert not chat.choices[0].message.tool_calls
+
+
+def test_errors_have_their_classes(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="frob"):
+        client.completions.create(model="tiny", prompt="a", extra_body={"frob": 1})
+    with pytest.raises(openai.NotFoundError, match="not served"):
+        client.completions.create(model="gpt-4", prompt="a")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_keys_reach_the_service(speculator: Speculator) -> None:
+    app = make_app(make_service(speculator, Settings(models=("tiny",))), Gate(keys=("k",)))
+    assert app is not None

@@ -1,0 +1,137 @@
+"""The command as a process: what it says, how it ends, and what a killed one leaves behind."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.conftest import run_command
+from draftwise.serve.run import Server, Settings
+from draftwise.serve.worker import Closing
+from serve.fake import Fake
+from serve.live import fake_service
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Served:
+    """A server in a process of its own."""
+
+    def __init__(self, port: int, process: subprocess.Popen[str], log: Path) -> None:
+        self.port, self.process, self._log = port, process, log
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+    def begin(self, **body: Any) -> http.client.HTTPConnection:
+        body = {"prompt": "Hello", "max_tokens": 8, "temperature": 0, **body}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        return connection
+
+    def ask(self, **body: Any) -> Any:
+        with closing(self.begin(**body)) as connection:
+            return json.loads(connection.getresponse().read())
+
+
+@contextmanager
+def served(pair: tuple[Path, Path], folder: Path, *more: object) -> Iterator[Served]:
+    port, log = free_port(), folder / "log.jsonl"
+    command = [
+        sys.executable, "-m", "draftwise", "serve", "--port", port, "--target", pair[0],
+        "--drafter", f"lm:{pair[1]}", "--drafter", "suffix", "--log-format", "json", *more,
+    ]  # fmt: skip
+    with log.open("a") as err:
+        process = subprocess.Popen([str(c) for c in command], stderr=err, text=True)
+    try:
+        for _ in range(1200):
+            assert process.poll() is None, log.read_text()
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield Served(port, process, log)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(20)
+
+
+def test_killed_and_begun_again_and_drained(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """A broken state, a crash in mid-answer, and a proper end, in two processes: each is slow."""
+    state = tmp_path / "state.json"
+    state.write_text("{half")
+    with served(pair, tmp_path, "--state", state, "--state-every", "0.05") as server:
+        assert any("learning begins anew" in line["event"] for line in server.log)
+        assert not state.exists()
+        while not state.exists():
+            server.ask(max_tokens=20)
+        with closing(server.begin(max_tokens=150, stream=True)) as running:
+            response = running.getresponse()
+            response.readline()
+            server.process.kill()
+            with pytest.raises((http.client.HTTPException, OSError)):
+                response.read()
+    assert json.loads(state.read_text())["draftwise"] == 1
+    with served(pair, tmp_path, "--state", state) as server:
+        num = len(server.log)
+        server.ask()
+        with closing(server.begin(max_tokens=150, stream=True)) as running:
+            response = running.getresponse()
+            first = response.readline()
+            server.process.send_signal(signal.SIGTERM)
+            text = first + response.read()
+        assert text.rstrip().endswith(b"data: [DONE]"), "what ran was finished"
+        assert server.process.wait(60) == 0
+        lines = server.log[num:]
+        assert not any("anew" in line["event"] for line in lines)
+        requests = [line for line in lines if line["event"] == "request"]
+        assert [line["status"] for line in requests] == [200, 200]
+        assert len({line["request_id"] for line in requests}) == 2
+        assert requests[0]["tokens"] == 8
+
+
+def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    service = fake_service(Fake())
+    server = Server(lambda *_: None, service, Settings())
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit
+    assert ended == []
+    with pytest.raises(Closing):
+        service.worker.submit([], [])
+    server.handle_exit(signal.SIGTERM, None)
+    assert ended == [128 + signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--max-rows", "0"), "1 or more"),
+        (("--max-queue", "-1"), "0 or more"),
+        (("--log-format", "poem"), "text, json"),
+        (("--preset", "nope"), "the presets are"),
+        (("--chat-template", "/nowhere/x.jinja"), "No such file"),
+    ],
+)
+def test_refusals(more: tuple[str, ...], words: str) -> None:
+    assert words in run_command("serve", *more).refusal

@@ -1,0 +1,38 @@
+"""500 requests by a crowd: none lost, doubled or wrong, and nothing is left behind."""
+
+from __future__ import annotations
+
+import threading
+
+from serve.fake import Fake, expected
+from serve.live import fake_service, serving
+from serve.soak import KINDS, Soak
+
+
+def test_a_crowd_of_500() -> None:
+    fake, max_open, most = Fake(max_rows=8), 24, 0
+    before = threading.active_count()
+    with serving(fake_service(fake, max_open=max_open)) as live:
+        tokenizer = live.service.tokenizer
+
+        def right(prompt: str, num: int) -> str:
+            text: str = tokenizer.decode(expected(tokenizer(prompt)["input_ids"], num))
+            return text
+
+        def watch(number: int) -> None:
+            nonlocal most
+            most = max(most, live.service.worker.num_open)
+
+        soak = Soak(live.port, ["abc", "de", "fghij", "k"], right, max_tokens=300)
+        soak.run(500, num_clients=16, tell=watch)
+        live.settle()
+        assert soak.wrong == []
+        assert sum(soak.done[kind] for kind in KINDS) == 500
+        assert min(soak.done[kind] for kind in KINDS) > 0
+        assert 1 < most <= max_open
+        assert not fake.engine.has_work
+        assert all(row.answer.finish_reason for row in fake.rows)
+        assert {row.answer.finish_reason for row in fake.rows} == {"length", "cancelled"}
+        text = live.ask("/metrics").text
+        assert 'status="500"' not in text
+    assert threading.active_count() == before
