@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -161,3 +163,15 @@ def test_a_cache_with_tokens_in_it_is_refused(model: Any, ours: Any) -> None:
     model(PROMPTS[:, :3], past_key_values=cache)
     with pytest.raises(DraftwiseError, match="already holds tokens"):
         model.generate(PROMPTS, custom_generate=ours, past_key_values=cache, max_new_tokens=4)
+
+
+def test_a_model_that_nobody_needs_is_given_back() -> None:
+    """The hook remembers what it measured of a model, and not the model itself."""
+    hook = draftwise.transformers(["lookup"])
+    short_lived = tiny_model("llama", seed=5)
+    for _ in range(2):
+        short_lived.generate(PROMPTS[:1], custom_generate=hook, max_new_tokens=4, do_sample=False)
+    is_alive = weakref.ref(short_lived)
+    del short_lived
+    gc.collect()
+    assert is_alive() is None

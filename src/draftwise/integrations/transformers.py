@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class CustomGenerate:
     """
 
     def __init__(
-        self, drafters: Sequence[Any] | None = None, *, streamer: Any = None, **options: Any
+        self, drafters: str | Sequence[Any] | None = None, *, streamer: Any = None, **options: Any
     ) -> None:
         self._drafters, self._options, self._streamer = drafters, options, streamer
         self._speculators: WeakKeyDictionary[Any, Speculator] = WeakKeyDictionary()
@@ -68,10 +68,10 @@ class CustomGenerate:
         prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
         paddings = [input_ids.shape[1] - len(prompt) for prompt in prompts]
         rows = [input_ids[i, :num].tolist() for i, num in enumerate(paddings)]
-        speculator = self._speculators.get(model) or Speculator.from_pretrained(
-            model, self._drafters, **self._options
-        )
-        self._speculators[model] = speculator
+        speculator = self._speculators.get(model)
+        if speculator is None:  # it holds a proxy, or no model would ever be given back
+            speculator = Speculator.from_pretrained(proxy(model), self._drafters, **self._options)
+            self._speculators[model] = speculator
         criteria = [c for c in stopping_criteria if not isinstance(c, _NATIVE_CRITERIA)]
 
         def stop_when(index: int, answer: Sequence[int]) -> bool:

@@ -1,0 +1,22 @@
+"""The proposer of a server without a drafter of its own: it proposes nothing, at no cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class NullProposer:
+    """What vLLM loads as ``method: custom_class``; the drafts come from the scheduler."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        """As vLLM calls it; nothing is read."""
+
+    def load_model(self, target_model: Any) -> None:
+        """Nothing to load."""
+
+    def propose(
+        self, sampled_token_ids: Sequence[Sequence[int]], *_: Any, **__: Any
+    ) -> list[list[int]]:
+        """An empty draft for each request."""
+        return [[] for _ in sampled_token_ids]

@@ -1,0 +1,102 @@
+"""Sampled output inside a real vLLM has the law of vLLM without speculation, with every arm."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwise import zoo
+from vllm_e2e.jobs import DRAFT_MODEL, IN_PROCESS, run
+
+NUM = int(os.environ.get("DRAFTWISE_E2E_ANSWERS", "4000"))
+FALSE_ALARM = 1e-3
+"""Of each comparison; there are twelve, so one run in 84 fails where all is right."""
+
+POLICIES = {
+    "lookup x4": "lookupx4",
+    "suffix x4": "suffixx4",
+    "draft model x3": "draft_modelx3",
+    "goodput": "goodput",
+}
+
+
+def requests() -> list[dict[str, Any]]:
+    kinds = zoo.prompts()
+    prompts = [kinds["math"][0], kinds["sql"][0]]
+    sampled = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 4, "ignore_eos": True}
+    return [{"prompt": prompts[i % 2]} | sampled for i in range(NUM)]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answers of plain vLLM, and of every forced arm in one engine."""
+    folder = tmp_path_factory.mktemp("law")
+    engine = {"model": str(zoo.target_path()), "max_num_seqs": 64}
+    tasks = [{"requests": requests(), "at_once": NUM}]
+    plain = run(
+        folder, "plain", {"engine": engine, "draftwise": None, "tasks": tasks}, **IN_PROCESS
+    )
+    lengths = range(1, 5)
+    plans = ["none", *(f"{d}x{n}" for d in ("lookup", "suffix", "draft_model") for n in lengths)]
+    forced = [
+        tasks[0] | {"policy": f"fixed:{plans.index(plan)}" if plan in plans else plan}
+        for plan in POLICIES.values()
+    ]
+    job = {"engine": engine | DRAFT_MODEL, "draftwise": {}, "tasks": forced}
+    ours = run(folder, "ours", job, **IN_PROCESS)
+    assert ours["counts"]["plans"] == plans
+    return {"plain": plain["answers"][0], "counts": ours["counts"]} | dict(
+        zip(POLICIES, ours["answers"], strict=True)
+    )
+
+
+@pytest.mark.parametrize("arm", POLICIES)
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_law_of_the_first_tokens(arm: str, place: int, answers: dict[str, Any]) -> None:
+    """Two samples of 4,000, the tokens up to ``place``: a chi-square test of homogeneity."""
+    for kind in range(2):
+        plain = Counter(tuple(a[: place + 1]) for a in answers["plain"][kind::2])
+        ours = Counter(tuple(a[: place + 1]) for a in answers[arm][kind::2])
+        assert p_value(plain, ours) > FALSE_ALARM / 2
+
+
+def test_every_arm_was_kept_now_and_then(answers: dict[str, Any]) -> None:
+    accepted = answers["counts"]["accepted"]
+    for plan in ("lookupx4", "suffixx4", "draft_modelx3"):
+        assert accepted[plan] > 50
+
+
+def p_value(plain: Counter, ours: Counter) -> float:
+    """Of the two samples having one law; outcomes with fewer than ten of both are one outcome."""
+    common = [key for key in plain | ours if plain[key] + ours[key] >= 10]
+    table = np.array([[sample[key] for key in common] for sample in (plain, ours)], dtype=float)
+    rest = [[sum(sample.values()) - table[i].sum()] for i, sample in enumerate((plain, ours))]
+    table = np.hstack([table, rest])
+    table = table[:, table.sum(axis=0) > 0]
+    totals = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
+    statistic = float(((table - totals) ** 2 / totals).sum())
+    return tail_of_chi_square(statistic, table.shape[1] - 1)
+
+
+def tail_of_chi_square(statistic: float, freedom: int) -> float:
+    """P(chi-square >= statistic), by torch's incomplete gamma function."""
+    import torch
+
+    if freedom == 0:
+        return 1.0
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def test_the_test_finds_a_wrong_law() -> None:
+    rng = np.random.default_rng(1)
+    fair, off = (
+        [tuple(rng.choice(4, 1, p=p)) for _ in range(2000)]
+        for p in ([0.4, 0.3, 0.2, 0.1], [0.46, 0.27, 0.18, 0.09])
+    )
+    assert p_value(Counter(fair), Counter(off)) < FALSE_ALARM
+    assert p_value(Counter(fair[:1000]), Counter(fair[1000:])) > FALSE_ALARM

@@ -1,0 +1,166 @@
+"""A real server under cancels, disconnects and bad input: nothing lost or wrong, memory flat."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from draftwise import zoo
+
+NUM = int(os.environ.get("DRAFTWISE_E2E_REQUESTS", "2000"))
+AT_ONCE = 16
+MAX_TOKENS = 20
+BAD = [
+    {"prompt": "x", "max_tokens": -1},
+    {"prompt": "x", "temperature": -2.0},
+    {"prompt": "x" * 100_000},
+    {"prompt": "x", "top_p": 7},
+    {"nonsense": True},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """The address of a server with draftwise in it, and its process."""
+    folder = tmp_path_factory.mktemp("server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(zoo.target_path()), "--served-model-name", "zoo", "--port", str(port)),
+        *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", str(AT_ONCE)),
+        *("--scheduler-cls", "draftwise.integrations.vllm.Scheduler"),
+        *("--additional-config", f'{{"draftwise": {{"state": "{folder}/state.json"}}}}'),
+    ]
+    (folder / "metrics").mkdir()
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        asyncio.run(until_ready(address, process, folder / "log"))
+        yield address, process.pid
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert (folder / "state.json").exists(), "what was learnt is written at shutdown"
+
+
+async def until_ready(address: str, process: Any, log: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        for _ in range(600):
+            assert process.poll() is None, log.read_text()[-3000:]
+            try:
+                async with session.get(f"{address}/health") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(1)
+    raise AssertionError(log.read_text()[-3000:])
+
+
+def memory_mb(pid: int) -> float:
+    """Of a process and its children, as they are now."""
+    found, total = [pid], 0
+    while found:
+        one = found.pop()
+        try:
+            children = Path(f"/proc/{one}/task/{one}/children").read_text().split()
+            total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * 4
+        except FileNotFoundError:
+            continue
+        found += map(int, children)
+    return total / 1024
+
+
+async def complete(session: Any, address: str, prompt: str) -> str:
+    body = {"model": "zoo", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
+    async with session.post(f"{address}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        return (await response.json())["choices"][0]["text"]
+
+
+async def cut_off(session: Any, address: str, prompt: str) -> None:
+    """Read a little of a stream, and hang up."""
+    body = {"model": "zoo", "prompt": prompt, "max_tokens": 200, "stream": True, "ignore_eos": True}
+    async with session.post(f"{address}/v1/completions", json=body) as response:
+        await response.content.readany()
+        response.close()
+
+
+async def bad(session: Any, address: str, body: dict[str, Any]) -> None:
+    async with session.post(f"{address}/v1/completions", json={"model": "zoo"} | body) as response:
+        assert 400 <= response.status < 500, await response.text()
+
+
+async def storm(address: str, num: int, expected: dict[str, str]) -> Counter:
+    """So many requests of all kinds, 16 at once; what became of them."""
+    rng, done = random.Random(11), Counter()
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(session: Any, number: int) -> None:
+        async with gate:
+            prompt = rng.choice(list(expected))
+            if number % 10 == 3:
+                await cut_off(session, address, prompt)
+                done["cut off"] += 1
+            elif number % 10 == 7:
+                await bad(session, address, BAD[number // 10 % len(BAD)])
+                done["bad"] += 1
+            elif number % 10 == 9:
+                task = asyncio.create_task(complete(session, address, prompt))
+                await asyncio.sleep(rng.random() * 0.3)
+                task.cancel()
+                done["cancelled"] += 1
+            else:
+                right = await complete(session, address, prompt) == expected[prompt]
+                done["right" if right else "WRONG"] += 1
+
+    connector = aiohttp.TCPConnector(limit=4 * AT_ONCE)
+    timeout = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        await asyncio.gather(*(one(session, number) for number in range(num)))
+    return done
+
+
+async def first_answers(address: str, prompts: list[str]) -> dict[str, str]:
+    """One at a time, before anything was learnt."""
+    async with aiohttp.ClientSession() as session:
+        return {prompt: await complete(session, address, prompt) for prompt in prompts}
+
+
+async def text_of(address: str, path: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"{address}{path}") as response:
+        return await response.text()
+
+
+def test_nothing_is_lost_or_wrong_and_memory_stays_flat(server: tuple[str, int]) -> None:
+    address, pid = server
+    prompts = [prompt for kind in zoo.prompts().values() for prompt in kind[:3]]
+    expected = asyncio.run(first_answers(address, prompts))
+    asyncio.run(storm(address, NUM // 4, expected))
+    before = memory_mb(pid)
+    start = time.perf_counter()
+    done = asyncio.run(storm(address, NUM, expected))
+    print(f"{dict(done)} in {time.perf_counter() - start:.0f} s, {before:.0f} MB before")
+    assert done["WRONG"] == 0
+    assert sum(done.values()) == NUM
+    assert memory_mb(pid) < before + 64
+    metrics = asyncio.run(text_of(address, "/metrics"))
+    assert 'draftwise:accepted_tokens_total{drafter="' in metrics
+    assert "vllm:spec_decode_num_accepted_tokens_total" in metrics
+    assert asyncio.run(first_answers(address, prompts)) == expected

@@ -1,0 +1,71 @@
+"""Jobs for engines in processes of their own, and the requests that they answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from draftwise import zoo
+
+ENGINE = Path(__file__).with_name("engine.py")
+DRAFT_MODEL = {
+    "speculative_config": {
+        "method": "draft_model",
+        "model": str(zoo.drafter_paths()["generalist"]),
+        "num_speculative_tokens": 4,
+    }
+}
+SPECIAL: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.3},
+    {"logit_bias": {"300": 4.0, "17": -8.0}},
+    {"min_tokens": 12},
+    {"regex": "[0-9]{2,9}( [a-z]+)+"},
+    {"stop": ["\n"]},
+    {"ignore_eos": True},
+]
+
+
+def mixed_requests(num: int = 64) -> list[dict[str, Any]]:
+    """Prompts of every kind that the zoo has, some twice, some under rules of their own."""
+    rng = random.Random(5)
+    prompts = [prompt for kind in zoo.prompts().values() for prompt in kind]
+    requests = []
+    for i in range(num):
+        rules = SPECIAL[(i // 3) % len(SPECIAL)] if i % 3 == 0 else {}
+        budget = {"temperature": 0.0, "max_tokens": rng.randrange(8, 40)}
+        requests.append({"prompt": rng.choice(prompts)} | budget | rules)
+    return requests
+
+
+def run(folder: Path, name: str, job: dict[str, Any], **environment: str) -> dict[str, Any]:
+    """Run a job in a process of its own."""
+    job = {"out": str(folder / f"{name}.out.json")} | job
+    (folder / f"{name}.json").write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, str(ENGINE), str(folder / f"{name}.json")],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(Path(job["out"]).read_text())
+    return found
+
+
+def job_of(
+    config: dict[str, Any], draftwise: dict[str, Any] | None, *at_once: int
+) -> dict[str, Any]:
+    engine = {"model": str(zoo.target_path()), "max_num_seqs": 16} | config
+    tasks = [{"requests": mixed_requests(), "at_once": num} for num in at_once]
+    return {"engine": engine, "draftwise": draftwise, "tasks": tasks}
+
+
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
