@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from draftwise.train.distill import acceptance, distill, measure_acceptance
 from draftwise.train.generate import continue_prompts
-from draftwise.train.lesson import Text, answer_logits, groups, lesson_batches, pad, teach
+from draftwise.train.lesson import Text, answer_logits, groups, lesson_batches, pad, reserve, teach
 from draftwise.train.llama import make_llama
 from draftwise.train.loop import Settings
 
@@ -129,3 +129,12 @@ def test_distillation_raises_acceptance(
     after = measure_acceptance(target, {"drafter": drafter.eval(), "target": target}, texts)
     assert after["drafter"] > before + 0.15
     assert after["target"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_table_has_its_room_before_it_is_filled(tmp_path: Path) -> None:
+    """A sparse file that outgrows the disk ends the process with a bus error, without a word."""
+    file = tmp_path / "table"
+    with file.open("wb") as opened:
+        opened.truncate(1 << 20)
+    reserve(file)
+    assert file.stat().st_blocks * 512 >= 1 << 20

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.eagle import EagleHead
+from draftwise.nn.eagle_files import load_head
 from draftwise.nn.eagle_read import read
+from draftwise.nn.eagle_save import save_head
 from draftwise.nn.model import CausalModel
 from draftwise.train.eagle import (
     acceptance_by_depth,
@@ -154,7 +157,8 @@ def test_what_the_target_said_is_kept(target: Any, texts: list[Text], tmp_path: 
         kept = again(step)
         assert torch.equal(kept.tokens, batch.tokens)
         assert torch.allclose(kept.states, batch.states, atol=1e-2)
-        assert torch.allclose(kept.logits, batch.logits, atol=1e-2)
+        assert torch.allclose(kept.last, batch.last, atol=1e-2)
+        assert torch.equal(kept.best, batch.best)
 
 
 def test_the_draft_vocabulary_is_what_is_said_most() -> None:
@@ -162,6 +166,40 @@ def test_the_draft_vocabulary_is_what_is_said_most() -> None:
     assert draft_vocabulary(texts, 4, 10).tolist() == [3, 5, 7, 9]
     assert draft_vocabulary(texts, 6, 10).tolist() == [0, 1, 3, 5, 7, 9]
     assert draft_vocabulary(texts, 10, 10) is None
+
+
+def test_logits_of_some_tokens_are_those_of_all(target: Any, texts: list[Text]) -> None:
+    batch, ids = observe(target, texts[:3], (0, 1, 2)), torch.tensor([3, 9, 40])
+    assert torch.allclose(batch.logits(ids), batch.logits()[:, ids], atol=1e-5)
+    assert torch.equal(batch.logits().argmax(-1), batch.best)
+
+
+def test_a_lent_head_learns_without_touching_what_it_was_lent(
+    target: Any, texts: list[Text], tmp_path: Path
+) -> None:
+    """Neither trained nor stored, read back from the target; drawn towards its states, too."""
+    ids = draft_vocabulary(texts, 40, target.config.vocab_size)
+    head = new_head(target, ids, seed=0, lends=True)
+    assert head.lent_rows is not None
+    before = head.lent_rows.get_parameter("weight").clone()
+    batches = eagle_batches(target, {"all": texts}, head.config.taps, seed=0, tokens_per_batch=256)
+    losses = train_eagle(head, batches, Settings(20, 5e-3, 2, 10), num_passes=2, regression=0.5)
+    assert losses[-1] < losses[0]
+    assert torch.equal(head.lent_rows.get_parameter("weight"), before)
+    batch, passes = batches(0), 2
+    plain = eagle_loss(head, batch, passes)
+    assert eagle_loss(head, batch, passes, regression=1.0) > plain
+    for layout in ("authors", "speculators"):
+        save_head(head, tmp_path / layout, layout=layout)
+        again = load_head(tmp_path / layout, CausalModel(target, "target"))
+        assert (again.lent_rows is None) == (layout == "speculators")
+        assert torch.allclose(eagle_loss(again, batch, passes), plain, atol=1e-5)
+    stored = load_file(tmp_path / "authors" / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    config = tmp_path / "authors" / "config.json"
+    config.write_text(config.read_text().replace("lm_head_from_target", "something_else"))
+    with pytest.raises(DraftwiseError, match=r"lacks 'lm_head\.weight'"):
+        load_head(tmp_path / "authors", CausalModel(target, "target"))
 
 
 def test_a_new_head_fits_its_target() -> None:

@@ -14,25 +14,36 @@ from transformers import PreTrainedModel
 
 from draftwise.nn.eagle import EagleConfig, EagleHead
 from draftwise.nn.eagle_files import default_taps
+from draftwise.nn.lent import lent_rows
 from draftwise.train.lesson import Text, group_order, groups, head_logits, pad
 from draftwise.train.loop import Progress, Settings, fit
 
 DECAY = 0.8
 """Weight of each pass over that of the one before it: early tokens of a draft count most."""
+QUIET = 0.3
+"""Of the target's last norm, at the start: the deepest state says what came, not what comes, so a
+new head as loud as its target is wrong with confidence (16 nats a token where 7.6 are enough)."""
 
 
 @dataclass(frozen=True)
 class EagleBatch:
     """What the target says of some texts.
 
-    tokens [B, T] padded; positions [A], flat, that predict a learned token; states [B, T, F], its
-    tapped hidden states side by side; logits [A, V].
+    tokens [B, T] padded; positions [A], flat, that predict a learned token; states [B, T, F], the
+    taps side by side; last [A, D], normed; best [A], favourite tokens; target: owner of the head.
     """
 
     tokens: Tensor
     positions: Tensor
     states: Tensor
-    logits: Tensor
+    last: Tensor
+    best: Tensor
+    target: PreTrainedModel
+
+    @torch.no_grad()
+    def logits(self, ids: Tensor | None = None) -> Tensor:
+        """[A, V] the target's logits, or [A, len(ids)] of these tokens alone, which is cheaper."""
+        return head_logits(self.target, self.last, ids).float()
 
 
 @torch.no_grad()
@@ -42,7 +53,8 @@ def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int])
     output = target.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
     states = torch.cat([output.hidden_states[tap] for tap in taps], dim=-1)
     last = output.last_hidden_state.flatten(0, 1)[positions]
-    return EagleBatch(tokens, positions, states.float(), head_logits(target, last).float())
+    best = head_logits(target, last).argmax(-1)
+    return EagleBatch(tokens, positions, states.float(), last, best, target)
 
 
 def eagle_batches(
@@ -56,8 +68,9 @@ def eagle_batches(
 ) -> Callable[[int], EagleBatch]:
     """step -> batch, of one lesson each; every epoch goes through all in an order of its own.
 
-    With ``keep``, what the target said is kept there, by lesson, in half precision, 2 (F + V) bytes
-    a token, and it is asked once only.
+    With ``keep``, what the target said is kept there, by lesson, in half precision, 2 (F + D) bytes
+    a token, and it is asked once only: its logits are made anew of the states, over the tokens that
+    a head can draft, which takes a hundredth of a forward.
     """
     table = [
         (name, number, group)
@@ -71,17 +84,29 @@ def eagle_batches(
         path = None if keep is None else keep / name / f"{number}.pt"
         if path is not None and path.exists():
             kept = torch.load(path, map_location=target.device, weights_only=True)
-            tokens, positions, states, logits = kept
-            return EagleBatch(tokens, positions, states.float(), logits.float())
+            tokens, positions, states, last, best = kept
+            found = EagleBatch(
+                tokens, positions, states.float(), last.to(target.dtype), best, target
+            )
+            return found
         found = observe(target, [lessons[name][i] for i in group], taps)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            halves = [found.tokens, found.positions, found.states.half(), found.logits.half()]
-            torch.save(halves, path.with_suffix(".tmp"))
+            halves = (found.states.half(), found.last.half())
+            torch.save(
+                [found.tokens, found.positions, *halves, found.best], path.with_suffix(".tmp")
+            )
             path.with_suffix(".tmp").replace(path)
         return found
 
     return batch
+
+
+def kept_bytes(texts: Sequence[Text], head: EagleHead) -> int:
+    """What ``keep`` takes on disk: the tapped states of all tokens, the last of learned ones."""
+    size = 2 * head.config.target_hidden_size
+    learned = sum(len(text.tokens) - text.start for text in texts)
+    return size * (sum(len(text.tokens) for text in texts) * len(head.config.taps) + learned)
 
 
 def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tensor | None:
@@ -95,8 +120,12 @@ def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tenso
     return torch.tensor(sorted(often))
 
 
-def new_head(target: PreTrainedModel, draft_ids: Tensor | None, *, seed: int) -> EagleHead:
+def new_head(
+    target: PreTrainedModel, draft_ids: Tensor | None, *, seed: int, lends: bool = False
+) -> EagleHead:
     """An untrained EAGLE-3 head that borrows the target's embeddings and begins at its last tap.
+
+    lends: the target's rows are its ``lm_head``, which is neither trained nor stored.
 
     ``fc`` begins by passing on the deepest tapped state, ``norm`` and ``lm_head`` as the target's,
     the layer with small outputs: so the head starts in a space that its output understands.
@@ -122,6 +151,7 @@ def new_head(target: PreTrainedModel, draft_ids: Tensor | None, *, seed: int) ->
             act=getattr(config, "hidden_act", None) or "silu",
         ),
         embed=target.get_input_embeddings(),
+        lm_head=_lent(target, draft_ids) if lends else None,
     )
     if draft_ids is not None:
         head.set_vocabulary(draft_ids)
@@ -130,10 +160,19 @@ def new_head(target: PreTrainedModel, draft_ids: Tensor | None, *, seed: int) ->
             weights.mul_(0.1)
         head.fc.weight.normal_(0, 0.1 * size**-0.5)
         head.fc.weight[:, -size:] += torch.eye(size)
-        theirs = target.get_output_embeddings().weight.float().cpu()
-        assert head.lm_head is not None
-        head.lm_head.weight.copy_(theirs if draft_ids is None else theirs[draft_ids])
+        norm = getattr(target.base_model, "norm", None)
+        if norm is not None and head.norm is not None:  # what it makes of ones is its own scale
+            theirs = norm(torch.ones(size, device=target.device)).float()
+            head.norm.weight.copy_(QUIET * theirs)
+        if head.lm_head is not None:
+            theirs = target.get_output_embeddings().weight.float().cpu()
+            head.lm_head.weight.copy_(theirs if draft_ids is None else theirs[draft_ids])
     return head.to(target.device)
+
+
+def _lent(target: PreTrainedModel, draft_ids: Tensor | None) -> nn.Module:
+    theirs: nn.Module = target.get_output_embeddings()
+    return theirs if draft_ids is None else lent_rows(theirs, draft_ids)
 
 
 def unrolled(head: EagleHead, batch: EagleBatch, num_passes: int) -> list[Tensor]:
@@ -184,25 +223,33 @@ def _aligned(batch: EagleBatch, step: int) -> tuple[Tensor, Tensor, Tensor]:
     return which, rows[which], slots[which]
 
 
-def eagle_loss(head: EagleHead, batch: EagleBatch, num_passes: int) -> Tensor:
+def eagle_loss(
+    head: EagleHead, batch: EagleBatch, num_passes: int, regression: float = 0.0
+) -> Tensor:
     """Soft cross-entropy to the target over the tokens that can be drafted, by ``DECAY`` a pass.
+
+    regression: weight of EAGLE-1's other loss (Li et al. 2024, section 3.2), smooth L1 between the
+    head's normed states and the target's; only for a head with the target's own ``lm_head``.
 
     Source: EAGLE-3's training code: soft labels over the draft vocabulary, renormalised; positions
         where the target's favourite cannot be drafted count nothing; weights 0.8^i.
     Differs: the mean over passes is weighted, so that the loss is one in nats a token.
     """
-    logits, ids = batch.logits, head.draft_ids
-    counts = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    ids = head.draft_ids
+    p = batch.logits(ids).softmax(-1)
+    counts = torch.ones(len(p), dtype=torch.bool, device=p.device)
     if ids is not None:
-        counts = torch.isin(logits.argmax(-1), ids)
-        logits = logits[:, ids]
-    p = logits.softmax(-1)
+        counts = torch.isin(batch.best, ids)
     total, weights = p.new_zeros(()), 0.0
     for step, states in enumerate(unrolled(head, batch, num_passes)):
         which, rows, slots = _aligned(batch, step)
         good = counts[which]
-        log_q = head.draft_logits(states[rows[good], slots[good]]).float().log_softmax(-1)
+        ours = states[rows[good], slots[good]]
+        log_q = head.draft_logits(ours).float().log_softmax(-1)
         loss = -(p[which[good]] * log_q).sum(-1).sum() / max(1, int(good.sum()))
+        if regression and head.norm is not None:
+            theirs = batch.last[which[good]].float()
+            loss = loss + regression * nn.functional.smooth_l1_loss(head.norm(ours), theirs)
         total = total + DECAY**step * loss
         weights += DECAY**step
     return total / weights
@@ -216,7 +263,7 @@ def acceptance_by_depth(
     totals, counts = [0.0] * num_passes, [0] * num_passes
     for group in groups(texts, 2048):
         batch = observe(target, [texts[i] for i in group], head.config.taps)
-        p = batch.logits.softmax(-1)
+        p = batch.logits().softmax(-1)
         for step, states in enumerate(unrolled(head, batch, num_passes)):
             which, rows, slots = _aligned(batch, step)
             q = head.logits(states[rows, slots]).float().softmax(-1)
@@ -231,13 +278,17 @@ def train_eagle(
     settings: Settings,
     *,
     num_passes: int,
+    regression: float = 0.0,
     checkpoint: Path | None = None,
     progress: Progress | None = None,
+    stop_at: int | None = None,
 ) -> list[float]:
     """Train ``head`` in place; the loss of every step. Errors: as ``fit``."""
 
     def loss(model: nn.Module, batch: EagleBatch) -> Tensor:
         assert isinstance(model, EagleHead)
-        return eagle_loss(model, batch, num_passes)
+        return eagle_loss(model, batch, num_passes, regression)
 
-    return fit(head, loss, batches, settings, checkpoint=checkpoint, progress=progress)
+    return fit(
+        head, loss, batches, settings, checkpoint=checkpoint, progress=progress, stop_at=stop_at
+    )

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftwise.nn.lent import lent_rows
+
 Logits = NDArray[np.float16]
 
 
@@ -68,9 +70,10 @@ def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> 
     return found
 
 
-def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """What the model makes of its last hidden states [A, D]: logits [A, V]."""
-    logits: Tensor = model.get_output_embeddings()(hidden)
+def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+    """What the model makes of its last hidden states [A, D]: logits [A, V], or of ``ids`` alone."""
+    head = model.get_output_embeddings()
+    logits: Tensor = head(hidden) if ids is None else lent_rows(head, ids)(hidden)
     cap = getattr(model.config, "final_logit_softcapping", None)
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -114,6 +117,7 @@ def teach(target: PreTrainedModel, texts: Sequence[Text], folder: Path) -> Lesso
     unfinished = folder / "logits.tmp.npy"
     shape = (total, target.config.vocab_size)
     table = np.lib.format.open_memmap(unfinished, "w+", np.float16, shape)
+    reserve(unfinished)
     order = [index for group in groups(texts, 4096) for index in group]
     done = 0
     for group in groups(texts, 4096):
@@ -127,6 +131,16 @@ def teach(target: PreTrainedModel, texts: Sequence[Text], folder: Path) -> Lesso
     (folder / "texts.tmp").write_text(json.dumps(rows), "utf-8")
     os.replace(folder / "texts.tmp", folder / "texts.json")  # last: it marks the lesson complete
     return load(folder)
+
+
+def reserve(file: Path) -> None:
+    """Give a sparse file its room on the disk now; a full disk under a memory map ends the process.
+
+    Raises OSError where there is not enough; does nothing where the system cannot tell.
+    """
+    if hasattr(os, "posix_fallocate"):
+        with file.open("r+b") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
 
 
 def load(folder: Path) -> Lesson:

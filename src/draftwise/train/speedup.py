@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from draftwise.nn.cache import RaggedCache
+from draftwise.nn.eagle import EagleHead
+from draftwise.nn.eagle_read import read
 from draftwise.nn.model import CausalModel
 from draftwise.types import Costs, Floats
 
@@ -30,6 +33,37 @@ def measure_costs(target: CausalModel, drafter: CausalModel) -> Costs:
     return Costs(curve, {drafter.name: float(_seconds(drafter, [1])[0])})
 
 
+@torch.inference_mode()
+def head_costs(target: CausalModel, head: EagleHead) -> Costs:
+    """As ``measure_costs``, of a head that drafts from the target's states."""
+    counts = [count for count in _COUNTS if _CONTEXT + count <= target.max_positions] or [1]
+    seconds = np.maximum.accumulate(_seconds(target, counts))
+    curve = np.interp(np.arange(1, MAX_LENGTH + 2), counts, seconds)
+    cache, base = RaggedCache(1, _CONTEXT + 1), _CONTEXT
+    state = torch.zeros(1, head.config.hidden_size, device=target.device, dtype=target.dtype)
+    read(head, cache, [0], [[1] * base], [state.expand(base, -1)])
+    times = []
+    for _ in range(_REPEATS + 1):
+        start = time.perf_counter()
+        (found,) = read(head, cache, [0], [[1]], [state])
+        head.logits(found)[0, 0].item()
+        times.append(time.perf_counter() - start)
+        cache.lengths[0] = base
+    return Costs(curve, {"head": statistics.median(times[1:])})
+
+
+def chain_speedups(alphas: Sequence[float], target_s: Floats, draft_s: float) -> Floats:
+    """[len(alphas)] expected speed over plain decoding, where each depth has its own acceptance.
+
+    >>> chain_speedups([0.5, 0.5], np.array([1.0, 1.0, 1.0]), 0.25).round(2).tolist()
+    [1.2, 1.17]
+    """
+    depths = np.arange(1, 1 + min(len(alphas), len(target_s) - 1))
+    emitted = 1 + np.cumsum(np.cumprod(np.array(alphas)[: len(depths)]))
+    found: Floats = emitted * target_s[0] / (target_s[depths] + depths * draft_s)
+    return found
+
+
 def _seconds(model: CausalModel, counts: Sequence[int]) -> Floats:
     """[counts] median seconds of a forward over that many tokens."""
     base = min(_CONTEXT, model.max_positions - max(counts))
@@ -40,7 +74,7 @@ def _seconds(model: CausalModel, counts: Sequence[int]) -> Floats:
         times = []
         for _ in range(_REPEATS + 1):
             start = time.perf_counter()
-            model.extend(cache, [0], [[1] * count], keep=count).block[0, -1, 0].item()
+            model.extend(cache, [0], [[1] * count], keep=count).flat[-1, 0].item()
             times.append(time.perf_counter() - start)
             cache.lengths[0] = base
         found.append(statistics.median(times[1:]))

@@ -1,0 +1,1 @@
+"""Pretrained targets that ``pip`` installs: found, checked, unpacked once, with their licences."""

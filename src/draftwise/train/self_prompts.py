@@ -1,0 +1,207 @@
+"""Prompts from nothing: an instruct model writes its own user turns; bad ones are left out."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwise.nn.model import CausalModel
+from draftwise.train.stream import Ask, continuations
+from draftwise.types import DraftwiseError
+
+MARK = "draftwisemark"
+TOPICS = (
+    "",
+    "You help people to write: letters, stories, poems, emails and essays.",
+    "You solve arithmetic and word problems in mathematics step by step.",
+    "You are a programming assistant. You write and explain code.",
+    "You answer questions about history, geography, science and people.",
+    "You summarise news and articles that are given to you.",
+    "You translate texts between languages.",
+    "You extract facts from texts, and answer questions about given passages.",
+    "You play roles, give advice and talk about everyday life.",
+)
+"""System prompts behind which user turns are sampled; the empty one is the template's own."""
+
+MIN_CHARS, MAX_PACKED = 12, 5.0
+SAME = 0.7
+"""Share of common word triples from which on two prompts count as the same."""
+
+
+def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]:
+    """What a template writes before a user's words, and the tokens that end their turn.
+
+    Source: Magpie (Xu et al. 2024, arXiv 2406.08464), section 2: the "pre-query template". Raises
+    DraftwiseError for a tokenizer without a chat template, which only instruct models have.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise DraftwiseError(
+            "this model has no chat template, so it cannot write prompts: give --prompts FILE"
+        )
+    turns = [{"role": "system", "content": system}] if system else []
+    turns += [{"role": "user", "content": MARK}]
+    before, _, after = tokenizer.apply_chat_template(turns, tokenize=False).partition(MARK)
+    prefix = tokenizer(before, add_special_tokens=False)["input_ids"]
+    end = tokenizer(after, add_special_tokens=False)["input_ids"][:1]
+    return list(prefix), list(end)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Prompts that a model wrote, and in words what share of them was kept."""
+
+    texts: list[str]
+    share: str
+
+
+def make_prompts(
+    model: CausalModel,
+    tokenizer: Any,
+    num: int,
+    path: Path,
+    *,
+    longest: int = 160,
+    rows: int = 64,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Made:
+    """At least ``num`` user turns that the model itself would write, those that ``Filter`` keeps.
+
+    Source: Magpie (Xu et al. 2024, arXiv 2406.08464). Differs: system prompts for variety, as in
+    its section on controlled instructions, and filters that need no other model. path: every turn
+    is kept there as soon as it ends, so that a stopped run goes on. longest: tokens of a turn, at
+    most. Raises DraftwiseError where the model has no chat template, or hardly a turn is kept.
+    """
+    checked = Filter(_template_text(tokenizer))
+    texts = [text for _, text in _read(path) if checked.keeps(text) and text is not None]
+    done = checked.counts.total()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        while len(texts) < num:
+            if done > 200 and len(texts) < 0.05 * done:
+                raise DraftwiseError(f"this model writes no prompts: {checked.share()}")
+            share = max(0.2, len(texts) / done) if done else 0.8
+            more = max(rows, round((num - len(texts)) / share))
+            for index, text in sample_prompts(
+                model, tokenizer, more, first=done, longest=longest, rows=rows, seed=seed
+            ):
+                file.write(json.dumps([index, text]) + "\n")
+                file.flush()
+                if checked.keeps(text):
+                    assert text is not None
+                    texts.append(text)
+                if progress is not None:
+                    progress(len(texts))
+            done = checked.counts.total()
+    return Made(texts, checked.share())
+
+
+def _read(path: Path) -> list[tuple[int, str | None]]:
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
+    return [(row[0], row[1]) for row in map(json.loads, lines)]
+
+
+def _template_text(tokenizer: Any) -> str:
+    """What a template itself says, for the script that it is written in."""
+    prefix, _ = user_prefix(tokenizer)
+    text = tokenizer.decode(prefix)
+    return text if sum(c.isalpha() for c in text) > 20 else "the template says too little itself"
+
+
+def sample_prompts(
+    model: CausalModel, tokenizer: Any, num: int, *, first: int, longest: int, rows: int, seed: int
+) -> Iterator[tuple[int, str | None]]:
+    """(index, text) of ``num`` user turns from ``first`` on; None where one did not end in time.
+
+    Sampled at temperature 1 behind the system prompts of ``TOPICS``, in turn.
+    """
+    prefixes, ends = [], set()
+    for topic in TOPICS:
+        prefix, end = user_prefix(tokenizer, topic)
+        prefixes.append(prefix)
+        ends |= set(end)
+    asks = {i: Ask(prefixes[i % len(TOPICS)]) for i in range(first, first + num)}
+    found = continuations(
+        model, asks, max_new_tokens=longest, eos_token_ids=sorted(ends), rows=rows, seed=seed
+    )
+    for index, tokens in found:
+        is_whole = tokens[-1] in ends
+        yield index, tokenizer.decode(tokens[:-1]).strip() if is_whole else None
+
+
+@dataclass
+class Filter:
+    """Keeps a text or says why not: unfinished, short, repetitive, other language, or repeated.
+
+    State: a minhash of every kept text, and how often each answer was given.
+    """
+
+    template: str
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        try:
+            from datasketch import MinHashLSH
+        except ImportError as error:
+            raise DraftwiseError(
+                "prompts of the model's own need datasketch: pip install 'draftwise[prompts]'"
+            ) from error
+        self._scripts = _scripts(self.template)
+        self._seen = MinHashLSH(threshold=SAME, num_perm=64)
+
+    def keeps(self, text: str | None) -> bool:
+        """Whether to keep this text; counted either way."""
+        verdict = self._verdict(text)
+        self.counts[verdict] += 1
+        return verdict == "kept"
+
+    def _verdict(self, text: str | None) -> str:
+        if text is None:
+            return "unfinished"
+        if len(text) < MIN_CHARS:
+            return "short"
+        if len(text) / len(zlib.compress(text.encode())) > MAX_PACKED:
+            return "repetitive"
+        if not _is_written_in(text, self._scripts):
+            return "other script"
+        sketch = _sketch(text)
+        if self._seen.query(sketch):
+            return "repeated"
+        self._seen.insert(str(self.counts.total()), sketch)
+        return "kept"
+
+    def share(self) -> str:
+        """How many were kept, and why not the others, in words."""
+        total = self.counts.total()
+        others = [f"{n} {why}" for why, n in self.counts.most_common() if why != "kept"]
+        left_out = f" (left out: {', '.join(others)})" if others else ""
+        return f"kept {self.counts['kept']} of {total} prompts{left_out}"
+
+
+def _sketch(text: str) -> Any:
+    """A minhash of the triples of words."""
+    from datasketch import MinHash
+
+    words = text.lower().split()
+    triples = {" ".join(words[i : i + 3]) for i in range(max(1, len(words) - 2))}
+    sketch = MinHash(num_perm=64)
+    for triple in triples:
+        sketch.update(triple.encode())
+    return sketch
+
+
+def _scripts(text: str) -> Mapping[str, int]:
+    """Letters by their script: the first word of their Unicode names."""
+    return Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
+
+
+def _is_written_in(text: str, scripts: Mapping[str, int]) -> bool:
+    own = _scripts(text)
+    shared = sum(n for script, n in own.items() if script in scripts)
+    return bool(own) and shared >= 0.9 * sum(own.values())
