@@ -14,6 +14,7 @@ from rich.text import Text
 
 from cli.conftest import Ran, run_command
 from draftwise import zoo
+from draftwise.cli.demo_prompts import CHATS, choose_prompts
 from draftwise.cli.race import Lane, race
 from draftwise.cli.report import Pair, report
 from draftwise.cli.show import colours
@@ -170,3 +171,13 @@ def test_panels_stand_side_by_side_where_there_is_room(width: int, titles_a_line
     last = plain[plain.rindex("plain") - 3 :].split("\n")
     assert last[0].count("╭") == titles_a_line
     assert sum(line.count("xxxxxx") for line in last) == 2
+
+
+def test_a_chat_model_is_asked_questions_and_others_get_texts() -> None:
+    class Chats:
+        chat_template = "yes"
+
+    asked = choose_prompts(7, Chats())
+    assert [one.domain for one in asked[:6]] == [*CHATS, next(iter(CHATS))]
+    assert asked[0].prompt == [{"role": "user", "content": asked[0].text}]
+    assert all(isinstance(one.prompt, str) for one in choose_prompts(3))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chatting import save_chat_model
 from cli.conftest import Run, run_command
 from cli.models_on_disk import make_target, save_model
 
@@ -86,6 +87,48 @@ def test_jsonl_batch_and_its_trace(generate: Run, tmp_path: Path) -> None:
     assert texts.out == "".join(answer["text"] + "\n" for answer in ran.objects)
 
 
+def test_chat_and_messages_go_through_the_template(tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path / "model")
+    run = ("generate", "--target", folder, *SHORT, "--ignore-eos")
+    asked = {"role": "user", "content": "Hello"}
+    short = {"role": "system", "content": "Be short."}
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"messages": [asked]}, {"messages": [short, asked]}, {"prompt": "Hello"}]
+    file.write_text("\ufeff" + "\n".join(json.dumps(line) for line in lines), "utf-8")
+    said, advised, plain = run_command(*run, "--batch", file, "--json").objects
+    lengths = [a["num_prompt_tokens"] for a in (said, advised, plain)]
+    turns = [len(f"<{m['role']}\n{m['content']}>\n") for m in (asked, short)]
+    opening = len("<assistant\n")
+    assert lengths == [1 + turns[0] + opening, 1 + sum(turns) + opening, 1 + len("Hello")]
+    (same,) = run_command(*run, "Hello", "--chat", "--json").objects
+    assert (same["num_prompt_tokens"], same["tokens"]) == (lengths[0], said["tokens"])
+    (same,) = run_command(*run, "Hello", "--system", "Be short.", "--json").objects
+    assert (same["num_prompt_tokens"], same["tokens"]) == (lengths[1], advised["tokens"])
+    all_said = run_command(*run, "--batch", file, "--chat", "--json").objects
+    assert [a["num_prompt_tokens"] for a in all_said] == [lengths[0], lengths[1], lengths[0]]
+    refusal = run_command(*run, "--batch", file, "--system", "Be long.").refusal
+    assert "line 2: there is a system message" in refusal
+    file.write_text('{"messages": []}\n')
+    assert "line 1" in run_command(*run, "--batch", file).refusal
+    file.write_text('{"messages": [{"role": "usr", "content": "Hello"}]}\n')
+    refusal = run_command(*run, "--batch", file).refusal
+    assert "line 1" in refusal
+    assert "unknown role 'usr'" in refusal
+    base = save_chat_model(tmp_path / "base", template=None)
+    assert "no chat template" in run_command("generate", "Hi", "--chat", "--target", base).refusal
+
+
+def test_separators_that_are_no_line_breaks_stay_in_a_prompt(generate: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"one\u2028two"\n{"prompt": "three\u0085four"}\r\n', "utf-8")
+    assert [
+        a["num_prompt_tokens"] for a in generate("--batch", file, "--json", *SHORT).objects
+    ] == [
+        len("one\u2028two".encode()),
+        len("three\u0085four".encode()),
+    ]
+
+
 def test_stop_strings_end_stream_and_json_alike(generate: Run) -> None:
     whole = generate("Hello", *SHORT).out
     stop = whole[9:12]
@@ -124,19 +167,15 @@ def test_a_full_disk_costs_the_trace_only(generate: Run) -> None:
     assert ran.err.count("\n") == 1
 
 
-def test_logits_that_break_midway_keep_the_tokens_so_far(tmp_path: Path, generate: Run) -> None:
-    whole = generate("Hello", "--json", *SHORT).objects[0]["tokens"]
-    prompt = make_target()  # the same model; the letter it says fifth has no embedding any more
-    poison = whole[4]
-    assert poison not in whole[:4]
-    prompt.model.embed_tokens.weight.data[poison] = float("nan")
-    folder = save_model(tmp_path / "broken", prompt)
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """Logits that break midway are ``engine/test_endings``'s."""
+    broken = make_target()
+    broken.model.embed_tokens.weight.data[5] = float("nan")
+    folder = save_model(tmp_path / "broken", broken)
     ran = run_command("generate", "Hello", "--target", folder, "--json", *SHORT)
-    (answer,) = ran.objects
-    assert (ran.code, answer["tokens"]) == (1, whole[:5])
-    assert answer["finish_reason"] == "non-finite logits"
-    assert "not finite" in ran.err
-    assert ran.err.count("\n") == 1
+    assert (ran.code, ran.objects) == (2, [])
+    assert "finite" in ran.err
+    assert "embed_tokens" in ran.err
 
 
 def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import draftwise
 from cli.conftest import run_command
 from cli.models_on_disk import make_target, save_model
 from draftwise.cli.failures import refusals
@@ -41,6 +43,42 @@ def test_help_imports_no_torch() -> None:
     assert ran.returncode == 0, ran.stderr
     for command in ("generate", "demo", "models", "zoo"):
         assert command in ran.stdout
+
+
+def test_what_needs_no_model_imports_no_torch(tmp_path: Path) -> None:
+    """Listings and refusals answer at once; the package itself imports nothing at all."""
+    code = (
+        "import sys, draftwise\n"
+        "assert not {'numpy', 'typer', 'torch'} & set(sys.modules)\n"
+        "from draftwise.cli import main\n"
+        "for line in %r:\n"
+        "    sys.argv = ['draftwise', *line]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: print(end.code)\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), line"
+    )
+    gone = str(tmp_path / "gone")
+    lines = [
+        ["--version"],
+        ["models"],
+        ["generate", "hi", "--target", gone],
+        ["generate", "hi", "--drafter", f"lm:{gone}"],
+        ["generate", "hi", "--drafter", "nonesuch"],
+        ["chat", "--target", gone],
+        ["models", "--target", gone],
+        ["bench", "--target", gone, "--out", str(tmp_path / "out")],
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", code % lines],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[0] == f"draftwise {draftwise.__version__}"
+    assert [line for line in ran.stdout.splitlines() if line.isdigit()] == list("00222222")
+    assert ran.stderr.count("no model folder") == 5
+    assert "unknown drafter 'nonesuch'" in ran.stderr
 
 
 def test_ctrl_c_keeps_the_partial_object_and_the_trace(endless: Path, tmp_path: Path) -> None:
@@ -92,3 +130,51 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
             print("nobody reads this", flush=True)
         assert end.value.code == 141
         print("nor that", flush=True)  # what Python flushes at exit
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of bash in which $draftwise is the command."""
+    command = f"{sys.executable} -m draftwise"
+    return subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        env={**os.environ, "draftwise": command, **environment},
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("$draftwise models > /dev/full", 74, "cannot be written: No space left"),
+        ("$draftwise --version > /dev/full", 74, "cannot be written: No space left"),
+        ("$draftwise models >&-", 2, "stdout is closed"),
+        ("$draftwise models 2>&- | head -1", 0, ""),
+        ("$draftwise models | head -1; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_wherever_the_output_goes(line: str, code: int, said: str) -> None:
+    if "/dev/full" in line and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    ran = shell(line)
+    assert (ran.returncode, b"Traceback" in ran.stderr) == (code, False), ran.stderr
+    assert said in ran.stderr.decode()
+    assert ran.stderr.count(b"\n") == bool(said)
+
+
+def test_a_terminal_that_cannot_show_a_letter_gets_another() -> None:
+    program = "from draftwise.cli.failures import standing_streams as s\nwith s(): print('\u2192')"
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"?\n", b"")
+
+
+def test_bytes_that_are_no_text_are_refused(pair: tuple[Path, Path]) -> None:
+    for line in ("$draftwise generate $'\\xff'", "printf '\\xff' | $draftwise generate"):
+        ran = shell(f"{line} --target {pair[0]}", PYTHONUTF8="1")
+        assert ran.returncode == 2, ran.stderr
+        assert b"Traceback" not in ran.stderr
+        assert re.search(rb"no valid Unicode|not UTF-8", ran.stderr)

@@ -54,6 +54,13 @@ def test_unknown_names_list_the_valid_ones(generate: Run, option: str, valid: li
         (["--scope", "task:"], "task:LABEL"),
         (["--state", "state.json"], "--scope session"),
         (["--trace", "/nonexistent/trace.jsonl"], "/nonexistent/trace.jsonl"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--stop", ""], "--stop ''"),
+        (["--threads", "100000"], "--threads 100000"),
+        (["--drafter", ""], "names nothing"),
+        (["--drafter", "x="], "names nothing"),
+        (["--scope", "session", "--state", "/nonexistent/state.json"], "no folder /nonexistent"),
+        (["--scope", "session", "--state", "/tmp"], "it is a folder"),
     ],
 )
 def test_options_that_make_no_sense(generate: Run, arguments: list[str], said: str) -> None:
@@ -62,7 +69,8 @@ def test_options_that_make_no_sense(generate: Run, arguments: list[str], said: s
 
 def test_prompts_that_cannot_be_answered(generate: Run, tmp_path: Path) -> None:
     assert "empty" in generate("").refusal
-    assert "empty" in generate(input_="").refusal
+    assert "empty" in generate(input_="\n").refusal
+    assert "empty" in run_command("generate", "").refusal  # a tokenizer that adds a first token
     assert f"{POSITIONS} positions" in generate("x" * POSITIONS).refusal
     assert "gone.txt" in generate("--file", tmp_path / "gone.txt").refusal
     file = tmp_path / "prompts.jsonl"

@@ -91,5 +91,26 @@ def test_options_that_cannot_be_used(pair: tuple[Path, Path], data: Path, tmp_pa
     assert "no such file" in train(pair, tmp_path / "gone.jsonl", out).refusal.lower()
     assert "0 or more" in train(pair, data, out, "--temperatures", "hot").refusal
     broken = train(pair, data, out, "--lr", "1e30")
-    assert "no number at step" in broken.refusal
-    assert "are kept in" in broken.refusal
+    assert broken.code == 2
+    assert "no number at step" in broken.err
+    assert "are kept in" in broken.err
+    assert "what to learn from" in train(pair, data, out, "--prompts", data).refusal
+    assert "add --lend" in train(pair, data, out, "--regression", 1).refusal
+
+
+def test_prompts_in_place_of_data(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of prompts, or the model's own, which a model without a template cannot write."""
+    file, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    file.write_text("\n".join(json.dumps({"prompt": f"say {n}"}) for n in range(4)))
+    common = ("train", "eagle", "--target", pair[0], "--out", out, "--max-new-tokens", 8)
+    ran = run_command(*common, "--prompts", file, "--epochs", 1, "--depth", 2, "--lend")
+    assert ran.code == 0, ran.err
+    report = json.loads((out / "report.json").read_text())
+    assert report["expected_speedup"] > 0
+    assert "before training: acceptance" in ran.err
+    own = run_command(*common, "--prompts", "self", "--work", tmp_path / "work")
+    assert "no chat template" in own.refusal
+    made = run_command("prompts", "make", "--target", pair[0], "--out", tmp_path / "own.jsonl")
+    assert "no chat template" in made.refusal

@@ -101,7 +101,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
         ('{"prompt": "a"}\nnonsense\n', "p.jsonl", "line 2: this is not JSON"),
         ('{"prompt": "a"}\n\n{"text": "b"}\n', "p.jsonl", "line 3: no text under"),
         ("", "p.txt", "has no prompts"),
-        ("a\n" + "b" * 395 + "\n", "p.txt", "prompt 2 has 395 tokens"),
+        ("a\n" + "b" * 395 + "\n", "p.txt", "has 395 tokens"),
     ],
 )
 def test_prompts_that_do_not_parse_are_named(

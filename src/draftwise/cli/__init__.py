@@ -1,43 +1,122 @@
-"""The command line: one file a command; nothing here imports torch before a command needs it."""
+"""The command line: one file a command, imported when its command runs."""
 
 from __future__ import annotations
 
-import typer
+import importlib
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from draftwise.cli.bench import bench
-from draftwise.cli.datastore import app as datastore
-from draftwise.cli.demo import demo
-from draftwise.cli.failures import refusals
-from draftwise.cli.generate import generate
-from draftwise.cli.models import models
-from draftwise.cli.replay import advise_, replay
-from draftwise.cli.simulate import simulate
-from draftwise.cli.sweep import sweep
-from draftwise.cli.train import app as train
-from draftwise.cli.zoo import app as zoo
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
+
+from draftwise import __version__
+from draftwise.cli.failures import refusals, standing_streams
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "generate": ("generate:generate", "Complete a prompt with speculative decoding."),
+    "chat": (
+        "chat:chat",
+        "Talk with a model; each token in the colour of the drafter that wrote it.",
+    ),
+    "demo": (
+        "demo:demo",
+        "Watch plain decoding and draftwise answer the same prompts; tokens coloured by drafter.",
+    ),
+    "serve": (
+        "serve:serve",
+        "Answer OpenAI's API at http://127.0.0.1:8000/v1, faster while it runs; a live page at /.",
+    ),
+    "models": (
+        "models:models",
+        "List what can be loaded; or load a target and drafters, check and describe them.",
+    ),
+    "simulate": (
+        "simulate:simulate",
+        "Play policies against each other on text whose acceptance is known.",
+    ),
+    "sweep": (
+        "sweep:sweep",
+        "Compare fixed draft lengths with acceptance heads at many thresholds.",
+    ),
+    "bench": (
+        "bench:bench",
+        "Time draftwise, every preset, fixed plans and transformers' own ways, side by side.",
+    ),
+    "replay": ("replay:replay", "What would another policy have done on this traffic?"),
+    "advise": (
+        "replay:advise_",
+        "The best frozen setting for engines that cannot adapt, and what adapting would give.",
+    ),
+    "datastore": ("datastore:app", "Datastores to draft from: build one."),
+    "prompts": ("own_prompts:app", "Prompts that a model writes itself: make some."),
+    "train": ("train:app", "Drafters, and heads that end their drafts: train them."),
+    "zoo": ("zoo:app", "The bundled tiny models: remake them, look at them."),
+}
+"""Name: (module:function or app, its line in the list)."""
+
+
+class Commands(TyperGroup):
+    """The commands of the table; only the one that runs is imported."""
+
+    is_listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name, or, where it is only listed, its name and line."""
+        if cmd_name not in COMMANDS:
+            return None
+        place, line = COMMANDS[cmd_name]
+        if self.is_listing:
+            return TyperCommand(cmd_name, help=line)
+        module, _, attribute = place.partition(":")
+        found = getattr(importlib.import_module(f"draftwise.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            command: Any = get_group(found)
+        else:
+            alone = typer.Typer(
+                add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+            )
+            alone.command()(found)
+            command = get_command(alone)
+        command.name = cmd_name
+        return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list, without importing what it lists."""
+        self.is_listing = True
+        super().format_help(ctx, formatter)
+
 
 app = typer.Typer(
     name="draftwise",
-    help="Faster text from any Hugging Face causal LM, losslessly, learning as it goes.",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command()(generate)
-app.command()(demo)
-app.command()(models)
-app.command()(simulate)
-app.command()(sweep)
-app.command()(bench)
-app.command()(replay)
-app.command("advise")(advise_)
-app.add_typer(datastore, name="datastore", help="Datastores to draft from: build one.")
-app.add_typer(train, name="train", help="Drafters, and heads that end their drafts: train them.")
-app.add_typer(zoo, name="zoo", help="The bundled tiny models: remake them, look at them.")
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"draftwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def draftwise(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Faster text from any Hugging Face causal LM, losslessly, learning as it goes."""
 
 
 def main() -> None:
     """The entry point ``draftwise``."""
-    with refusals():
+    with refusals(), standing_streams():
         app()

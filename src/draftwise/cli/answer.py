@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, say
-from draftwise.cli.paint import Painter, Piece
+from draftwise.chat import Prompt
+from draftwise.cli.failures import BROKEN, INTERRUPTED, Output, graceful, say
 from draftwise.cli.progress import TokenProgress
 from draftwise.cli.show import colours, painted, summary, total
+from draftwise.engine.paint import Painter, Piece
 
 if TYPE_CHECKING:
     from draftwise.engine.generation import Generation, Result
@@ -31,9 +30,11 @@ class Job:
     trace: TraceWriter | None
     as_json: bool
 
-    def start(self, prompts: Sequence[Sequence[int]], first: int) -> Generation:
-        """Begin with these prompts (token ids), of which the first is number ``first`` of all."""
-        seed = self.options["seed"] + first  # else every chunk of a batch would draw the same
+    def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
+        """Begin with these prompts, of which the first is number ``first`` of all."""
+        seed = self.options["seed"]
+        if seed is not None:  # else every chunk of a batch would draw the same
+            seed += first
         return self.speculator.start(list(prompts), **{**self.options, "seed": seed})
 
     def rounds(
@@ -52,12 +53,12 @@ class Job:
                     return
 
 
-def run_single(job: Job, prompt: Sequence[int]) -> int:
+def run_single(job: Job, prompt: Prompt) -> int:
     """Answer one prompt, live unless json is wanted; return the exit code."""
     generation = job.start([prompt], 0)
     stops = job.options["stop"]
     painter = Painter(job.speculator.tokenizer, stops)
-    pen = _Pen([drafter.name for drafter in job.speculator.drafters])
+    pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
         for round_ in job.rounds(generation, 0, is_stopped):
             pieces = painter.grow(round_, generation.text(0))
@@ -73,7 +74,7 @@ def run_single(job: Job, prompt: Sequence[int]) -> int:
     return verdict([result])
 
 
-def run_batch(job: Job, prompts: Sequence[Sequence[int]], batch_size: int) -> int:
+def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
     """Answer prompts in chunks, printing each in the order of the prompts; return the exit code."""
     results: list[Result] = []
     chunks: list[Stats] = []
@@ -110,11 +111,11 @@ def verdict(results: Sequence[Result]) -> int:
     return 0
 
 
-class _Pen:
+class Pen:
     """Text to stdout as it comes: in colours on a terminal, else as it is."""
 
     def __init__(self, drafters: Sequence[str]) -> None:
-        self._console, self._styles = Console(), colours(drafters)
+        self._console, self._styles = Output(), colours(drafters)
 
     def write(self, pieces: Sequence[Piece]) -> None:
         """Show some more."""

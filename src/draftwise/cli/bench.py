@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,9 +23,19 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.cli import bench_load as l
 from draftwise.cli import options as o
-from draftwise.cli.failures import INTERRUPTED, graceful, quiet, refusals, refused_values, say
+from draftwise.cli.failures import (
+    INTERRUPTED,
+    Output,
+    graceful,
+    quiet,
+    refusals,
+    refused_values,
+    say,
+)
 from draftwise.cli.load import Wanted, check, check_sampling, load
+from draftwise.cli.lock import alone_in
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
@@ -69,8 +80,8 @@ Clock = Annotated[
 NoReport = Annotated[bool, typer.Option("--no-report", help="Leave out report.html.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")]
 
-_QUICK = {"tokens": 64, "prompts": 1, "minutes": 4.0}
-_USUAL = {"tokens": 128, "prompts": 4, "minutes": None}
+_QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
+_USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 
 
 @refusals()
@@ -87,7 +98,7 @@ def bench(
     domain: Domains = None,
     minutes: Minutes = None,
     temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
+    seed: o.FixedSeed = 0,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     compile_: o.Compile = False,
@@ -95,23 +106,40 @@ def bench(
     clock: Clock = "wall",
     no_report: NoReport = False,
     as_json: AsJson = False,
+    url: l.Url = None,
+    concurrency: l.Concurrency = None,
+    rate: l.Rate = None,
+    requests: l.Requests = None,
+    endpoint: l.Endpoint = "completions",
+    no_stream: l.NoStream = False,
+    model: l.Model = None,
+    api_key: l.Key = "",
+    extra: l.Extra = "",
 ) -> None:
-    """Time draftwise, every preset, fixed plans and transformers' own ways, side by side."""
+    """Time draftwise, every preset, fixed plans and transformers' own ways, side by side.
+
+    With --url, load any OpenAI-compatible server instead.
+    """
+    usual = _QUICK if is_quick else _USUAL
+    if url is not None:
+        asked = (url, suite, out, concurrency, rate, requests, endpoint, not no_stream, model)
+        rest = (tokens or usual["tokens"], prompts, tuple(domain or ()), temperature, seed)
+        l.run_load(l.LoadWish(*asked, api_key, extra, *rest, not no_report, as_json))
+        return
     began = time.monotonic()
-    usual: dict[str, Any] = _QUICK if is_quick else _USUAL
     limit = usual["minutes"] if minutes is None else minutes
     models: dict[str, Any] = {"target": target, "drafters": drafter, "compile": compile_}
     models |= {"dtype": dtype, "device": device}
     wanted = Wanted(**models, seed=seed, threads=threads)
-    with quiet():
+    with quiet(), ExitStack() as held:
         with refused_values():
+            check(wanted)
             from draftwise.bench.report import check_report
             from draftwise.bench.wish import Wish, prepare
 
-            check(wanted)
             wish = Wish(
-                suite=suite,
-                out=out,
+                suite,
+                out,
                 methods=tuple(method or ()),
                 domains=tuple(domain or ()),
                 prompts=usual["prompts"] if prompts is None else prompts,
@@ -127,6 +155,7 @@ def bench(
             if not no_report:
                 check_report()
             items, store = prepare(wish)
+            held.enter_context(alone_in(out))
         speculator = load(wanted)
         from draftwise.bench.session import measure
 
@@ -139,10 +168,15 @@ def bench(
             measured = measure(wish, items, store, speculator, goes_on, bar.tell)
         if measured is not None:
             _conclude(measured, out, as_json=as_json, with_report=not no_report)
-    if is_stopped():
+    _end(out, is_interrupted=is_stopped(), is_empty=measured is None)
+
+
+def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
+    """Say what kept it from being done, if anything did."""
+    if is_interrupted:
         say(f"interrupted: {out} has what was measured; the same command goes on", style="yellow")
         raise SystemExit(INTERRUPTED)
-    if measured is None:
+    if is_empty:
         raise DraftwiseError("nothing was measured in time: give more --minutes")
 
 
@@ -157,7 +191,7 @@ def _conclude(measured: Measured, out: Path, *, as_json: bool, with_report: bool
     if as_json:
         print(json.dumps(measured.results))
         return
-    console = Console()
+    console = Output()
     console.print(methods_table(measured.results))
     console.print(comparisons_table(measured.results))
     for path in dict.fromkeys([*paths[:2], paths[-1]]):

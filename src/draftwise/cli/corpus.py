@@ -49,7 +49,7 @@ def pieces(file: Path) -> Iterator[Piece]:
     Raises DraftwiseError for a line that is no object with ``text`` or ``prompt``/``completion``,
     and UnicodeDecodeError for a file that is not UTF-8.
     """
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         if file.suffix.lower() in JSON_LINES:
             for number, line in enumerate(lines, 1):
                 if line.strip():

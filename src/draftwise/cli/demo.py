@@ -13,13 +13,21 @@ from rich.rule import Rule
 from rich.text import Text
 
 from draftwise.cli import options as o
-from draftwise.cli.failures import INTERRUPTED, graceful, quiet, refusals, refused_values, say
+from draftwise.cli.demo_prompts import Asked, choose_prompts
+from draftwise.cli.failures import (
+    INTERRUPTED,
+    Output,
+    graceful,
+    quiet,
+    refusals,
+    refused_values,
+    say,
+)
 from draftwise.cli.load import Wanted, check, check_sampling, load
 from draftwise.cli.race import Lane, race
 from draftwise.cli.report import Pair, report
 from draftwise.cli.show import colours, legend, painted
 from draftwise.cli.stage import Stage
-from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.speculator import Speculator
@@ -37,7 +45,7 @@ def demo(
     prompts: NumPrompts = 7,
     max_new_tokens: o.MaxNewTokens = 160,
     temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
+    seed: o.FixedSeed = 0,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
     preset: o.PresetName = "draftwise",
@@ -52,10 +60,11 @@ def demo(
         with refused_values():
             check(wanted)
             check_sampling(sampling)
-            chosen = choose_prompts(prompts)
+            choose_prompts(prompts)
             if svg is not None:
                 svg.touch()  # what cannot be written is refused before anything runs
             fast = load(wanted)
+            chosen = choose_prompts(prompts, fast.tokenizer)
         with graceful() as is_stopped:
             show = Show(fast, preset, sampling)
             show.conclude(show.run(chosen, is_stopped))
@@ -64,23 +73,6 @@ def demo(
         if is_stopped():
             say("interrupted", style="yellow")
             raise SystemExit(INTERRUPTED)
-
-
-def choose_prompts(num: int) -> list[tuple[str, str]]:
-    """(domain, prompt): the first held-out prompt of each domain, then the second, ..."""
-    if num < 1:
-        raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
-    from draftwise import zoo
-
-    found = zoo.prompts()
-    longest = max(len(prompts) for prompts in found.values())
-    in_turn = [
-        (domain, prompts[i])
-        for i in range(longest)
-        for domain, prompts in found.items()
-        if i < len(prompts)
-    ]
-    return in_turn[:num]
 
 
 def plain_like(fast: Speculator) -> Speculator:
@@ -96,30 +88,30 @@ class Show:
 
     def __init__(self, fast: Speculator, title: str, sampling: Mapping[str, Any]) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
-        self._sampling, self._console = sampling, Console()
+        self._sampling, self._console = sampling, Output()
         width, height = _PICTURE_SIZE
         self._film = Console(
             record=True, file=io.StringIO(), force_terminal=True, width=width, height=height
         )
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
-    def run(self, prompts: Sequence[tuple[str, str]], is_stopped: Callable[[], bool]) -> list[Pair]:
+    def run(self, prompts: Sequence[Asked], is_stopped: Callable[[], bool]) -> list[Pair]:
         """Race on each prompt; returns what was finished."""
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
-        self._warm_up(prompts[0][1])
+        self._warm_up(prompts[0])
         pairs: list[Pair] = []
-        for number, (domain, prompt) in enumerate(prompts, 1):
-            self._introduce(f"{number}/{len(prompts)} {domain}", prompt)
+        for number, asked in enumerate(prompts, 1):
+            self._introduce(f"{number}/{len(prompts)} {asked.domain}", asked.text)
             plain, fast = (
-                self._lane(self._plain, "plain decoding", prompt),
-                self._lane(self._fast, self._title, prompt),
+                self._lane(self._plain, "plain decoding", asked),
+                self._lane(self._fast, self._title, asked),
             )
             # who moves first alternates; on the screen plain decoding stays on the left
             self._race([plain, fast], number % 2 == 0, is_stopped)
             if is_stopped():
                 break
-            pairs.append(Pair(domain, plain.result(), fast.result()))
+            pairs.append(Pair(asked.domain, plain.result(), fast.result()))
         return pairs
 
     def conclude(self, pairs: Sequence[Pair]) -> None:
@@ -136,13 +128,16 @@ class Show:
         self._console.print(shown)
         self._film.print(shown)
 
-    def _warm_up(self, prompt: str) -> None:
+    def _warm_up(self, asked: Asked) -> None:
         """The first calls pay for the allocator and lazy imports: neither lane should."""
         for speculator in (self._plain, self._fast):
-            speculator.generate(prompt, **{**self._sampling, "max_new_tokens": _WARM_UP_TOKENS})
+            speculator.generate(
+                asked.prompt, **{**self._sampling, "max_new_tokens": _WARM_UP_TOKENS}
+            )
 
-    def _lane(self, speculator: Speculator, title: str, prompt: str) -> Lane:
-        return Lane(title, speculator.start(prompt, **self._sampling), speculator.tokenizer)
+    def _lane(self, speculator: Speculator, title: str, asked: Asked) -> Lane:
+        generation = speculator.start(asked.prompt, **self._sampling)
+        return Lane(title, generation, speculator.tokenizer)
 
     def _introduce(self, title: str, prompt: str) -> None:
         """Which prompt it is, by its last lines."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from rich.console import Console
 from rich.text import Text
 
-from draftwise.types import DraftwiseError
+from draftwise.errors import DraftwiseError
 
 BROKEN = 1
 """Exit code where the model's numbers were not finite."""
@@ -20,6 +21,8 @@ REFUSED = 2
 """Exit code where options or input were refused, as for an option that does not exist."""
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + 13
+NOT_WRITTEN = 74
+"""Exit code where what was made could not be written (EX_IOERR of sysexits.h)."""
 
 
 def say(message: str, style: str = "red") -> None:
@@ -30,7 +33,7 @@ def say(message: str, style: str = "red") -> None:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What went wrong, as a line for people; exit code 2, 130 (Ctrl-C), 141 (closed pipe).
+    """What went wrong, as a line for people; exit code 2, 74 (disk), 130 (Ctrl-C), 141 (pipe).
 
     Other errors are bugs of ours and keep their traceback.
     """
@@ -45,6 +48,36 @@ def refusals() -> Iterator[None]:
     except BrokenPipeError:
         _mute_stdout()
         raise SystemExit(BROKEN_PIPE) from None
+    except OSError as error:
+        _mute_stdout()
+        say(f"{error.filename or 'the output'} cannot be written: {error.strerror or error}")
+        raise SystemExit(NOT_WRITTEN) from None
+
+
+class Output(Console):
+    """Stdout; a reader that goes away is said as everywhere else, not as rich does it."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError."""
+        raise BrokenPipeError
+
+
+@contextmanager
+def standing_streams() -> Iterator[None]:
+    """Around a whole process: text that stdout cannot encode is replaced, and all is flushed.
+
+    Raises DraftwiseError where stdout is closed, and whatever the last write raises.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        raise DraftwiseError("stdout is closed: there is nowhere to print the answer")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
 
 
 @contextmanager
@@ -52,6 +85,8 @@ def refused_values() -> Iterator[None]:
     """Around set-up only: an unfit value or file there is the caller's, not a bug of ours."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except UnicodeDecodeError as error:
         raise DraftwiseError(f"this is not UTF-8 text: {error}") from error
     except OSError as error:

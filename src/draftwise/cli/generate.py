@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from draftwise.cli import options as o
 from draftwise.cli.failures import quiet, refusals, refused_values
-from draftwise.cli.load import Wanted, check, check_sampling, load
-from draftwise.cli.prompts import read_batch, read_prompt
+from draftwise.cli.load import Wanted, check, check_sampling, keeping_memory, load
+from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
+    from draftwise.chat import Prompt
     from draftwise.engine.records import TraceWriter
     from draftwise.speculator import Speculator
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 def generate(
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
+    is_chat: o.AsChat = False,
+    system: o.System = None,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
     preset: o.PresetName = "draftwise",
@@ -37,7 +40,7 @@ def generate(
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
     repetition_penalty: o.Penalty = 1.0,
-    seed: o.Seed = 0,
+    seed: o.Seed = None,
     max_new_tokens: o.MaxNewTokens = 256,
     stop: o.Stop = None,
     ignore_eos: o.IgnoreEos = False,
@@ -54,7 +57,7 @@ def generate(
     prompt_lookup_min: o.LookupMin = None,
     prompt_lookup_max: o.LookupMax = None,
 ) -> None:
-    """Continue a prompt, faster, in the words that plain decoding would have found."""
+    """Complete a prompt with speculative decoding."""
     wanted = Wanted(
         target=target,
         drafters=o.parse_drafters(drafter, assistant_model, prompt_lookup_min, prompt_lookup_max),
@@ -86,30 +89,31 @@ def generate(
     with quiet():
         with refused_values():
             prompts = _prompts(prompt, file, batch, batch_size)
+            if is_chat or system is not None:
+                prompts = [as_chat(given, system) for given in prompts]
             check(wanted)
             check_sampling(sampling)
             _check_writable(trace)
         speculator = load(wanted)
         from draftwise.cli.answer import Job, run_batch, run_single
-        from draftwise.engine.prompts import encode_all
         from draftwise.engine.records import TraceWriter
 
         # all prompts before any answer, and before an earlier trace is overwritten
-        texts = encode_all(prompts, speculator.tokenizer, speculator.target)
+        texts = [_encoded(given, speculator) for given in prompts]
         with refused_values():
             writer = None if trace is None else TraceWriter(trace)
         job = Job(speculator, sampling, writer, as_json)
-        with _kept(writer, speculator, state):
+        with keeping_memory(speculator, state), _closing(writer):
             code = run_single(job, texts[0]) if batch is None else run_batch(job, texts, batch_size)
     raise SystemExit(code)
 
 
 def _prompts(
     prompt: str | None, file: Path | None, batch: Path | None, batch_size: int
-) -> list[str]:
-    """The prompts, wherever they come from; refuses empty ones by their number."""
+) -> list[Given]:
+    """The prompts, wherever they come from."""
     if batch is None:
-        prompts = [read_prompt(prompt, file)]
+        prompts = [Given(read_prompt(prompt, file))]
     elif prompt is not None or file is not None:
         raise DraftwiseError("give one prompt, or many with --batch, not both")
     else:
@@ -119,16 +123,26 @@ def _prompts(
     return prompts
 
 
+def _encoded(given: Given, speculator: Speculator) -> Prompt:
+    """One prompt as token ids; DraftwiseError names the line of a file."""
+    from draftwise.engine.prompts import encode_all
+
+    try:
+        return encode_all(given.prompt, speculator.tokenizer, speculator.target)[0]
+    except DraftwiseError as error:
+        if given.where:
+            raise DraftwiseError(f"{given.where}: {error}") from error
+        raise
+
+
 @contextmanager
-def _kept(writer: TraceWriter | None, speculator: Speculator, state: Path | None) -> Iterator[None]:
-    """Whatever ends the work, the trace is closed and what was learnt is saved."""
+def _closing(writer: TraceWriter | None) -> Iterator[None]:
+    """Whatever ends the work, the trace is closed."""
     try:
         yield
     finally:
         if writer is not None:
             writer.close()
-        if state is not None:
-            speculator.memory.save(state)
 
 
 def _check_writable(trace: Path | None) -> None:

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from draftwise import presets, registry
+from draftwise.cli.failures import say
 from draftwise.engine.memory import REQUEST, check_scope
+from draftwise.nn.folder import place
+from draftwise.real.unpack import is_pretrained
+from draftwise.specs import check_spec
 from draftwise.types import DraftwiseError, SamplingParams
 
 if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
 _SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
@@ -40,7 +44,7 @@ class Wanted:
     compile: bool = False
     scope: str = "request"
     state: Path | None = None
-    seed: int = 0
+    seed: int | None = None
     threads: int = 1
 
 
@@ -66,16 +70,50 @@ def check(wanted: Wanted) -> None:
     if check_scope(wanted.scope) == REQUEST and wanted.state is not None:
         raise DraftwiseError(
             f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
-            " add --scope session, or --scope task:LABEL"
+            " add --scope auto, --scope session, or --scope task:LABEL"
         )
-    if wanted.threads < 1:
-        raise DraftwiseError(f"--threads {wanted.threads}: it must be 1 or more")
+    if wanted.state is not None:
+        _check_state(wanted.state)
+    check_places(wanted.target, wanted.drafters or ())
+    check_threads(wanted.threads)
+
+
+def _check_state(state: Path) -> None:
+    """Refuse a file that could not be written at the end; what is there stays."""
+    if state.is_dir() or not state.parent.is_dir():
+        why = "it is a folder" if state.is_dir() else f"there is no folder {state.parent}"
+        raise DraftwiseError(f"--state {state}: {why}")
+    if not os.access(state.parent, os.W_OK) or (state.exists() and not os.access(state, os.R_OK)):
+        raise DraftwiseError(f"--state {state}: it cannot be read and written")
+
+
+def check_places(target: str, drafters: Sequence[str]) -> None:
+    """Refuse at once, before torch is imported, a model that is not there or a spec that is none.
+
+    Raises DraftwiseError.
+    """
+    if target != "zoo" and not is_pretrained(target):
+        place(target)
+    for spec in drafters:
+        check_spec(spec)
+
+
+def check_threads(threads: int) -> None:
+    """Refuse a number of threads that this machine cannot start; raises DraftwiseError."""
+    most = 16 * (os.cpu_count() or 1)
+    if not 1 <= threads <= most:
+        raise DraftwiseError(f"--threads {threads}: it must be 1 to {most} on this machine")
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
     """Refuse at once what no model could sample with; raises ValueError or DraftwiseError."""
     given = {name: sampling[name] for name in _SAMPLING if name in sampling}
     SamplingParams(**given)
+    if (seed := sampling.get("seed")) is not None and seed < 0:
+        raise DraftwiseError(f"--seed {seed}: it must be 0 or more")
+    for text in sampling.get("stop", ()):
+        if not text:
+            raise DraftwiseError("--stop '': an empty string would end every answer at once")
     if sampling["max_new_tokens"] < 1:
         raise DraftwiseError(f"--max-new-tokens {sampling['max_new_tokens']}: it must be 1 or more")
 
@@ -104,6 +142,20 @@ def load(wanted: Wanted) -> Speculator:
         if wanted.state is not None and wanted.state.exists():
             speculator.memory.load(wanted.state)
         return speculator
+
+
+@contextmanager
+def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]:
+    """Whatever ends the work, what was learnt is saved; a disk that fails costs that alone."""
+    try:
+        yield
+    finally:
+        if state is not None:
+            try:
+                speculator.memory.save(state)
+            except OSError as error:
+                why = error.strerror or error
+                say(f"{state} cannot be written ({why}): what was learnt is lost", style="yellow")
 
 
 @contextmanager

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from safetensors import safe_open
 
 from draftwise import registry
 from draftwise.cli import options as o
-from draftwise.cli.failures import quiet, refusals, refused_values
-from draftwise.cli.load import loading
+from draftwise.cli.failures import Output, quiet, refusals, refused_values
+from draftwise.cli.load import check_places, check_threads, loading
+from draftwise.cli.survey_table import check_types
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
@@ -41,17 +44,26 @@ def models(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     threads: o.Threads = 1,
+    check: o.CheckTypes = None,
+    quick: o.QuickCheck = False,
+    write: o.WritePage = None,
 ) -> None:
     """List what can be loaded; or load a target and drafters, check and describe them."""
-    console = Console()
-    with quiet(), refused_values():
+    console = Output()
+    with quiet():
+        if check is not None:
+            with refused_values():
+                check_types(console, check, quick, write)
+            return
         if target is None and not drafter:
-            with loading("the tables", threads):
-                tables = list(_tables())
-            for table in tables:
+            for table in _tables():
                 console.print(table)
-        else:
-            console.print(_describe(target or "zoo", drafter, dtype, device, threads))
+            return
+        with refused_values():
+            check_places(target or "zoo", drafter or ())
+            check_threads(threads)
+            found = _describe(target or "zoo", drafter, dtype, device, threads)
+        console.print(found)
 
 
 def _describe(
@@ -139,15 +151,16 @@ def _zoo() -> Iterator[RenderableType]:
 
 
 def _count(weights: Path) -> int:
-    """Stored parameters, from the file's header alone."""
-    with safe_open(weights, framework="numpy") as stored:
-        return sum(math.prod(stored.get_slice(key).get_shape()) for key in stored.keys())  # noqa: SIM118
+    """Stored parameters, from the file's header alone: its length, then JSON."""
+    with weights.open("rb") as stored:
+        header = json.loads(stored.read(int.from_bytes(stored.read(8), "little")))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
 
 
 def _drafters() -> Table:
     rows = []
     for name in registry.DRAFTERS:
-        options, about = _entry("drafter", registry.DRAFTERS, name)
+        options, about = _unimported(*registry.DRAFTERS[name][0].split(":"))
         path, own = _MODEL_DRAFTERS.get(name, ("", options))
         rows.append((f"{name}:{path}" if path else name, own, about))
     rows.append(("zoo, zoo:NAME", "", "All bundled models, or one of them or of the EAGLE heads."))
@@ -163,20 +176,40 @@ def _entries(title: str, option: str, rows: list[tuple[str, str, str]]) -> Table
 
 def _entry(kind: str, table: registry.Table, name: str) -> tuple[str, str]:
     """One entry's options with their defaults, and the first sentence of its docstring."""
-    try:
-        found = registry.lookup(kind, table, name)
-    except (ImportError, AttributeError) as error:  # an extra that is not installed
-        return "", f"not available: {error}"
-    return _options(found), (inspect.getdoc(found) or "").split("\n")[0]
-
-
-def _options(found: Callable[..., Any]) -> str:
+    found = registry.lookup(kind, table, name)
     parameters = inspect.signature(found).parameters.values()
-    return ", ".join(
+    options = [
         p.name if p.default is inspect._empty else f"{p.name}={p.default}"
         for p in parameters
         if p.name not in _GIVEN
-    )
+    ]
+    return ", ".join(options), (inspect.getdoc(found) or "").split("\n")[0]
+
+
+def _unimported(module: str, name: str) -> tuple[str, str]:
+    """The same, read from the source: importing a drafter imports torch, which takes seconds."""
+    spec = find_spec(f"draftwise.{module}")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+    named = {
+        node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    found = named[name]
+    if isinstance(found, ast.ClassDef):
+        made = (n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+        maker = next(made)
+    else:
+        maker = found
+    given = [*maker.args.args, *maker.args.kwonlyargs]
+    missing = len(maker.args.args) - len(maker.args.defaults)
+    defaults = [*[None] * missing, *maker.args.defaults, *maker.args.kw_defaults]
+    options = [
+        arg.arg if default is None else f"{arg.arg}={ast.unparse(default)}"
+        for arg, default in zip(given, defaults, strict=True)
+        if arg.arg not in _GIVEN
+    ]
+    return ", ".join(options), (ast.get_docstring(found) or "").split("\n")[0]
 
 
 def _presets() -> Table:

@@ -24,7 +24,13 @@ def _names(table: Any) -> str:
 
 
 Target = Annotated[
-    str, _option(_MODELS, "A model folder, a hub id, or `zoo`, the bundled model.", "--target")
+    str,
+    _option(
+        _MODELS,
+        "A model folder, a hub id, a `.gguf` file, `smollm2` or `gemma3` (pretrained, from extras "
+        "of those names), or `zoo`, the bundled model.",
+        "--target",
+    ),
 ]
 Drafters = Annotated[
     list[str] | None,
@@ -36,11 +42,30 @@ Drafters = Annotated[
         metavar="SPEC",
     ),
 ]
-Dtype = Annotated[str, _option(_MODELS, "auto, float32, bfloat16, float16.", "--dtype")]
+CheckTypes = Annotated[
+    str | None,
+    _option(
+        _MODELS,
+        "Build these types of causal LMs (by commas, or `all`) tiny and random, and say which can "
+        "be served, how, and why not.",
+        "--check",
+        metavar="TYPES",
+    ),
+]
+QuickCheck = Annotated[
+    bool,
+    _option(_MODELS, "The self-check alone, without comparing texts: minutes less.", "--quick"),
+]
+WritePage = Annotated[
+    Path | None, _option(_MODELS, "Write what --check found as a Markdown page.", "--write")
+]
+Dtype = Annotated[
+    str, _option(_MODELS, "auto, float32, bfloat16, float16; on CPUs also int8, int4.", "--dtype")
+]
 Device = Annotated[str, _option(_MODELS, "auto, cpu, cuda, cuda:1, ...", "--device")]
 Compile = Annotated[
     bool,
-    _option(_MODELS, "torch.compile the models: seconds to start, faster steps.", "--compile"),
+    _option(_MODELS, "torch.compile the models: minutes to start, faster steps.", "--compile"),
 ]
 PresetName = Annotated[str, _option(_LEARNING, f"{_names(PRESETS)}.", "--preset")]
 Lengths = Annotated[
@@ -71,7 +96,8 @@ Scope = Annotated[
     str,
     _option(
         _LEARNING,
-        "request: each learns anew; session, task:LABEL: all share a policy.",
+        "auto = each learns from those before it; request = each learns anew; session or "
+        "task:LABEL = all share a policy.",
         "--scope",
     ),
 ]
@@ -83,7 +109,16 @@ Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.", "--temperature
 TopK = Annotated[int, _option(_SAMPLING, "0 is all tokens.", "--top-k")]
 TopP = Annotated[float, _option(_SAMPLING, "1 is all tokens.", "--top-p")]
 Penalty = Annotated[float, _option(_SAMPLING, "1 is none.", "--repetition-penalty")]
-Seed = Annotated[int, _option(_SAMPLING, "The same seed, the same text.", "--seed")]
+Seed = Annotated[
+    int | None,
+    _option(
+        _SAMPLING,
+        "Seed of the draws; default: other draws each run. Text repeats with presets that do "
+        "not look at the clock (the default does).",
+        "--seed",
+    ),
+]
+FixedSeed = Annotated[int, _option(_SAMPLING, "Seed of the draws.", "--seed")]
 MaxNewTokens = Annotated[int, _option(_SAMPLING, "Tokens of an answer, at most.")]
 Stop = Annotated[
     list[str] | None, _option(_SAMPLING, "A string that ends the answer; repeatable.", "--stop")
@@ -94,10 +129,17 @@ IgnoreEos = Annotated[
 Prompt = Annotated[
     str | None, typer.Argument(help="The text to continue; without it, --file or stdin.")
 ]
+AsChat = Annotated[
+    bool,
+    _option(_RUNNING, "The prompt is a user's message, for the model's chat template.", "--chat"),
+]
+System = Annotated[
+    str | None, _option(_RUNNING, "A system message before it; implies --chat.", "--system")
+]
 PromptFile = Annotated[Path | None, _option(_RUNNING, "Read the prompt from a file.", "--file")]
 BatchFile = Annotated[
     Path | None,
-    _option(_RUNNING, "Many prompts: one a line, or jsonl with `prompt`.", "--batch"),
+    _option(_RUNNING, "Many prompts: one a line, or jsonl with `prompt` or `messages`.", "--batch"),
 ]
 BatchSize = Annotated[int, _option(_RUNNING, "Prompts of a batch that run together.")]
 Trace = Annotated[Path | None, _option(_RUNNING, "Write each round as a line of jsonl.", "--trace")]

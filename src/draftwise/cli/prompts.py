@@ -1,49 +1,93 @@
-"""Prompts from an argument, a file, stdin, or a file of many."""
+"""Prompts from an argument, a file, stdin, or a file of many; as text or as messages."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from draftwise.chat import Message, is_messages
+from draftwise.lines import numbered_lines, read_text
 from draftwise.types import DraftwiseError
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A prompt and where it stood, for errors: empty where there is only one."""
+
+    prompt: str | Sequence[Message]
+    where: str = ""
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The one prompt: argument, file or stdin, of which one line break at the end is dropped.
 
-    Raises DraftwiseError where there are two or none, OSError for a file that cannot be read.
+    Raises DraftwiseError where there are two or none, or it is empty; OSError for a file that
+    cannot be read.
     """
     if prompt is not None and file is not None:
         raise DraftwiseError("give the prompt as an argument or with --file, not both")
     if prompt is not None and prompt != "-":
-        return prompt
+        return _not_empty(prompt, "the prompt")
     if file is not None:
-        return file.read_text("utf-8").removesuffix("\n")
+        return _not_empty(read_text(file).removesuffix("\n"), str(file))
     if prompt is None and sys.stdin.isatty():
         raise DraftwiseError("no prompt: give it as an argument, with --file, or on stdin")
-    return sys.stdin.read().removesuffix("\n")
+    return _not_empty(sys.stdin.read().removesuffix("\n"), "the prompt on stdin")
 
 
-def read_batch(file: Path) -> list[str]:
-    """One prompt a line, or the ``prompt`` of each object of a jsonl file; blank lines are skipped.
+def read_batch(file: Path) -> list[Given]:
+    """One prompt a line, or ``prompt`` or ``messages`` of each line of a jsonl file.
 
-    Raises DraftwiseError for a file without prompts or a line that has none, with its number.
+    Blank lines are skipped. Raises DraftwiseError for a file without prompts or a line that has
+    none, with its number.
     """
-    lines = file.read_text("utf-8").splitlines()
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = numbered_lines(file)
     if not numbered:
         raise DraftwiseError(f"{file} has no prompts: write one a line")
     is_jsonl = file.suffix in {".jsonl", ".json", ".ndjson"}
-    return [_from_jsonl(file, n, line) if is_jsonl else line for n, line in numbered]
+    return [
+        Given(_from_jsonl(f"{file}, line {n}", line) if is_jsonl else line, f"{file}, line {n}")
+        for n, line in numbered
+    ]
 
 
-def _from_jsonl(file: Path, number: int, line: str) -> str:
+def as_chat(given: Given, system: str | None) -> Given:
+    """Text as a user's message; what ``--system`` says in front.
+
+    Raises DraftwiseError for messages that have a system message of their own.
+    """
+    messages = list(given.prompt) if not isinstance(given.prompt, str) else []
+    if isinstance(given.prompt, str):
+        messages = [{"role": "user", "content": given.prompt}]
+    if system is not None:
+        if any(message.get("role") == "system" for message in messages):
+            raise DraftwiseError(f"{given.where}: there is a system message; leave out --system")
+        messages = [{"role": "system", "content": system}, *messages]
+    return replace(given, prompt=messages)
+
+
+def _from_jsonl(where: str, line: str) -> str | Sequence[Message]:
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
+        raise DraftwiseError(f"{where}: this is not JSON ({error})") from error
+    if isinstance(entry, dict) and "messages" in entry:
+        if not is_messages(entry["messages"]):
+            raise DraftwiseError(
+                f'{where}: "messages" is no list of messages with role and content'
+            )
+        messages: Sequence[Message] = entry["messages"]
+        return messages
     prompt = entry.get("prompt") if isinstance(entry, dict) else entry
     if not isinstance(prompt, str):
-        raise DraftwiseError(f'{file}, line {number}: no text under "prompt"')
+        raise DraftwiseError(f'{where}: no text under "prompt", and no "messages"')
+    return _not_empty(prompt, where)
+
+
+def _not_empty(prompt: str, where: str) -> str:
+    if not prompt:
+        raise DraftwiseError(f"{where} is empty: there is nothing to continue")
     return prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from draftwise.cli.paint import Painter, Piece
+from draftwise.engine.paint import Painter, Piece
 
 if TYPE_CHECKING:
     from draftwise.engine.generation import Generation, Result

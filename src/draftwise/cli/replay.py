@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from draftwise import registry
 from draftwise.bench.replay import ADAPTIVE, WELL_COVERED, advise, play_trace, replay_report
-from draftwise.cli.failures import refusals, say
+from draftwise.cli.failures import Output, refusals, say
 
 Trace = Annotated[
     Path,
@@ -71,7 +70,7 @@ def replay(
     if as_json:
         print(json.dumps(found))
         return
-    Console().print(_replay_table(found))
+    Output().print(_replay_table(found))
     _warn(found.get("coverage"))
 
 
@@ -82,7 +81,7 @@ def advise_(trace: Trace, costs: CostsOf = None, seeds: Seeds = 5, as_json: AsJs
     if as_json:
         print(json.dumps(found))
         return
-    console = Console()
+    console = Output()
     console.print(_advice_table(found))
     for name in ("vllm", "transformers"):
         print(f"{name}: {_setting(name, found[name])}")

@@ -11,7 +11,7 @@ from rich.text import Text
 from draftwise.types import NONE
 
 if TYPE_CHECKING:
-    from draftwise.cli.paint import Piece
+    from draftwise.engine.paint import Piece
     from draftwise.engine.request import Stats
 
 PALETTE = (

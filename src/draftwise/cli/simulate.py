@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise import registry
+from draftwise.cli.failures import Output
 from draftwise.sim.presets import SETTINGS, setting
 from draftwise.sim.report import report
 from draftwise.sim.run import Match, Outcome, run_match
@@ -132,7 +133,7 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found[0] if len(found) == 1 else found))
         return
-    console = Console()
+    console = Output()
     for one in found:
         console.print(_average_table(one))
         if len(one["domains"]) > 1:

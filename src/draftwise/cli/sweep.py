@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.failures import quiet, refusals, refused_values
+from draftwise.cli.failures import Output, quiet, refusals, refused_values
 from draftwise.cli.prompts import read_batch
 from draftwise.types import DraftwiseError
 
@@ -86,8 +85,8 @@ def sweep(
     found: dict[str, Any] = {}
     points: dict[str, list[Point]] = {}
     with quiet(), t.keeping(out):
-        for name, texts in panels.items():
-            rows = [scene.encode(text) for text in texts]
+        for name, given in panels.items():
+            rows = [scene.encode(one.prompt) for one in given]
             runs = _run(field, ways, rows, repeats, batch_size, name)
             points[name], found[name] = _panel(ways, runs, batch_size)
         draw(points, out / "sweep.png")
@@ -171,7 +170,7 @@ def _show(name: str, panel: dict[str, Any]) -> None:
             f"{row['oracle_verification_rate']:.3f}", f"{row['mean_length']:.2f}",
             f"{row['tok_per_s']:.1f}" if timed else "",
         )  # fmt: skip
-    console = Console()
+    console = Output()
     console.print(table)
     beaten = [way for way, by in panel["dominated"].items() if by]
     console.print(f"fewer of both than a fixed length: {', '.join(beaten) or 'none'}")

@@ -14,7 +14,6 @@ from draftwise.cli import options as o
 from draftwise.cli import training as t
 from draftwise.cli.failures import quiet, refusals, refused_values
 from draftwise.cli.load import loading
-from draftwise.cli.prompts import read_batch
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ def drafter(
     target: o.Target,
     prompts: t.Prompts,
     out: t.Out,
+    num_prompts: t.NumPrompts = 1000,
     init: Init = None,
     num_layers: NumLayers = None,
     loss: LossOf = "logits",
@@ -75,9 +75,9 @@ def drafter(
     with quiet(), refused_values():
         heats = t.heats(temperatures)
         given = _options(loss, epochs, lr, seed, bf16, device)
-        texts = read_batch(prompts)
         scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
-        encoded = t.encode_prompts(scene, prompts, texts, max_new_tokens)
+        texts = t.gather(prompts, scene, folder, num_prompts, rows=rows, seed=seed)
+        encoded = t.encode_prompts(scene, texts, max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
         model = _start(scene, init, num_layers, seed, threads)
@@ -154,7 +154,7 @@ class _Run:
             self._scene.target.module,
             prompts,
             [heats[i % len(heats)] for i in range(len(prompts))],
-            self._folder / f"{name}.json",
+            self._folder / f"{name}.jsonl",
             max_new_tokens=longest,
             eos_token_id=self._scene.eos_token_id,
             seed=self._options.seed,
@@ -210,6 +210,9 @@ class _Run:
     def save(self, out: Path) -> None:
         """Write the drafter with the target's tokenizer, in the target's precision."""
         out.mkdir(parents=True, exist_ok=True)
+        from draftwise.nn.layout import put_back
+
+        put_back(self._model)
         self._model.to(self._scene.target.dtype).save_pretrained(out)
         self._scene.tokenizer.save_pretrained(out)
         (out / "report.json").write_text(json.dumps(self.looks, indent=1) + "\n", "utf-8")

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.failures import quiet, refusals, refused_values
-from draftwise.cli.prompts import read_batch
+from draftwise.cli.failures import Output, quiet, refusals, refused_values
 
 if TYPE_CHECKING:
     from draftwise.train.head import HeadOptions
@@ -51,6 +49,7 @@ def head(
     epochs: Epochs = 12.0,
     lr: Rate = 2e-3,
     max_new_tokens: t.MaxNewTokens = 256,
+    num_prompts: t.NumPrompts = 1000,
     rows: t.Rows = 32,
     work: t.Work = None,
     seed: t.Seed = 0,
@@ -68,9 +67,9 @@ def head(
     """
     folder = work or out / "work"
     with quiet(), refused_values():
-        texts = read_batch(prompts)
         scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
-        given = t.encode_prompts(scene, prompts, texts, max_new_tokens)
+        texts = t.gather(prompts, scene, folder, num_prompts, rows=rows, seed=seed)
+        given = t.encode_prompts(scene, texts, max_new_tokens)
         loaded = t.load_drafter(drafter, scene, dtype=dtype, device=device, threads=threads)
         from draftwise.train.head import HeadOptions
         from draftwise.train.head_run import Setting
@@ -109,7 +108,7 @@ def _judge(
         setting.target,
         prompts,
         [setting.temperature] * num,
-        folder / "answers.json",
+        folder / "answers.jsonl",
         max_new_tokens=max_new_tokens,
         eos_token_id=scene.eos_token_id,
         seed=setting.seed,
@@ -160,4 +159,4 @@ def _show(numbers: dict[str, Any], out: Path) -> None:
             truth = numbers["product_truth"][depth - 1]
             name = f"bias of the product of {depth} (truth {truth:.2f})"
             table.add_row(name, f"{raw:+.3f}", f"{undone:+.3f}")
-    Console().print(table)
+    Output().print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,17 +13,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from draftwise.cli.load import loading
+from draftwise.chat import Message, encode
+from draftwise.cli.failures import say
+from draftwise.cli.load import check_places, check_threads, loading
+from draftwise.cli.lock import alone_in
+from draftwise.cli.prompts import Given, read_batch
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.nn.model import CausalModel
 
 Prompts = Annotated[
-    Path, typer.Option(help="Prompts of your own use: one a line, or jsonl with `prompt`.")
+    Path,
+    typer.Option(
+        help="Prompts of your own use: one a line, or jsonl with `prompt` or `messages`. `self`: "
+        "an instruct model writes its own."
+    ),
 ]
+NumPrompts = Annotated[int, typer.Option(min=2, help="How many, with `--prompts self`.")]
 Out = Annotated[Path, typer.Option(help="Folder for what is made; give it again to go on.")]
 Work = Annotated[
     Path | None,
@@ -40,9 +57,9 @@ class Scene:
     target: CausalModel
     tokenizer: Any
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt."""
-        return list(self.tokenizer(text)["input_ids"])
+    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
+        """The tokens of a prompt, which may be a conversation."""
+        return list(encode(prompt, self.tokenizer).tokens)
 
     @property
     def eos_token_id(self) -> int:
@@ -54,6 +71,8 @@ class Scene:
 
 def load_scene(target: str, *, dtype: str, device: str, threads: int) -> Scene:
     """The target and its tokenizer; DraftwiseError for a model that cannot be loaded."""
+    check_places(target, ())
+    check_threads(threads)
     with loading(target, threads):
         from draftwise.nn.load import load_model, load_tokenizer
         from draftwise.pool import resolve_target
@@ -62,19 +81,54 @@ def load_scene(target: str, *, dtype: str, device: str, threads: int) -> Scene:
         return Scene(load_model(path, dtype=dtype, device=device), load_tokenizer(path))
 
 
-def encode_prompts(scene: Scene, file: Path, texts: Sequence[str], room: int) -> list[list[int]]:
+def encode_prompts(scene: Scene, prompts: Sequence[Given], room: int) -> list[list[int]]:
     """All prompts as tokens.
 
     Raises DraftwiseError for one that is empty or leaves no ``room`` tokens for an answer.
     """
-    rows = [scene.encode(text) for text in texts]
-    for number, row in enumerate(rows, 1):
+    rows = [scene.encode(given.prompt) for given in prompts]
+    for given, row in zip(prompts, rows, strict=True):
         if not row or len(row) + room > scene.target.max_positions:
             raise DraftwiseError(
-                f"{file}, prompt {number} has {len(row)} tokens: it needs at least one, and with "
-                f"{room} of an answer at most {scene.target.max_positions}"
+                f"{given.where} has {len(row)} tokens: it needs at least one, and with {room} of "
+                f"an answer at most {scene.target.max_positions}"
             )
     return rows
+
+
+SELF = "self"
+"""In place of a file: the model writes its prompts itself."""
+
+
+def gather(
+    prompts: Path, scene: Scene, folder: Path, num: int, *, rows: int, seed: int
+) -> list[Given]:
+    """The prompts of a file, or those that the model writes itself and ``folder`` keeps.
+
+    Raises DraftwiseError as ``read_batch`` and ``make_prompts`` do.
+    """
+    if str(prompts) != SELF:
+        return read_batch(prompts)
+    file = folder / "own-prompts.jsonl"
+    texts, share = own_prompts(scene, file, num, longest=160, rows=rows, seed=seed)
+    say(share, style="dim")
+    return [
+        Given([{"role": "user", "content": text}], f"prompt {n}") for n, text in enumerate(texts, 1)
+    ]
+
+
+def own_prompts(
+    scene: Scene, file: Path, num: int, *, longest: int, rows: int, seed: int
+) -> tuple[list[str], str]:
+    """User turns of the model's own, with a bar, and what share of them was kept."""
+    from draftwise.train.self_prompts import make_prompts
+
+    with keeping(file.parent), Bars() as bars:
+        made = make_prompts(
+            scene.target, scene.tokenizer, num, file,
+            longest=longest, rows=rows, seed=seed, progress=bars.stage("prompts", num),
+        )  # fmt: skip
+    return made.texts[:num], made.share
 
 
 def load_drafter(spec: str, scene: Scene, *, dtype: str, device: str, threads: int) -> Any:
@@ -101,15 +155,27 @@ def claim(work: Path, inputs: Mapping[str, Any]) -> None:
 
     Raises DraftwiseError where it holds the work on other inputs, which must not be mixed in.
     """
-    work.mkdir(parents=True, exist_ok=True)
+    make_folder(work)
     own, path = json.dumps(inputs, sort_keys=True), work / "inputs.json"
     if not path.exists():
         path.write_text(own + "\n", "utf-8")
-    elif path.read_text("utf-8").strip() != own:
+        return
+    before: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    now = json.loads(own)
+    other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if other:
         raise DraftwiseError(
-            f"{work} holds the work on other models, prompts or seeds: give another --work (or "
-            "--out), or remove it"
+            f"{work} holds the work on other inputs ({', '.join(other)} differ): give another "
+            "--work (or --out), or remove it"
         )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that may be there already; DraftwiseError where a file has its name."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise DraftwiseError(f"{folder} is a file, or lies below one: name a folder") from error
 
 
 def fingerprint(prompts: Sequence[Sequence[int]]) -> str:
@@ -127,6 +193,8 @@ class Bars:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
         )
@@ -153,15 +221,19 @@ class Bars:
 def keeping(work: Path) -> Iterator[None]:
     """Around the work itself: a disk that fails is said, with where to go on.
 
-    Raises DraftwiseError in place of OSError; what was finished stays in ``work``.
+    Raises DraftwiseError in place of OSError; what was finished stays in ``work``, which no second
+    process may work in meanwhile.
     """
+    make_folder(work)
     try:
-        yield
+        with alone_in(work):
+            yield
     except OSError as error:
         where = error.filename or work
+        cure = "make room, and " if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} else ""
         raise DraftwiseError(
-            f"{where} cannot be written ({error.strerror or error}): make room, and give the same "
-            f"command again; what is finished is kept in {work}"
+            f"{where} cannot be written ({error.strerror or error}): {cure}give the same command "
+            f"again; what is finished is kept in {work}"
         ) from error
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from draftwise import zoo
-from draftwise.cli.failures import refusals
+from draftwise.cli.failures import Output, refusals
 from draftwise.zoo.recipe import NOMINAL_MINUTES
 
 app = typer.Typer(no_args_is_help=True, help="The bundled tiny models: info, build.")
 
 _PACKAGE = Path(zoo.__file__).parent
+_FILE_WIDTH = 160
 
 
 @app.command()
@@ -29,7 +29,9 @@ def info(
     if as_json:
         typer.echo(json.dumps(_report(found)))
         return
-    console = Console()
+    console = Output()
+    if not console.is_terminal:  # a file has room for whole names
+        console = Output(width=max(console.width, _FILE_WIDTH))
     console.print(_matrix(found["acceptance"]))
     if depths := found.get("acceptance_by_depth"):
         console.print(_depths(depths))
@@ -48,11 +50,16 @@ def _report(found: dict[str, Any]) -> dict[str, object]:
     }
 
 
+def _name(heading: str) -> Column:
+    """A column of names: they stay whole, whatever else must be cut."""
+    return Column(heading, no_wrap=True)
+
+
 def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
     """The acceptance matrix, the best drafter of every domain in bold."""
     columns = list(next(iter(acceptance.values())))
     best = {domain: max(row[domain] for row in acceptance.values()) for domain in columns}
-    table = Table("drafter", *columns, title="acceptance probability at temperature 1")
+    table = Table(_name("drafter"), *columns, title="acceptance probability at temperature 1")
     for name, row in acceptance.items():
         cells = [
             f"[bold green]{row[d]:.2f}[/]" if row[d] == best[d] else f"{row[d]:.2f}"
@@ -65,14 +72,14 @@ def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
 def _depths(acceptance: dict[str, dict[str, list[float]]]) -> Table:
     """The EAGLE heads: alpha of the first token of a draft, and of its fourth."""
     columns = list(next(iter(acceptance.values())))
-    table = Table("EAGLE head", *columns, title="the same of a draft's first > fourth token")
+    table = Table(_name("EAGLE head"), *columns, title="the same of a draft's first > fourth token")
     for name, row in acceptance.items():
         table.add_row(name, *(f"{row[d][0]:.2f} > {row[d][3]:.2f}" for d in columns))
     return table
 
 
 def _folders(files: dict[str, dict[str, object]]) -> Table:
-    table = Table("model", "MB", "folder", title="bundled models")
+    table = Table(_name("model"), "MB", Column("folder", overflow="fold"), title="bundled models")
     paths = {"target": zoo.target_path(), **zoo.drafter_paths(), **zoo.eagle_paths()}
     for name, path in paths.items():
         key = next(key for key in files if key.split("/")[-2] == name)

@@ -1,0 +1,122 @@
+"""``draftwise chat``: a conversation in the terminal, each token in its drafter's colour."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftwise.chat import render
+from draftwise.cli import options as o
+from draftwise.cli.failures import graceful, quiet, refusals, refused_values, say
+from draftwise.cli.load import Wanted, check, check_sampling, keeping_memory, load
+from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.cli.talk import Talk
+
+ChatTarget = Annotated[
+    str,
+    typer.Option("--target", help="A model folder or hub id, with a chat template.", metavar="M"),
+]
+ChatScope = Annotated[
+    str, typer.Option("--scope", help="session: turns share what they learn; request; task:LABEL.")
+]
+HELP = """\
+/stats  how fast each turn was, and who wrote what
+/plain  the last answer again by plain decoding: the same text? how much slower?
+/reset  begin a new conversation
+/quit   leave (so does Ctrl-D); Ctrl-C stops an answer"""
+
+
+@refusals()
+def chat(
+    target: ChatTarget,
+    drafter: o.Drafters = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    preset: o.PresetName = "draftwise",
+    scope: ChatScope = "session",
+    state: o.State = None,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    repetition_penalty: o.Penalty = 1.0,
+    seed: o.Seed = None,
+    max_new_tokens: o.MaxNewTokens = 512,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    compile_: o.Compile = False,
+    threads: o.Threads = 1,
+) -> None:
+    """Talk with a model; each token in the colour of the drafter that wrote it.
+
+    A line is a message; without a terminal, each line of stdin is one. /help lists the commands.
+    """
+    wanted = Wanted(
+        target, drafter, preset, dtype=dtype, device=device, compile=compile_, scope=scope,
+        state=state, seed=seed, threads=threads,
+    )  # fmt: skip
+    sampling = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+    }
+    with quiet():
+        with refused_values():
+            check(wanted)
+            check_sampling(sampling)
+        speculator = load(wanted)
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        render([*opening, {"role": "user", "content": "Hello"}], speculator.tokenizer)
+        from draftwise.cli.talk import Talk
+
+        with keeping_memory(speculator, state):
+            converse(Talk(speculator, opening, sampling), messages())
+
+
+def messages() -> Iterator[str]:
+    """Lines from the terminal, with a prompt and history, or from stdin."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (line editing and history for input())
+        say("/help lists the commands; Ctrl-D leaves", style="dim")
+    while True:
+        try:
+            yield input("\n> ") if is_terminal else input()
+        except EOFError:
+            return
+        except UnicodeDecodeError as error:
+            raise DraftwiseError(f"this is not UTF-8 text: {error}") from error
+
+
+def converse(talk: Talk, lines: Iterator[str]) -> None:
+    """Answer each line, or do what its command says, until there are no more."""
+    commands: Mapping[str, Callable[[], Any]] = {
+        "/stats": talk.stats,
+        "/plain": talk.plain,
+        "/reset": talk.reset,
+        "/help": lambda: sys.stdout.write(HELP + "\n"),
+    }
+    for line in lines:
+        text = line.strip()
+        if text in {"/quit", "/exit"}:
+            return
+        if not text:
+            continue
+        try:
+            with graceful() as is_stopped:
+                if text in commands:
+                    commands[text]()
+                elif text.startswith("/") and " " not in text:
+                    say(f"no command {text}; there are: {', '.join(commands)}, /quit")
+                else:
+                    talk.answer(line, is_stopped)
+        except DraftwiseError as error:  # this message cannot be answered; the next one may be
+            say(str(error))

@@ -1,0 +1,54 @@
+"""``draftwise prompts make``: user turns that an instruct model writes itself, into a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftwise.cli import options as o
+from draftwise.cli import training as t
+from draftwise.cli.failures import quiet, refusals, refused_values
+
+app = typer.Typer(no_args_is_help=True)
+
+Out = Annotated[Path, typer.Option(help="The jsonl file, one conversation of one turn a line.")]
+Num = Annotated[int, typer.Option("--num", min=1, help="How many prompts.")]
+Longest = Annotated[int, typer.Option(min=8, help="Tokens of a prompt, at most.")]
+
+
+@app.callback()
+def prompts() -> None:
+    """Prompts to train and to measure with."""
+
+
+@app.command()
+@refusals()
+def make(
+    target: o.Target,
+    out: Out,
+    num: Num = 1000,
+    max_tokens: Longest = 160,
+    rows: t.Rows = 64,
+    seed: t.Seed = 0,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = 1,
+) -> None:
+    """Let an instruct model write prompts: what it says behind the bare beginning of a user turn.
+
+    No data is needed (Magpie, arXiv 2406.08464). Unfinished, short, repetitive and repeated turns,
+    and those in another script than the template's, are left out, and counted. A stopped run goes
+    on; what was sampled so far lies beside the file, as `NAME.all`.
+    """
+    with quiet(), refused_values():
+        scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
+        everything = out.with_name(out.name + ".all")
+        texts, share = t.own_prompts(
+            scene, everything, num, longest=max_tokens, rows=rows, seed=seed
+        )
+        lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts]
+        out.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    print(f"wrote {out}: {share}")

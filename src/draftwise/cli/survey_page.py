@@ -1,0 +1,81 @@
+"""The findings of ``draftwise models --check`` as a page: ``docs/models.md`` is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from draftwise.cli.survey import Finding
+
+_HEAD = """# Types of models
+
+Every causal-LM type of transformers {version}, built tiny and random from its own configuration (a
+layer of each kind, windows of 3) and put through the self-check that every model goes through when
+it is loaded ([kv_cache.md](kv_cache.md#the-self-check-at-load)). Where a column says so, texts were
+compared, too: greedy text of single and of ragged rows, drafted by a disturbed copy of the model,
+with plain forwards, and the law of a sampled token by a chi-square test. This page is written by
+
+```
+{command}
+```
+
+| | types |
+|---|---|
+| served | {served} of {all} |
+| of them with states (recurrent, hybrid, short convolutions) | {states} |
+| rows packed end to end | {packed} |
+| rows padded side by side | {padded} |
+| one row at a time | {alone} |
+| with trees | {trees} |
+| refused or not built | {refused} |
+
+A tiny random model stands for its type, not for a checkpoint: what is loaded is checked again. No
+type was tried on a GPU or with fused kernels (`fla`, `mamba_ssm`, `causal_conv1d`) here.
+
+## Served
+
+Rows: *packed* end to end without padding, *padded* side by side, or *alone*, a forward each (the
+module takes one position for all rows, or kernels are not known). Types with states serve chains
+only. p: of the chi-square test; texts were equal wherever it stands; - = not compared.
+
+| type | layers | rows | trees | states | p |
+|---|---|---|---|---|---|
+"""
+
+_TAIL = """
+## Refused, and why
+
+| type | reason |
+|---|---|
+"""
+
+
+def page(findings: Sequence[Finding], command: str) -> str:
+    """The page in Markdown."""
+    served = [finding for finding in findings if finding.is_served]
+    rows = [finding.rows for finding in served]
+    head = _HEAD.format(
+        version=version("transformers"),
+        command=command,
+        served=len(served),
+        all=len(findings),
+        states=sum(finding.has_states for finding in served),
+        packed=rows.count("packed"),
+        padded=rows.count("padded"),
+        alone=rows.count("alone"),
+        trees=sum(finding.has_trees for finding in served),
+        refused=len(findings) - len(served),
+    )
+    refused = [f"| {f.type} | {_cell(f.reason)} |" for f in findings if not f.is_served]
+    return head + "\n".join(map(_row, served)) + "\n" + _TAIL + "\n".join(refused) + "\n"
+
+
+def _row(finding: Finding) -> str:
+    law = "-" if finding.law is None else f"{finding.law:.2g}"
+    kinds = ", ".join(kind.removesuffix("_attention") for kind in finding.kinds)
+    marks = ["yes" if has else "" for has in (finding.has_trees, finding.has_states)]
+    return f"| {finding.type} | {kinds} | {finding.rows} | {marks[0]} | {marks[1]} | {law} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/").replace("<", "(").replace(">", ")")

@@ -1,0 +1,40 @@
+"""``draftwise models --check``: the types' findings as they come, and the page."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from draftwise.cli.failures import Output
+from draftwise.cli.survey import Finding, all_types, survey
+from draftwise.cli.survey_page import page
+from draftwise.types import DraftwiseError
+
+
+def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None) -> None:
+    """Check one type, several (by commas) or all, print a line each, and write the page.
+
+    Raises DraftwiseError for a type that the installed transformers does not have.
+    """
+    known = all_types()
+    types = known if wanted == "all" else wanted.split(",")
+    for name in types:
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known)) or "see --check all"
+            raise DraftwiseError(f"no causal-LM type {name!r} in this transformers; near: {near}")
+
+    def show(finding: Finding) -> None:
+        if not finding.is_served:
+            console.print(f"{finding.type:24} refused: {finding.reason}", markup=False)
+            return
+        trees = "trees" if finding.has_trees else "chains"
+        states = ", states" if finding.has_states else ""
+        texts = "" if finding.law is None else f", texts equal, p = {finding.law:.2g}"
+        console.print(f"{finding.type:24} {finding.rows}, {trees}{states}{texts}", markup=False)
+
+    found = survey(types, show, is_quick)
+    served = sum(finding.is_served for finding in found)
+    console.print(f"{served} of {len(found)} are served", style="bold")
+    if write is not None:
+        options = " --quick" if is_quick else ""
+        write.write_text(page(found, f"draftwise models --check {wanted}{options} --write {write}"))

@@ -1,0 +1,27 @@
+"""The table of commands: what it says of each is what the command says of itself."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from cli.conftest import run_command
+from draftwise.cli import COMMANDS
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_each_line_is_the_commands_own(name: str) -> None:
+    place, line = COMMANDS[name]
+    module, _, attribute = place.partition(":")
+    found = getattr(importlib.import_module(f"draftwise.cli.{module}"), attribute)
+    ran = run_command(name, "--help")
+    assert ran.code == 0
+    if attribute != "app":
+        assert (found.__doc__ or "").split("\n")[0] == line
+
+
+def test_the_list_and_what_is_not_in_it() -> None:
+    ran = run_command("--help")
+    assert all(name in ran.out for name in COMMANDS)
+    assert run_command("nonesuch").code == 2
