@@ -5,12 +5,11 @@ Pure numpy, on any number type: the exact tests run it on fractions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from draftwise.types import Dist, Draft, Floats, Ints
+from draftwise.types import Dist
 
 Point = (int, np.integer)
 
@@ -63,24 +62,3 @@ def ratio(p: Dist, q: Dist, token: int) -> float:
 def is_broken(dist: Dist) -> bool:
     """Whether this stands for logits that were not finite (the token -1)."""
     return isinstance(dist, int) and dist < 0
-
-
-def drafted_alphas(draft: Draft, targets: Sequence[Dist], path: Ints) -> Floats:
-    """alpha at each drafted position given the draft's own prefix, the rejected tail included.
-
-    targets: p after the text and after each node; path: the nodes that were accepted. Of a tree, on
-    that path: how much of p the children of each of its tokens cover.
-
-    >>> siblings = Draft(np.array([0, 1]), parents=np.array([-1, -1]))
-    >>> drafted_alphas(siblings, [np.array([0.5, 0.25, 0.25]), 2, 2], np.array([], int)).tolist()
-    [0.75]
-    """
-    if draft.parents is None:
-        return np.array([overlap(targets[node], draft.q(node)) for node in range(len(draft))])
-    covered = [
-        sum(overlap(targets[node + 1], draft.q(child)) for child in children)
-        for node in (-1, *path.tolist())
-        if (children := draft.children(node))
-    ]
-    alphas: Floats = np.minimum(np.array(covered), 1.0)
-    return alphas

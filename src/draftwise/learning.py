@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,13 +10,19 @@ from typing import Any
 import numpy as np
 
 from draftwise import registry
-from draftwise.drafters.protocol import Drafter
+from draftwise.drafters.protocol import Context, Drafter
+from draftwise.engine.fuse import Fuse, FusedGuide
 from draftwise.engine.memory import Memory, check_scope
+from draftwise.engine.request import Request
+from draftwise.engine.text import Answer, Ending
 from draftwise.feedback import Revealer
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.protocols import Guide, Policy
-from draftwise.types import NONE, DraftwiseError, Plan, TreeShape
+from draftwise.types import NONE, DraftwiseError, Plan, SamplingParams, TreeShape
+
+_IDS = itertools.count()
+"""Numbers of requests: none occurs twice in a process."""
 
 
 class Learning:
@@ -31,10 +38,11 @@ class Learning:
         tokenizer: Any,
         drafters: Sequence[Drafter],
         scope: str,
-        seed: int,
+        seed: int | None,
     ) -> None:
         check_scope(scope)
         self._setting, self._tokenizer, self._drafters = setting, tokenizer, drafters
+        self.scores_prompt = setting.feedback.split(":")[0] in {"free", "panoramic"}
         self.plans: list[Plan] = _plans(setting, target, drafters)
         own = np.random.SeedSequence(seed)
         policy = self._new_policy(own)
@@ -50,14 +58,66 @@ class Learning:
         self.revealer()
         self._show_hidden(self.guides(own))
 
-    def policy(self, prompt: Sequence[int], seed: np.random.SeedSequence) -> Policy:
-        """The policy of one request: the shared one, or its own, which may look at the prompt."""
+    def request(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        ending: Ending,
+        stream: np.random.SeedSequence,
+        *,
+        label: str = "",
+        private: bool = False,
+    ) -> Request:
+        """A request with all that learns in it; stream: where its randomness comes from.
+
+        label, private: as for ``Memory.begin``.
+        """
+        policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
+        fuses = []
+        if ending.stop_when is not None:
+            fuses.append(Fuse(ending.stop_when, lambda tokens: True))
+            ending = replace(ending, stop_when=fuses[-1])
+        if sampling.process is not None:
+            fuses.append(Fuse(sampling.process, lambda tokens, logits: logits))
+            sampling = replace(sampling, process=fuses[-1])
+        return Request(
+            id=next(_IDS),
+            prompt=tuple(prompt),
+            context=Context(
+                -1, list(prompt), sampling, np.random.default_rng(draft_seed), eos=ending.eos
+            ),
+            answer=Answer(ending, self._tokenizer),
+            policy=self.policy(
+                prompt, policy_seed, ending.max_new_tokens, label=label, private=private
+            ),
+            revealer=self.revealer(),
+            accept_rng=np.random.default_rng(accept_seed),
+            plans=self.plans,
+            guides=self.guides(guide_seed),
+            fuses=fuses,
+            scores_prompt=self.scores_prompt,
+        )
+
+    def policy(
+        self,
+        prompt: Sequence[int],
+        seed: np.random.SeedSequence,
+        max_new_tokens: int,
+        *,
+        label: str = "",
+        private: bool = False,
+    ) -> Policy:
+        """The policy of one request: the shared one, or its own, which may look at the prompt.
+
+        label, private: as for ``Memory.begin``.
+        """
         if self.memory.policy is not None:
             return self.memory.policy
-        policy = self._new_policy(seed)
+        policy = self._new_policy(seed, max_new_tokens)
         route = getattr(policy, "route", None)
         if route is not None and self._tokenizer is not None:
             route(self._tokenizer.decode(prompt))
+        self.memory.begin(policy, prompt, label, private)
         return policy
 
     def revealer(self) -> Revealer:
@@ -69,19 +129,30 @@ class Learning:
         names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
         homes = {d.name: getattr(d, "home", None) for d in self._drafters}
         return {
-            name: registry.make_guide(name[1], own, home=homes[name[0]])
+            name: FusedGuide(registry.make_guide(name[1], own, home=homes[name[0]]), name[1])
             for name, own in zip(names, seed.spawn(len(names)), strict=True)
         }
 
-    def _new_policy(self, seed: np.random.SeedSequence) -> Policy:
-        return registry.make_policy(self._setting.policy, len(self.plans), seed, plans=self.plans)
+    def _new_policy(self, seed: np.random.SeedSequence, num_tokens: int | None = None) -> Policy:
+        spec, plans = self._setting.policy, self.plans
+        return registry.make_policy(spec, len(plans), seed, plans=plans, request_tokens=num_tokens)
 
     def _show_hidden(self, guides: dict[tuple[str, str], Guide]) -> None:
-        """Have drafters show hidden states to the rules that read them, where they have any."""
+        """Have drafters show hidden states to the rules that read them, where they have any.
+
+        Raises DraftwiseError where a rule reads them and no drafter has any: it would never stop.
+        """
+        if not any(getattr(drafter, "hidden_size", 0) for drafter in self._drafters):
+            blind = [rule for (_, rule), guide in guides.items() if reads_hidden(guide)]
+            if blind:
+                raise DraftwiseError(
+                    f"rule {blind[0]!r} reads a drafter's hidden states, and no drafter here has "
+                    "any: name a model (lm:PATH) with a trained head (draftwise train head)"
+                )
         drafters = {drafter.name: drafter for drafter in self._drafters}
         for (name, rule), guide in guides.items():
             size = getattr(drafters[name], "hidden_size", 0)
-            if not size or not (needed := getattr(guide, "needs_hidden", 0)):
+            if not size or not (needed := guide.needs_hidden):
                 continue
             if needed != size:
                 raise DraftwiseError(
@@ -89,6 +160,14 @@ class Learning:
                     f"hidden size {size}: train a head on this drafter (draftwise train head)"
                 )
             drafters[name].show_hidden()  # type: ignore[attr-defined]
+
+
+def reads_hidden(guide: Guide) -> bool:
+    """Whether a rule needs hidden states; one without weights of its own still does."""
+    try:
+        return bool(getattr(guide, "needs_hidden", 0))
+    except DraftwiseError:
+        return True
 
 
 def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) -> list[Plan]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +12,40 @@ from draftwise.drafters.lm_window import SINK, Window
 from draftwise.drafters.protocol import Drafter
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
+from draftwise.real.bundled import drafter_specs
+from draftwise.real.unpack import is_pretrained, unpacked
+from draftwise.specs import name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 ZOO = "zoo"
 
 
 def resolve_target(target: Any) -> tuple[Any, list[str]]:
-    """The target's folder, hub id or module, and the drafters it gets when none are named."""
+    """The target's folder, hub id or module, and the drafters it gets when none are named.
+
+    Besides a folder, hub id or module it may be ``zoo``, a name of ``real.catalog``, or the path of
+    a ``.gguf`` file, which is unpacked on first use.
+    """
     if target == ZOO:
         from draftwise import zoo
 
         return str(zoo.target_path()), [ZOO, "lookup"]
+    if isinstance(target, (str, Path)) and is_pretrained(str(target)):
+        return str(unpacked(str(target))), drafter_specs(str(target))
     return (str(target) if isinstance(target, Path) else target), ["lookup"]
 
 
 def load_drafters(
-    specs: Sequence[Any], target: CausalModel, target_source: Any, *, dtype: str, device: str
+    specs: str | Sequence[Any], target: CausalModel, target_source: Any, *, dtype: Any, device: str
 ) -> list[Drafter]:
-    """Load each spec, in order; a name that occurs twice gets a number.
+    """Load each spec (or the one), in order; a name that occurs twice gets a number.
 
     Raises DraftwiseError for an unknown spec or option, a folder without a model, or a vocabulary
     (or tokenizer) that is not the target's.
     """
     named: dict[str, Drafter] = {}
-    for given in _expand(specs):
-        name, spec = _name_and_spec(given)
+    for given in _expand([specs] if isinstance(specs, (str, Path)) else specs):
+        name, spec = name_and_spec(given)
         base, number = name, 2
         while name in named or name in {NONE, "target"}:
             name, number = f"{base}-{number}", number + 1
@@ -97,19 +106,6 @@ def _expand(specs: Sequence[Any]) -> list[Any]:
     return expanded
 
 
-def _name_and_spec(given: Any) -> tuple[str, Any]:
-    """``NAME=SPEC``, or a name taken from the spec."""
-    if not isinstance(given, (str, Path)):
-        return type(given).__name__, given
-    text = str(given)
-    name, equals, spec = text.partition("=")
-    if equals and ":" not in name and "," not in name:
-        return name, spec
-    if text.startswith("lm:"):
-        return Path(text.removeprefix("lm:").partition(",")[0]).name, text
-    return text.partition(":")[0], text
-
-
 def _check_pair(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> None:
     """A drafter must speak the target's tokens."""
     if model.vocab_size != target.vocab_size:
@@ -117,11 +113,20 @@ def _check_pair(model: CausalModel, target: CausalModel, source: Any, target_sou
             f"drafter {model.name} has a vocabulary of {model.vocab_size} tokens and target "
             f"{target.name} one of {target.vocab_size}: a drafter must share the target's tokenizer"
         )
-    folders = [Path(s) for s in (source, target_source) if isinstance(s, (str, Path))]
-    if len(folders) == 2 and all((folder / "tokenizer.json").exists() for folder in folders):
-        vocabularies = [load_tokenizer(folder).get_vocab() for folder in folders]
-        if vocabularies[0] != vocabularies[1]:
-            raise DraftwiseError(
-                f"drafter {model.name} and target {target.name} have tokenizers that number tokens "
-                "differently: a drafter must share the target's tokenizer"
-            )
+    vocabularies = [_vocabulary(where) for where in (source, target_source)]
+    if None not in vocabularies and vocabularies[0] != vocabularies[1]:
+        raise DraftwiseError(
+            f"drafter {model.name} and target {target.name} have tokenizers that number tokens "
+            "differently: a drafter must share the target's tokenizer"
+        )
+
+
+def _vocabulary(source: Any) -> Mapping[str, int] | None:
+    """What a folder's or hub id's tokenizer calls its tokens; None where there is none to load."""
+    if not isinstance(source, (str, Path)):
+        return None
+    try:
+        vocabulary: Mapping[str, int] = load_tokenizer(source).get_vocab()
+    except DraftwiseError:
+        return None
+    return vocabulary

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
@@ -52,6 +53,28 @@ class Preset:
         return plans
 
 
+def adjusted(
+    setting: Preset,
+    policy: str | None = None,
+    reward: str | None = None,
+    feedback: str | None = None,
+    lengths: Sequence[int] | None = None,
+    rules: Sequence[str] | None = None,
+    trees: Sequence[str] | None = None,
+) -> Preset:
+    """A setting with whatever is given in place of its own."""
+    given = {
+        "policy": policy,
+        "reward": reward,
+        "feedback": feedback,
+        "lengths": None if lengths is None else tuple(lengths),
+        "rules": None if rules is None else tuple(rules),
+        "trees": None if trees is None else tuple(parse_tree(tree) for tree in trees),
+    }
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    return replace(setting, **changes)
+
+
 PRESETS: dict[str, Preset] = {
     "plain": Preset("fixed:0", "length", "bandit", (), True, source="plain decoding, same loop"),
     "metasd": Preset(
@@ -59,19 +82,19 @@ PRESETS: dict[str, Preset] = {
     ),
     "banditspec": Preset("ucbspec", "length", "bandit", (4,), source="BanditSpec, algorithm 4"),
     "banditspec-load": Preset(
-        "ucbspec",
+        "one-plan:base=ucbspec",
         "throughput",
         "bandit",
         (1, 2, 3, 4),
         True,
-        source="BanditSpec, section 6.2; a batch shares its length if it shares the policy (scope)",
+        source="BanditSpec, section 6.2; rows share the length if they share the policy (scope)",
     ),
     "hedgespec": Preset(
         "normalhedge",
         "expected-length",
-        "panoramic:per_token=true",
+        "panoramic:per_token=true,every=12,warmup=6,hybrid=6",
         (8,),
-        source="HedgeSpec, algorithm 1, section 3.3, theorem 3",
+        source="HedgeSpec, algorithm 1, section 3.3, theorem 3, both tricks of appendix B.5",
     ),
     "tapout": Preset(
         "ucb1:beta=1",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
 
@@ -42,6 +42,48 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class Looking(Protocol):
+    """A policy that says itself which drafters are worth a look; no others are looked at."""
+
+    def curious(self) -> Sequence[str]:
+        """Drafters to be scored on the last tokens now, though they did not draft them.
+
+        Asked once what a prompt tells for free was learnt, and after each round.
+        """
+        ...
+
+
+class RequestMemory(Protocol):
+    """What a ``Remembering`` policy's requests share: as plain JSON, and back."""
+
+    def state(self) -> dict[str, Any]:
+        """The whole memory as what ``json.dumps`` takes."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory, all or nothing; ValueError for what is none."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A policy of one request that knows what requests before it have learnt."""
+
+    def new_memory(self) -> RequestMemory:
+        """An empty memory for policies of the same options and plans."""
+        ...
+
+    def recall(
+        self, memory: Any, prompt: Sequence[int], label: str = "", private: bool = False
+    ) -> None:
+        """Begin a request; ``memory`` is one of ``new_memory``, and is taught unless ``private``.
+
+        prompt: its tokens. label: whatever tells its kind, such as a task or a template.
+        """
+        ...
+
+
 class Reward(Protocol):
     """Maps what is known of one plan's outcome in one round to a value in [0, 1]."""
 
@@ -68,14 +110,22 @@ class Guide(Protocol):
     """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped.
 
     One object serves one drafter in one request: it is asked with depth 0, 1, 2, ... while a draft
-    grows, and told once how that draft ended. Two attributes more, for those that read hidden
-    states: ``needs_hidden``, their size, and ``waits_for_hidden``, whether it must be the state of
-    the token kept last, which costs a forward before the question.
+    grows, and told once how that draft ended.
     """
 
+    always_goes_on: bool
+    """Whether it never says no, so that nothing of a draft need be looked at while it grows."""
     needs_probs: bool
+    """Whether it reads probabilities of the token kept last."""
+    waits_for_hidden: bool
+    """Whether it reads the state at the token kept last: a forward before it is asked."""
     is_pure: bool
     """Whether asking changes nothing, so that it may also be asked about others' drafts."""
+
+    @property
+    def needs_hidden(self) -> int:
+        """The size of the hidden states that it reads, 0 = none."""
+        ...
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether one more token is drafted; never called past the plan's length."""

@@ -28,8 +28,8 @@ from draftwise.types import DraftwiseError, Plan
 Table = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 POLICIES: Table = {
-    "fixed": ("policies.fixed:Fixed", {"plan": 1}),
-    "random": ("policies.uniform:Random", {}),
+    "fixed": ("policies.baselines.fixed:Fixed", {"plan": 1}),
+    "random": ("policies.baselines.random:Random", {}),
     "ucb1": ("policies.ucb1:UCB1", {"beta": 1.0}),
     "ucbspec": ("policies.ucbspec:UCBSpec", {"delta": 0.5}),
     "ucb-tuned": ("policies.ucb_tuned:UCBTuned", {}),
@@ -44,12 +44,13 @@ POLICIES: Table = {
     "hedge": ("policies.hedge:Hedge", {}),
     "normalhedge": ("policies.normalhedge:NormalHedge", {}),
     "adanormalhedge": ("policies.adanormalhedge:AdaNormalHedge", {}),
-    "goodput": ("policies.goodput:Goodput", {}),
-    "draft-all": ("policies.draft_all:DraftAll", {}),
-    "router": ("policies.router:Router", {"plan": 1}),
-    "delayed": ("policies.delayed:Delayed", {"base": "ucbspec", "rounds": 3}),
-    "copies": ("policies.copies:Copies", {"base": "exp3spec"}),
-    "batched": ("policies.batched:Batched", {"base": "thompson-gaussian", "skip": 2}),
+    "goodput": ("policies.goodput.policy:Goodput", {}),
+    "draft-all": ("policies.baselines.draft_all:DraftAll", {}),
+    "router": ("policies.baselines.router:Router", {"plan": 1}),
+    "delayed": ("policies.wrappers.delayed:Delayed", {"base": "ucbspec", "rounds": 3}),
+    "copies": ("policies.wrappers.copies:Copies", {"base": "exp3spec"}),
+    "one-plan": ("policies.wrappers.one_plan:OnePlan", {"base": "ucbspec"}),
+    "batched": ("policies.wrappers.batched:Batched", {"base": "thompson-gaussian", "skip": 2}),
 }
 REWARDS: Table = {
     "length": ("rewards.counts:Length", {}),
@@ -94,10 +95,12 @@ def make_policy(
     seed: int | np.random.SeedSequence | np.random.Generator = 0,
     *,
     plans: Sequence[Plan] | None = None,
+    request_tokens: int | None = None,
 ) -> Policy:
     """A policy over ``num_plans`` plans from a spec such as ``"ucb1:beta=0.01"``.
 
-    ``plans`` (as many) are for policies that price plans by themselves, such as ``goodput``.
+    ``plans`` (as many) are for policies that price plans by themselves, such as ``goodput``;
+    ``request_tokens``, the most that the request may emit, for those that plan ahead (``petc``).
     Raises DraftwiseError for an unknown name or option, listing the valid ones, and ValueError
     for fewer than one plan.
 
@@ -112,17 +115,19 @@ def make_policy(
         "num_plans": num_plans,
         "rng": np.random.default_rng(seed),
         "plans": plans,
-        "make_base": functools.partial(_make_base, num_plans, plans),
+        "request_tokens": request_tokens,
+        "make_base": functools.partial(_make_base, num_plans, plans, request_tokens),
     }
     policy: Policy = build("policy", POLICIES, spec, given)
     return policy
 
 
 def _make_base(
-    num_plans: int, plans: Sequence[Plan] | None, spec: str, rng: np.random.Generator
-) -> Policy:
+    num_plans: int, plans: Sequence[Plan] | None, request_tokens: int | None,
+    spec: str, rng: np.random.Generator,
+) -> Policy:  # fmt: skip
     """The policy that a wrapper wraps, drawing from the wrapper's generator."""
-    return make_policy(spec, num_plans, rng, plans=plans)
+    return make_policy(spec, num_plans, rng, plans=plans, request_tokens=request_tokens)
 
 
 def make_reward(spec: str) -> Reward:

@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from draftwise import registry
+from draftwise.drafters.lm import LMReader
 from draftwise.drafters.protocol import Context, Drafter, DraftTask
 from draftwise.guides.fixed import Fixed
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
 from eagles import features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, lm, medusa, spec, store, windowed
+from sessions import opened
 
 ALL = pytest.mark.parametrize("name", [*sorted(DRAFTERS), "window"])
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(1.0, 8, 0.9, 1.2)
 BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-CAPACITY = 80
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +64,21 @@ def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS
     ]
 
 
+def limited(session: Any, num_positions: int = 30) -> Any:
+    """The session of a drafter that has no more positions, if it is a model."""
+    if isinstance(getattr(session, "_reader", None), LMReader):
+        session._reader._cache.capacity = num_positions
+    return session
+
+
 def propose(session: Any, contexts: Sequence[Context], length: int = 5) -> list[Draft]:
     return list(session.propose([DraftTask(context, length, Fixed()) for context in contexts]))
+
+
+def certain(context: Context, tokens: Sequence[int]) -> list[Any]:
+    """p of a target that has no doubt, as contexts keep it."""
+    is_greedy = context.sampling.temperature == 0
+    return list(tokens) if is_greedy else list(torch.eye(64)[list(tokens)])
 
 
 def verified(
@@ -75,7 +89,7 @@ def verified(
         drafted = drafts[row].tokens.tolist() if drafts else []
         kept = drafted[:num_accepted]
         bonus = 11 if drafted[len(kept) : len(kept) + 1] != [11] else 12
-        context.extend([*kept, bonus], [*kept, bonus])
+        context.extend([*kept, bonus], certain(context, [*kept, bonus]))
         context.features = features_of(eagle_target("llama", 64), context.tokens)
     session.commit(contexts)
 
@@ -94,7 +108,7 @@ def same(one: Draft, other: Draft) -> bool:
 def test_drafts_are_legal(name: str, sampling: SamplingParams, length: int) -> None:
     contexts = contexts_of(sampling)
     before = [list(context.tokens) for context in contexts]
-    for draft in propose(make(name).start(4, CAPACITY), contexts, length):
+    for draft in propose(opened(make(name), contexts), contexts, length):
         assert len(draft) <= length
         assert set(draft.sources) <= {make(name).name}
         assert len(draft.sources) == len(draft)
@@ -110,8 +124,8 @@ def test_drafts_are_legal(name: str, sampling: SamplingParams, length: int) -> N
 @ALL
 def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
     class No:
-        needs_probs = False
-        is_pure = True
+        needs_probs = always_goes_on = waits_for_hidden = False
+        is_pure, needs_hidden = True, 0
 
         def goes_on(self, step: DraftStep) -> bool:
             return False
@@ -119,7 +133,8 @@ def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
         def learn(self, num_drafted: int, num_accepted: int) -> None:
             raise AssertionError("nothing was drafted")
 
-    (draft,) = make(name).start(1, CAPACITY).propose([DraftTask(contexts_of(GREEDY)[0], 4, No())])
+    contexts = contexts_of(GREEDY)[:1]
+    (draft,) = opened(make(name), contexts).propose([DraftTask(contexts[0], 4, No())])
     assert len(draft) == 0
 
 
@@ -130,12 +145,13 @@ def test_what_was_rejected_leaves_no_trace(
     name: str, sampling: SamplingParams, num_accepted: int
 ) -> None:
     """The next draft is that of a session which reads the same text for the first time."""
-    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    contexts = contexts_of(sampling)
+    session = opened(make(name), contexts)
     verified(session, contexts, propose(session, contexts), num_accepted)
     fresh = contexts_of(sampling, [context.tokens for context in contexts])
     for context, again in zip(contexts, fresh, strict=True):
         context.rng, again.rng = np.random.default_rng(9), np.random.default_rng(9)
-    expected = propose(make(name).start(4, CAPACITY), fresh)
+    expected = propose(opened(make(name), fresh), fresh)
     for one, other in zip(propose(session, contexts), expected, strict=True):
         assert same(one, other)
 
@@ -143,42 +159,46 @@ def test_what_was_rejected_leaves_no_trace(
 @ALL
 @BOTH
 def test_rows_do_not_know_each_other(name: str, sampling: SamplingParams) -> None:
-    together = propose(make(name).start(4, CAPACITY), contexts_of(sampling))
+    contexts = contexts_of(sampling)
+    together = propose(opened(make(name), contexts), contexts)
     for row, draft in enumerate(together):
         (context,) = contexts_of(sampling)[row : row + 1]
         context.row = 0
-        assert same(draft, propose(make(name).start(1, CAPACITY), [context])[0])
+        assert same(draft, propose(opened(make(name), [context]), [context])[0])
 
 
 @ALL
 @BOTH
 def test_dropped_rows_leave_the_others_as_they_were(name: str, sampling: SamplingParams) -> None:
-    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    contexts = contexts_of(sampling)
+    session = opened(make(name), contexts)
     propose(session, contexts)
     session.commit(contexts)
     rest = [contexts[3], contexts[1]]
-    session.keep_rows([3, 1])
+    session.close(0)
+    session.close(2)
     for row, context in enumerate(rest):
-        context.row, context.rng = row, np.random.default_rng(row)
+        context.rng = np.random.default_rng(row)
     fresh = contexts_of(sampling, [PROMPTS[3], PROMPTS[1]])
-    expected = propose(make(name).start(2, CAPACITY), fresh)
+    expected = propose(opened(make(name), fresh), fresh)
     for one, other in zip(propose(session, rest), expected, strict=True):
         assert same(one, other)
 
 
 @ALL
 @BOTH
-def test_scores_move_with_their_rows(name: str, sampling: SamplingParams) -> None:
+def test_scores_stay_with_their_rows(name: str, sampling: SamplingParams) -> None:
     """What a draft made known is reported for the request that it belongs to."""
-    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    contexts = contexts_of(sampling)
+    session = opened(make(name), contexts)
     verified(session, contexts, propose(session, contexts), num_accepted=2)
     all_rows = session.score(contexts, everything=False)
-    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    contexts = contexts_of(sampling)
+    session = opened(make(name), contexts)
     verified(session, contexts, propose(session, contexts), num_accepted=2)
-    session.keep_rows([3, 1])
+    session.close(0)
+    session.close(2)
     rest = [contexts[3], contexts[1]]
-    for row, context in enumerate(rest):
-        context.row = row
     for scores, before in zip(
         session.score(rest, everything=False), [all_rows[3], all_rows[1]], strict=True
     ):
@@ -191,7 +211,8 @@ def test_scores_move_with_their_rows(name: str, sampling: SamplingParams) -> Non
 @ALL
 @BOTH
 def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams) -> None:
-    contexts, session = contexts_of(sampling), make(name).start(4, CAPACITY)
+    contexts = contexts_of(sampling)
+    session = opened(make(name), contexts)
     told: list[set[int]] = [set() for _ in contexts]
     for step in range(6):
         drafts = propose(session, contexts) if step % 2 else None
@@ -219,17 +240,18 @@ def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams)
 
 @ALL
 def test_nothing_new_is_nothing_told(name: str) -> None:
-    contexts, session = contexts_of(GREEDY), make(name).start(4, CAPACITY)
+    contexts = contexts_of(GREEDY)
+    session = opened(make(name), contexts)
     verified(session, contexts, None, 0)
     session.score(contexts, everything=True)
     assert session.score(contexts, everything=True) == [None] * 4
 
 
 @ALL
-def test_a_text_that_fills_the_capacity_gets_no_error(name: str) -> None:
+def test_a_text_that_fills_the_positions_gets_no_error(name: str) -> None:
     """At the end of its positions a drafter proposes less, or nothing."""
     contexts = contexts_of(GREEDY, [[5, 9] * 14, [7]])
-    session = make(name).start(2, 30)
+    session = limited(opened(make(name), contexts, expected=30))
     for _ in range(2):
         drafts = propose(session, contexts)
         assert [len(draft) <= 5 for draft in drafts] == [True, True]
@@ -238,13 +260,13 @@ def test_a_text_that_fills_the_capacity_gets_no_error(name: str) -> None:
 
 
 @ALL
-def test_a_glance_at_a_text_beyond_the_capacity_gets_no_error(name: str) -> None:
+def test_a_glance_at_a_text_beyond_the_positions_gets_no_error(name: str) -> None:
     """Texts outgrow the positions of a drafter that is looked at and seldom drafts."""
     (context,) = contexts_of(GREEDY, [[5, 9, 2, 7] * 5])
-    session = make(name).start(1, 30)
+    session = limited(opened(make(name), [context], expected=30))
     propose(session, [context])
     session.commit([context])
-    context.extend([3, 8] * 20, [3, 8] * 20)
+    context.extend([3, 8] * 20, certain(context, [3, 8] * 20))
     context.features = features_of(eagle_target("llama", 64), context.tokens)
     session.commit([context])
     (scores,) = session.glance([context])
@@ -266,8 +288,10 @@ def test_unknown_options_are_refused() -> None:
 def test_a_glance_at_a_prompt_changes_no_draft(name: str, sampling: SamplingParams) -> None:
     """Short and long prompts, some longer than what is looked at; it is told once, at their end."""
     prompts = [[5, 9, 2, 7] * 30, [7, 3, 1], [4, 4, 8] * 25, [6]]
-    expected = propose(make(name).start(4, 200), contexts_of(sampling, prompts))
-    contexts, session = contexts_of(sampling, prompts), make(name).start(4, 200)
+    fresh = contexts_of(sampling, prompts)
+    expected = propose(opened(make(name), fresh), fresh)
+    contexts = contexts_of(sampling, prompts)
+    session = opened(make(name), contexts)
     longer = [context for context in contexts if len(context.tokens) > 1]
     for context, scores in zip(longer, session.glance(longer), strict=True):
         if scores is not None:

@@ -21,6 +21,7 @@ from draftwise.types import DraftStep, DraftwiseError, SamplingParams
 from engine.exact import Model, World, completed, law, model, own_law, texts_of
 from engine.pairs import lm, spec
 from models import head_home
+from sessions import opened
 
 ALL = pytest.mark.parametrize("name", sorted(GUIDES))
 STEPS = [
@@ -175,7 +176,8 @@ class OfItsOwn:
     """A guide that is told the drawn token's own probability and surprise instead of q's."""
 
     needs_probs = True
-    is_pure = False
+    is_pure = always_goes_on = waits_for_hidden = False
+    needs_hidden = 0
 
     def __init__(self, guide: Guide) -> None:
         self._guide, self._before = guide, float("nan")
@@ -198,7 +200,8 @@ def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature:
 
     class Listener:
         needs_probs = True
-        is_pure = False
+        is_pure = always_goes_on = waits_for_hidden = False
+        needs_hidden = 0
 
         def goes_on(self, step: DraftStep) -> bool:
             steps.append((step, guide.goes_on(step)))
@@ -211,7 +214,7 @@ def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature:
     for seed in range(5):
         steps.clear()
         context = Context(0, [seed, 5, 9], sampling, np.random.default_rng(seed))
-        (draft,) = lm("good").start(1, 40).propose([DraftTask(context, 6, Listener())])
+        (draft,) = opened(lm("good"), [context]).propose([DraftTask(context, 6, Listener())])
         assert [step.depth for step, _ in steps] == list(range(len(steps)))
         assert len(draft) == sum(answer for _, answer in steps)
         for node, (step, _) in enumerate(steps[1:]):

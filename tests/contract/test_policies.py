@@ -62,6 +62,7 @@ WRAPPERS = {
     "delayed": "base=%s,rounds=0",
     "batched": "base=%s,warmup=0,batch=1,skip=1",
     "copies": "base=%s",
+    "one-plan": "base=%s",
 }
 
 

@@ -18,6 +18,7 @@ from draftwise.registry import make_feedback
 from draftwise.types import Decision, DraftStep, Evidence, SamplingParams, TreeShape
 from engine.exact import Law, World, law, model, texts_of
 from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, speculator
+from sessions import opened
 
 RULES = ("svip:0.9", "max-confidence:0.5", "logit-margin", "svip-difference", "adaedl:0.6")
 PLANS = [
@@ -102,7 +103,7 @@ def test_a_watched_draft_is_the_one_the_rule_would_have_made(name: str, rule: st
             context = Context(0, PROMPTS[seed % 4] + [seed], sampling, rng)
             with torch.inference_mode():
                 (drafter,) = drafters([name])
-                (draft,) = drafter.start(1, 60).propose([DraftTask(context, 8, guide)])
+                (draft,) = opened(drafter, [context]).propose([DraftTask(context, 8, guide)])
             return draft
 
         stops: dict[str, int] = {}

@@ -22,6 +22,7 @@ from draftwise.speculator import Speculator
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
 from engine.pairs import PROMPTS, lm, plain_greedy, speculator, target
 from models import head_home, near_copy
+from sessions import opened
 
 SIZE = 4
 
@@ -197,8 +198,8 @@ def test_hidden_states_are_shown_only_where_a_rule_reads_them() -> None:
 class Spy:
     """Goes on and writes down each step."""
 
-    needs_probs = False
-    is_pure = False
+    needs_probs = is_pure = always_goes_on = False
+    needs_hidden = 0
 
     def __init__(self, waits: bool) -> None:
         self.waits_for_hidden, self.steps = waits, []
@@ -234,7 +235,7 @@ def test_a_step_shows_the_state_of_the_very_token(waits: bool, temperature: floa
     spy, text = Spy(waits), [5, 9, 33, 5]
     context = Context(0, text, SamplingParams(temperature), np.random.default_rng(0))
     with torch.inference_mode():
-        (draft,) = drafter.start(1, 60).propose([DraftTask(context, 8, spy)])
+        (draft,) = opened(drafter, [context]).propose([DraftTask(context, 8, spy)])
         states = expected_states(drafter, [*text, *draft.tokens.tolist()])
     assert len(draft) == 5
     assert num_calls == (6 if waits else 5)

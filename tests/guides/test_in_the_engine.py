@@ -23,10 +23,10 @@ def start(made: Speculator, rows: list[int], params: SamplingParams) -> Generati
     """Requests with the streams of their own numbers, in one batch."""
     streams = np.random.SeedSequence(5).spawn(len(PROMPTS))
     requests = [
-        made._request(i, PROMPTS[row], params, Ending(30), streams[row])
+        made._learning.request(PROMPTS[row], params, Ending(30), streams[row])
         for i, row in enumerate(rows)
     ]
-    return Generation(made._pool, requests, None)
+    return Generation(made.engine(num_prefixes=0), requests, None)
 
 
 def run(made: Speculator, rows: list[int], params: SamplingParams) -> list[Any]:
@@ -52,8 +52,8 @@ def test_a_row_is_the_same_alone_and_in_any_company(rule: str, params: SamplingP
 class Spy:
     """A guide that goes on and writes down what it is told."""
 
-    needs_probs = False
-    is_pure = False
+    needs_probs = is_pure = always_goes_on = waits_for_hidden = False
+    needs_hidden = 0
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []
@@ -77,8 +77,8 @@ def test_the_guide_of_the_played_plan_hears_how_its_draft_ended(pool: str) -> No
             key = (round_.request, round_.plan.drafter, round_.plan.rule)
             expected.setdefault(key, []).append((round_.num_drafted, round_.num_accepted))
     found = {
-        (request.id, *key): guide.told  # type: ignore[attr-defined]
-        for request in generation._requests
+        (index, *key): guide.told  # type: ignore[attr-defined]
+        for index, request in enumerate(generation._requests)
         for key, guide in request.guides.items()
         if guide.told  # type: ignore[attr-defined]
     }

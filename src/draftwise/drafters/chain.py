@@ -1,88 +1,55 @@
-"""Chains while they grow: what drafters that draw token after token share."""
+"""One row's draft while it grows, on the host's side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.dist import draw, is_broken
 from draftwise.drafters.protocol import DraftTask
-from draftwise.types import Dist, Draft, DraftStep
-
-
-@dataclass(slots=True)
-class Known:
-    """q at text positions ``start``, ``start + 1``, ... that were not yet reported.
-
-    drafted: the chain drafted last, behind ``base`` tokens of text.
-    """
-
-    start: int = 0
-    dists: list[Dist] = field(default_factory=list)
-    base: int = 0
-    drafted: list[int] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        """The first position whose q is neither here nor was reported."""
-        return self.start + len(self.dists)
-
-    def add(self, first: int, dists: Sequence[Dist]) -> None:
-        """Append the q's of positions ``first``...: none twice, and none behind a gap."""
-        if first > self.end:
-            self.start, self.dists = first, []
-        self.dists.extend(dists[self.end - first :])
-
-    def agree(self, text: Sequence[int]) -> int:
-        """Tokens of the text up to where the last draft left it; q's beyond are forgotten."""
-        if not self.drafted:
-            return len(text)
-        end = self.base
-        for ours, theirs in zip(self.drafted, text[self.base :], strict=False):
-            if ours != theirs:
-                break
-            end += 1
-        self.drafted = []
-        del self.dists[max(0, end + 1 - self.start) :]
-        return end
+from draftwise.nn.sampling import Dists
+from draftwise.types import Draft, DraftStep, Floats
 
 
 class Chain:
-    """The draft of one row while it grows."""
+    """The draft of one row: what was written, by whom, and whether it goes on.
 
-    def __init__(self, task: DraftTask) -> None:
+    looks: whether somebody looks at each token before the next is drawn; otherwise the whole draft
+    is drawn before the host sees any of it. waits: whether that is only after it was read, for the
+    hidden state there.
+    """
+
+    def __init__(self, task: DraftTask, shows_hidden: bool) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
         self._guide, self._mix = task.guide, task.mix
         self.is_over = False
-        self.reads_text = task.context.sampling.reads_text
+        self.looks = (
+            task.mix is not None
+            or not task.guide.always_goes_on
+            or task.context.sampling.process is not None
+        )
+        self.waits = task.mix is None and shows_hidden and task.guide.waits_for_hidden
+        self.is_mixed = task.mix is not None
         self.tokens: list[int] = []
         self.sources: list[str] = []  # of copied tokens; "" = the drafter itself
-        self.dists: list[Dist] = []
+        self.probs: list[Tensor | None] = []
+        self.asides: list[tuple[int, Tensor]] = []
         self.confidences: list[float] = []
-        self.next: Dist = -1
-        self.logits = torch.empty(0)
         self._hidden: NDArray[np.float32] | None = None
         self._step = DraftStep(0, task.length)
 
     @property
-    def num_slots(self) -> int:
-        """Tokens that the draft may put into the cache."""
-        return self.length if self.tree is None else self.tree.top_k * max(0, self.length - 1)
+    def needs_facts(self) -> bool:
+        """Whether more than the tokens is looked at: their probabilities."""
+        return self.is_mixed or self._guide.needs_probs
 
     def shorten(self, num_slots: int) -> None:
         """Draft no deeper than fits into so many slots."""
         room = num_slots if self.tree is None else 1 + num_slots // self.tree.top_k
         self.length = max(0, min(self.length, room))
-
-    @property
-    def text(self) -> list[int]:
-        """The text and the draft so far."""
-        return [*self.context.tokens, *self.tokens]
 
     def copy(self) -> None:
         """Append what the mixer takes from retrieval, up to where it wants the drafter, or ends."""
@@ -93,106 +60,84 @@ class Chain:
             picked = self._mix.mixer.pick(self._step, {name: m for name, (m, _) in found.items()})
             if picked == self._mix.mixer.drafter:
                 return
-            if picked is not None:
-                self._keep(found[picked][1], found[picked][1], picked)
+            if picked is None:
+                self.is_over = True
+            else:
+                self._append(found[picked][1], None, picked)
                 self._step = DraftStep(len(self.tokens), self.length)
-            self.is_over = picked is None or len(self.tokens) >= self.length
-
-    def see(self, dist: Dist, logits: Tensor, hidden: NDArray[np.float32] | None) -> None:
-        """q of the coming token, the [V] logits it came from, and the state at the last token."""
-        self.next, self.logits, self._hidden = dist, logits, hidden
-        if hidden is not None and self.tokens:
-            self._step = replace(self._step, hidden=hidden)
 
     def begins(self) -> bool:
-        """Whether to draw a first token: the guide agrees, and q is finite."""
-        allowed = self.length > 0 and not is_broken(self.next)
-        return allowed and (self._mix is not None or self._guide.goes_on(self._step))
+        """Whether to draw a first token."""
+        return not self.is_over and self.length > 0 and (self.is_mixed or self.goes_on())
 
-    def wants_to_read(self) -> bool:
-        """Whether to read the token just drawn: below the length, and the guide agrees.
-
-        Reading is a forward, so guides are asked before it, except those that judge what it shows.
-        """
-        if len(self.tokens) >= self.length:
+    def goes_on(self) -> bool:
+        """Whether to draw another token; a mixer lets others write first."""
+        if self.is_over:
             return False
-        if self._mix is not None:
+        if self.is_mixed:
             self.copy()
             return not self.is_over
-        return self._waits() or self._guide.goes_on(self._step)
+        return self._guide.goes_on(self._step)
 
-    def wants_to_draw(self) -> bool:
-        """Whether to draw from the q that reading gave; a guide that waited for it is asked now."""
-        if is_broken(self.next):
-            return False
-        return self._mix is not None or not self._waits() or self._guide.goes_on(self._step)
+    def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
+        """The drafter drew this token, which is in the draft from now on.
 
-    def _waits(self) -> bool:
-        """Where hidden states are shown, a guide that says nothing else (a watched one) waits."""
-        return self._hidden is not None and getattr(self._guide, "waits_for_hidden", True)
-
-    def draw(self) -> None:
-        """Draw from q and keep the token, whatever it is."""
-        q = self.next
-        token = draw(q, self.context.rng.random()) if not isinstance(q, int) else q
-        self._keep(token, q, "")
-        if self._mix is not None:
-            probs = self.logits.float().softmax(-1) if isinstance(q, int) else q
-            self.confidences[-1] = float(probs.max())
-            self._step = DraftStep(len(self.tokens), self.length, max_prob=self.confidences[-1])
-        elif self._guide.needs_probs:
-            before = self._step.entropy
-            step = _describe(self.logits, q, token, len(self.tokens), self.length)
-            self._step = replace(step, entropy_before=before, hidden_before=self._hidden)
+        q: [V] that it was drawn from, None = it was certain. facts: of the token, as ``described``.
+        A token of -1 says that q was not finite: the draft ends before it.
+        """
+        if token < 0:
+            self.is_over = True
+        if self.is_over:
+            return
+        self._append(token, q, "")
+        depth, before = len(self.tokens), self._step.entropy
+        if facts is None:
+            self._step = DraftStep(depth, self.length, hidden_before=self._hidden)
+        elif self.is_mixed:
+            self.confidences[-1] = float(facts[1])
+            self._step = DraftStep(depth, self.length, max_prob=float(facts[1]))
         else:
-            self._step = DraftStep(len(self.tokens), self.length, hidden_before=self._hidden)
+            prob, largest, entropy, margin = facts.tolist()
+            step = DraftStep(depth, self.length, prob, largest, entropy, margin, before)
+            self._step = replace(step, hidden_before=self._hidden)
 
-    def _keep(self, token: int, q: Dist, source: str) -> None:
+    def set_aside(self, node: int, q: Dists, row: int) -> None:
+        """Note what the drafter would have drawn from behind a node, to score it."""
+        drawn_from = q.q(row)
+        self.asides.append((node, q.tokens[row] if drawn_from is None else drawn_from))
+
+    def show(self, hidden: Floats) -> None:
+        """The state at the token that was read last."""
+        self._hidden = hidden.astype(np.float32)
+        if self.tokens:
+            self._step = replace(self._step, hidden=self._hidden)
+
+    def _append(self, token: int, q: Tensor | None, source: str) -> None:
         self.tokens.append(token)
-        self.dists.append(q)
+        self.probs.append(q)
         self.sources.append(source)
         self.confidences.append(float("nan"))
+        self.is_over = len(self.tokens) >= self.length or token in self.context.eos
 
     def draft(self, source: str) -> Draft:
         """The chain as a draft; greedy and copied tokens are point masses."""
-        probs = [None if isinstance(q, int) else q for q in self.dists]
-        sources = [own or source for own in self.sources]
-        confidences = self.confidences if self._mix is not None else ()
-        tokens = np.asarray(self.tokens, dtype=np.int64)
-        return Draft(tokens, probs, sources, confidences=confidences)
+        return Draft(
+            np.asarray(self.tokens, dtype=np.int64),
+            self.probs,
+            [own or source for own in self.sources],
+            confidences=self.confidences if self.is_mixed else (),
+            asides=self.asides,
+        )
 
 
-def draw_chains(
-    chains: Sequence[Chain], known: Sequence[Known], step: Callable[[Sequence[Chain]], None]
-) -> None:
-    """Draw token after token, all chains that go on in one forward a step.
-
-    known: by row, where each q is noted. step: reads the tokens drawn last and lets their chains
-    ``see`` what follows.
-    """
-    active = [chain for chain in chains if chain.begins()]
-    while active:
-        for chain in active:
-            chain.draw()
-            end = len(chain.context.tokens) + len(chain.tokens)
-            known[chain.context.row].add(end - 1, chain.dists[-1:])
-        active = [chain for chain in active if chain.wants_to_read()]
-        if active:
-            step(active)
-        active = [chain for chain in active if _draws_on(chain, known[chain.context.row])]
-
-
-def _draws_on(chain: Chain, known: Known) -> bool:
-    """Whether the chain draws again; if not, the q that it did not use is kept for scoring."""
-    draws = chain.wants_to_draw()
-    if not draws and not is_broken(chain.next):
-        known.dists.append(chain.next)
-    return draws
-
-
-def _describe(logits: Tensor, q: Dist, token: int, depth: int, length: int) -> DraftStep:
-    """What a guide sees of the token just kept; greedy drafts are judged at temperature 1."""
-    probs = logits.float().softmax(-1) if isinstance(q, int) else torch.from_numpy(q)
-    top = probs.topk(2).values.tolist()
-    entropy = float(torch.special.entr(probs).sum())
-    return DraftStep(depth, length, float(probs[token]), top[0], entropy, top[0] - top[1])
+def described(q: Dists, logits: Tensor, tokens: Tensor) -> Tensor:
+    """[N, 4] of each token: its probability, the largest one, the entropy, the gap of the two
+    largest; greedy drafts are judged at temperature 1."""
+    probs = logits.float().softmax(-1)
+    if len(q.probs):
+        drawn = torch.from_numpy(np.flatnonzero(q.places >= 0)).to(probs.device)
+        probs = probs.index_copy(0, drawn, q.probs)
+    own = probs.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+    top = probs.topk(2).values
+    entropy = torch.special.entr(probs).sum(-1)
+    return torch.stack((own, top[:, 0], entropy, top[:, 0] - top[:, 1]), dim=-1)

@@ -6,7 +6,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,3 +112,18 @@ def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
         if depth < len(row):
             groups.setdefault(row[depth], []).append(row)
     return groups
+
+
+def before_ends(tokens: Ints, parents: Ints, ends: Container[int]) -> tuple[Ints, Ints]:
+    """A tree's tokens and parents without what stands behind a token that ends the answer.
+
+    >>> before_ends(np.array([5, 2, 7, 8]), np.array([-1, -1, 1, 0]), {2})[1].tolist()
+    [-1, -1, 0]
+    """
+    place = {-1: -1}
+    for node, parent in enumerate(parents.tolist()):
+        if parent in place and (parent < 0 or int(tokens[parent]) not in ends):
+            place[node] = len(place) - 1
+    kept = list(place)[1:]
+    above = np.array([place[parent] for parent in parents[kept].tolist()], dtype=np.int64)
+    return tokens[kept], above

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from draftwise.drafters.datastore_file import Store
+from draftwise.drafters.protocol import Context
 from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Match, RetrievalSession
 from draftwise.types import DraftwiseError
 
@@ -28,7 +29,7 @@ class DatastoreDrafter:
 
     retrieves, can_mix = True, False
     can_branch = True
-    relative_cost = 0.006
+    relative_cost, token_bytes = 0.006, 0
 
     def __init__(
         self, name: str, file: str, num_matches: int = 64, vocab_size: int | None = None
@@ -42,10 +43,9 @@ class DatastoreDrafter:
                 f"target one of {vocab_size}: build it with the target's tokenizer"
             )
 
-    def start(self, num_rows: int, capacity: int) -> RetrievalSession:
+    def start(self) -> RetrievalSession:
         """Nothing but each row's last tokens."""
-        finders = [_Finder(self._store, self._num_matches) for _ in range(num_rows)]
-        return RetrievalSession(self.name, finders)
+        return RetrievalSession(self.name, lambda _: _Finder(self._store, self._num_matches))
 
 
 class _Finder:
@@ -55,7 +55,7 @@ class _Finder:
         self._store, self._num_matches = store, num_matches
         self._ending: deque[int] = deque(maxlen=LONGEST_MATCH)
 
-    def begin(self, num_prompt: int) -> None:
+    def begin(self, context: Context) -> None:
         """Prompt and output are alike here."""
 
     def push(self, token: int) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftwise.drafters.protocol import Context, DraftTask, score_known
-from draftwise.types import Draft, DraftStep, Scores
-
-LONGEST_MATCH = 32
-"""Matches are measured up to this many tokens: longer ones say nothing more."""
+from draftwise.drafters.protocol import Context
+from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Match, RetrievalSession
 
 
 class LookupDrafter:
@@ -25,7 +22,7 @@ class LookupDrafter:
 
     retrieves, can_mix = True, False
     can_branch = False
-    relative_cost = 0.002
+    relative_cost, token_bytes = 0.002, 200
 
     def __init__(self, name: str, prompt_lookup_min: int = 1, prompt_lookup_max: int = 8) -> None:
         if not 1 <= prompt_lookup_min <= prompt_lookup_max:
@@ -35,72 +32,66 @@ class LookupDrafter:
             )
         self.name, self._sizes = name, (prompt_lookup_min, prompt_lookup_max)
 
-    def start(self, num_rows: int, capacity: int) -> LookupSession:
-        """An empty index for each row."""
-        return LookupSession(self.name, *self._sizes, num_rows)
+    def start(self) -> RetrievalSession:
+        """No index yet."""
+        return RetrievalSession(self.name, lambda expected: _Finder(*self._sizes))
 
 
-class _Index:
-    """One text's n-grams, and the proposals that its own past made for each position."""
+class _Finder:
+    """One text, and where each of its n-grams ended last."""
 
     def __init__(self, smallest: int, largest: int) -> None:
         self._sizes = range(smallest, largest + 1)
         self._last: dict[tuple[int, ...], int] = {}
-        self.length = 0
-        self.known_start = 0
-        self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
-        self.match = 0
-        self._source = 0
+        self._text: list[int] = []
+        self._match = NO_MATCH
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Index the text up to its present end, one token after another."""
-        while self.length < len(tokens):
-            proposal = tokens[self._source] if self.match else -1
-            self.known.append((proposal, self.match))
-            self.length += 1
-            self._find(tokens)
+    def begin(self, context: Context) -> None:
+        """Prompt and output are alike here."""
 
-    def _find(self, tokens: Sequence[int]) -> None:
+    def push(self, token: int) -> None:
         """The longest earlier occurrence of the ending; then remember the ending itself."""
-        end = self.length
-        self.match = self._source = 0
+        text = self._text
+        text.append(token)
+        end, length, source = len(text), 0, 0
         for size in self._sizes:
             if size > end:
                 break
-            ending = tuple(tokens[end - size : end])
+            ending = tuple(text[end - size :])
             found = self._last.get(ending)
             if found is not None:
-                self.match, self._source = size, found
+                length, source = size, found
             self._last[ending] = end
-        if self.match == self._sizes[-1]:
-            self.match = _common_suffix(tokens, self._source, end, self.match)
+        self._match = self._matched(text, length, source)
 
-    def peek(self, tokens: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
-        """Tokens of the longest match behind a draft, and the token that follows it."""
-        if not drafted:
-            return (self.match, tokens[self._source]) if self.match else (0, -1)
-        end, match, source = len(tokens) + len(drafted), 0, 0
-        tail = (*tokens[-self._sizes[-1] :], *drafted)[-self._sizes[-1] :]
+    def find(self, draft: Sequence[int]) -> Match:
+        if not draft:
+            return self._match
+        tail, length, source = (*self._text[-self._sizes[-1] :], *draft), 0, 0
         for size in self._sizes:
             found = self._last.get(tail[len(tail) - size :]) if size <= len(tail) else None
             if found is None:
                 break
-            match, source = size, found
-        if match == self._sizes[-1]:
-            match = _common_suffix([*tokens, *drafted], source, end, match)
-        if not match:
-            return 0, -1
-        behind = source - len(tokens)
-        return match, tokens[source] if behind < 0 else drafted[behind]
+            length, source = size, found
+        return self._matched([*self._text, *draft] if length else [], length, source)
 
-    def propose(self, tokens: Sequence[int], length: int) -> list[int]:
-        """The continuation of the match, running on into itself where it reaches the end."""
-        if not self.match:
-            return []
-        text = list(tokens)
-        for offset in range(length):
-            text.append(text[self._source + offset])
-        return text[len(tokens) :]
+    def share(self) -> None:
+        """Every text is searched by itself."""
+
+    def _matched(self, text: Sequence[int], length: int, source: int) -> Match:
+        """What follows ``source``, running on into itself where it reaches the end."""
+        if not length:
+            return NO_MATCH
+        if length == self._sizes[-1]:
+            length = _common_suffix(text, source, len(text), length)
+        end = len(text)
+
+        def rows(depth: int) -> list[list[int]]:
+            row = list(text[source : min(source + depth, end)])
+            row *= -(-depth // len(row))
+            return [row[:depth]]
+
+        return Match(length, rows, lambda: [text[source]])
 
 
 def _common_suffix(tokens: Sequence[int], source: int, end: int, known: int) -> int:
@@ -112,64 +103,3 @@ def _common_suffix(tokens: Sequence[int], source: int, end: int, known: int) -> 
     ):
         length += 1
     return length
-
-
-class LookupSession:
-    """An index for each row, brought up to date whenever it is asked."""
-
-    def __init__(self, name: str, smallest: int, largest: int, num_rows: int) -> None:
-        self._name = name
-        self._indices = [_Index(smallest, largest) for _ in range(num_rows)]
-
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """The continuation of each row's match, as far as its guide goes on."""
-        drafts = []
-        for task in tasks:
-            tokens = self._index(task.context).propose(task.context.tokens, task.length)
-            # a proposal of mass one: certain in its own eyes, so rules on confidence never stop it
-            certain = (1.0, 1.0, 0.0, 1.0)
-            kept = 0
-            while kept < len(tokens) and task.guide.goes_on(DraftStep(kept, task.length, *certain)):
-                kept += 1
-            drafts.append(Draft.chain(tokens[:kept], None, self._name))
-        return drafts
-
-    def commit(self, contexts: Sequence[Context]) -> None:
-        """Nothing to drop: only verified text is indexed."""
-
-    def score(self, contexts: Sequence[Context], everything: bool) -> list[Scores | None]:
-        """What lookup would have proposed at each new position: free every round."""
-        reports = []
-        for context in contexts:
-            index = self._index(context)
-            reports.append(
-                score_known(
-                    context,
-                    index.known_start,
-                    [token for token, _ in index.known],
-                    [match for _, match in index.known],
-                )
-            )
-            index.known, index.known_start = [], index.length
-        return reports
-
-    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
-        """The same as any look: it is free."""
-        return self.score(contexts, everything=True)
-
-    def match_length(self, context: Context) -> int:
-        """Tokens of the longest match at the end of the text, 0 = none."""
-        return self._index(context).match
-
-    def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
-        """The match at the end of text and draft, and what follows it."""
-        return self._index(context).peek(context.tokens, drafted)
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop the other rows' indices."""
-        self._indices = [self._indices[row] for row in rows]
-
-    def _index(self, context: Context) -> _Index:
-        index = self._indices[context.row]
-        index.extend(context.tokens)
-        return index

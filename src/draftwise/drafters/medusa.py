@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwise.drafters.chain import Chain, Known, draw_chains
-from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
+from draftwise.drafters.lm_tree import Feed
+from draftwise.drafters.neural import NeuralSession
+from draftwise.drafters.protocol import Context
+from draftwise.drafters.reader import Reading
 from draftwise.nn.medusa import MedusaHeads, load_medusa_heads
 from draftwise.nn.model import CausalModel
-from draftwise.nn.sampling import distributions
-from draftwise.types import Draft, Scores
 
 
 def load_medusa(
@@ -52,89 +52,80 @@ class MedusaDrafter:
         self.name, self.heads = name, heads
         self.max_length = min(len(heads), max_length or len(heads))
         self.relative_cost = heads.num_parameters / len(heads) / max(1, target.num_parameters)
+        self.token_bytes = target.hidden_size * target.dtype.itemsize
         self._tap = target.num_layers
         target.tap([self._tap])
 
-    def start(self, num_rows: int, capacity: int) -> MedusaSession:
+    def start(self) -> NeuralSession:
         """Nothing scored yet."""
-        return MedusaSession(self.name, self.heads, self._tap, self.max_length, num_rows)
+        return NeuralSession(self.name, MedusaReader(self.heads, self._tap, self.max_length))
 
 
-class MedusaSession:
-    """The q's that the heads said along the texts of a batch; there is no cache.
+class MedusaReader:
+    """Heads on the target's last states; there is no cache, and nothing drafted is read.
 
     The state after token s gives, by head i, q of position s + 2 + i.
     """
 
-    def __init__(
-        self, name: str, heads: MedusaHeads, tap: int, max_length: int, num_rows: int
-    ) -> None:
-        self._name, self._heads, self._tap, self._max_length = name, heads, tap, max_length
-        self._known = [Known() for _ in range(num_rows)]
+    glance = None
+    shows_hidden = False
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """All heads look once; then the chains draw, one head a token."""
-        chains = [Chain(task) for task in tasks]
-        for chain in chains:
-            chain.shorten(self._max_length)
-        # a text of one token has no hidden state yet: the target reads it in this very round
-        able = [c for c in chains if len(c.context.tokens) > 1 and c.length > 0]
-        for chain in able:
-            self._look(chain.context)
-        if able:
-            states = [self._states(c.context, len(c.context.tokens) - 2, 1) for c in able]
-            logits = self._heads.logits(torch.cat(states), max(c.length for c in able))
-            rows = {chain.context.row: logits[:, index] for index, chain in enumerate(able)}
-            _show(able, rows)
-            draw_chains(able, self._known, lambda active: _show(active, rows))
-        for chain in chains:
-            known = self._known[chain.context.row]
-            known.base, known.drafted = len(chain.context.tokens), chain.tokens
-        return [chain.draft(self._name) for chain in chains]
+    def __init__(self, heads: MedusaHeads, tap: int, max_length: int) -> None:
+        self._heads, self._tap, self._max_length = heads, tap, max_length
+        self._ahead: dict[int, list[Tensor]] = {}
 
-    def commit(self, contexts: Sequence[Context]) -> None:
-        """Forget the q's behind the first rejection."""
-        for context in contexts:
-            self._known[context.row].agree(context.tokens)
+    def open(self, row: int, expected: int) -> None:
+        """Nothing to prepare."""
 
-    def score(self, contexts: Sequence[Context], everything: bool) -> list[Scores | None]:
-        """Drafted positions; with ``everything`` also what head 0 says of the others."""
-        if everything:
-            for context in contexts:
-                self._look(context)
-        return [self._report(context) for context in contexts]
+    def close(self, row: int) -> None:
+        """Forget the row."""
+        self._ahead.pop(row, None)
 
-    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
-        """As if each draft had had one token, which is what head 0 tells of."""
-        return self.score(contexts, everything=True)
+    def crop(self, row: int, length: int) -> None:
+        """There is nothing to keep but the target's states."""
 
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop the other rows' memory."""
-        self._known = [self._known[row] for row in rows]
+    def copy(self, source: int, row: int, length: int) -> None:
+        """There is nothing to take over but the target's states."""
 
-    def _look(self, context: Context) -> None:
-        """q of the positions whose p is kept and that were not told yet."""
-        text, known = context.tokens, self._known[context.row]
-        first = max(2, known.end, context.targets_start, len(text) - MAX_TARGETS)
-        if first < len(text):
-            block = self._heads.logits(self._states(context, first - 2, len(text) - first), 1)[0]
-            known.add(first, distributions(block, context.sampling, text[:first], text[first:]))
+    def follow(self, context: Context) -> int:
+        """A text of one token has no hidden state yet: the target reads it in this very round."""
+        return self._max_length if len(context.tokens) > 1 else -1
+
+    def base(self, context: Context) -> int:
+        """There is no cache."""
+        return 0
+
+    def first(self, context: Context) -> int:
+        """What a text begins with has no state before it."""
+        return 2
+
+    def num_unread(self, context: Context, end: int) -> int:
+        """Any state can be looked at again."""
+        return max(0, end - 1)
+
+    def read(self, readings: Sequence[Reading]) -> tuple[Tensor, None]:
+        """Head 0 on the text; of its last state all that a draft will need."""
+        states = [self._states(r.context, r.end - 1 - r.num, r.num) for r in readings]
+        ahead = max(reading.ahead for reading in readings)
+        if ahead > 1:
+            every = self._heads.logits(torch.cat([own[-1:] for own in states]), ahead)
+            for index, reading in enumerate(readings):
+                self._ahead[reading.context.row] = list(every[1:, index])
+        return self._heads.logits(torch.cat(states), 1)[0], None
+
+    def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
+        """The next head, whatever was drawn."""
+        return torch.stack([self._ahead[row].pop(0) for row in rows]), None
+
+    def read_level(self, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
+        """Raises ValueError: no tree can be made of heads that do not see each other's tokens."""
+        raise ValueError("Medusa heads draft chains: ask for a plan without a tree")
+
+    def settle(self, context: Context, base: int, agreed: int) -> None:
+        """Nothing was stored."""
 
     def _states(self, context: Context, start: int, num: int) -> Tensor:
         """[num, D] the target's last states after the tokens ``start``, ``start + 1``, ..."""
         if context.features is None:
             raise RuntimeError("the target's hidden states are not there: tap it before prefill")
         return context.features.get([self._tap], start, start + num)
-
-    def _report(self, context: Context) -> Scores | None:
-        known = self._known[context.row]
-        self._known[context.row] = Known(start=known.end)
-        return score_known(context, known.start, known.dists)
-
-
-def _show(chains: Sequence[Chain], logits: dict[int, Tensor]) -> None:
-    """q of the token that each chain draws next, by row from the [heads, V] logits."""
-    for chain in chains:
-        row, text = logits[chain.context.row][len(chain.tokens)], chain.context.tokens
-        said = [*text, *chain.tokens] if chain.reads_text else []
-        chain.see(distributions(row[None], chain.context.sampling, said, [])[0], row, None)

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from draftwise.dist import overlap, ratio
 from draftwise.guides.fixed import Fixed
+from draftwise.nn.occurrences import Occurrences
+from draftwise.nn.sampling import Span
+from draftwise.nn.transfer import Ask
 from draftwise.protocols import Guide, Mixer
-from draftwise.types import Dist, Draft, SamplingParams, Scores, TreeShape
+from draftwise.types import Draft, Ints, SamplingParams, Scores, TreeShape
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from draftwise.nn.features import Features
 
 MAX_TARGETS = 64
@@ -24,26 +28,54 @@ MAX_TARGETS = 64
 class Context:
     """One request as drafters see it: its text, how it samples, and the target's verified p.
 
-    row: its row in every cache of the batch. tokens: prompt and emitted tokens. rng: the request's
-    draft stream. targets: p at the positions ``targets_start``, ``targets_start + 1``, ... of the
-    text, at most ``MAX_TARGETS`` of the latest. features: the target's hidden states along the text
-    but for its last token, where some drafter looks at them.
+    row: its row in every cache, while it runs. tokens: prompt and emitted tokens. rng: the
+    request's draft stream. targets: p at the positions ``targets_start``, ``targets_start + 1``,
+    ... of the text, at most ``MAX_TARGETS`` of the latest: tokens where the request is greedy (-1 =
+    not finite), else [V] rows on the device. features: the target's hidden states along the text
+    but for its last token, where some drafter looks at them. eos: tokens behind which nothing is
+    drafted. num_prompt: of the text, by default all that there is at first. seen: how often tokens
+    occurred, where that is penalised. tenant: whose earlier answers it may draft from, and whose it
+    joins. is_private: it joins none.
     """
 
     row: int
     tokens: list[int]
     sampling: SamplingParams
     rng: np.random.Generator
-    targets: list[Dist] = field(default_factory=list)
+    targets: list[int | Tensor] = field(default_factory=list)
     targets_start: int = 0
     features: Features | None = None
+    tenant: str = ""
+    is_private: bool = False
+    eos: frozenset[int] = frozenset()
+    num_prompt: int = -1
+    seen: Occurrences | None = None
 
-    def extend(self, tokens: Sequence[int], targets: Sequence[Dist]) -> None:
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.tokens) if self.num_prompt < 0 else self.num_prompt
+
+    def span(
+        self,
+        num_rows: int,
+        start: int,
+        drafted: Sequence[int] | Tensor = (),
+        parents: Ints | None = None,
+        skip: int = 0,
+    ) -> Span:
+        """Rows of logits behind ``start`` tokens of the text; see ``Span``."""
+        if not self.sampling.reads_text:
+            return Span(self.sampling, num_rows)
+        if self.seen is None and self.sampling.penalises:
+            self.seen = Occurrences(self.num_prompt)
+        given = (self.sampling, num_rows, self.tokens, start, drafted, parents, self.num_prompt)
+        return Span(*given, self.seen, skip)
+
+    def extend(self, tokens: Sequence[int], targets: Sequence[int | Tensor]) -> None:
         """Append emitted tokens with the p that each was verified against."""
         self.tokens.extend(tokens)
         self.remember(len(self.tokens) - len(tokens), targets)
 
-    def remember(self, start: int, targets: Sequence[Dist]) -> None:
+    def remember(self, start: int, targets: Sequence[int | Tensor]) -> None:
         """Keep p at positions ``start``...; what is not contiguous with it is forgotten."""
         if start != self.targets_start + len(self.targets):
             self.targets, self.targets_start = [], start
@@ -52,11 +84,6 @@ class Context:
         if surplus > 0:
             del self.targets[:surplus]
             self.targets_start += surplus
-
-    def target(self, position: int) -> Dist | None:
-        """p at a position of the text, or None where it is not known (any more)."""
-        index = position - self.targets_start
-        return self.targets[index] if 0 <= index < len(self.targets) else None
 
 
 Peek = Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
@@ -92,17 +119,36 @@ def mixed_task(context: Context, length: int, mix: Mix) -> DraftTask:
 
 
 class DraftSession(Protocol):
-    """One drafter's memory of one batch: caches, indices, what it has not been scored on yet."""
+    """One drafter's memory of rows: caches, indices, what it has not been scored on yet."""
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+    def open(self, context: Context, expected: int) -> None:
+        """A request begins in its row: a prompt so far, ``expected`` tokens at most in the end."""
+        ...
+
+    def close(self, row: int) -> None:
+        """Nothing of this row is wanted any more."""
+        ...
+
+    def crop(self, context: Context, length: int) -> None:
+        """Another request goes on in an open row, behind its text's first ``length`` tokens."""
+        ...
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Let an open row begin with what is known of another one's first ``length`` tokens."""
+        ...
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Ask[list[Draft]]:
         """A draft for each task; an empty one is legal. A token drawn is always in the draft."""
         ...
 
-    def commit(self, contexts: Sequence[Context]) -> None:
-        """The contexts (those of the last ``propose``) were verified: drop what was rejected."""
+    def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
+        """The contexts (those of the last ``propose``) were verified: drop what was rejected.
+
+        judged: what verification showed of this drafter's drafts, to be reported with the rest.
+        """
         ...
 
-    def score(self, contexts: Sequence[Context], everything: bool) -> list[Scores | None]:
+    def score(self, contexts: Sequence[Context], everything: bool) -> Ask[list[Scores | None]]:
         """What is known of this drafter along the verified text and was not reported before.
 
         With ``everything``, also what costs a forward of its own (panoramic feedback); else only
@@ -110,15 +156,11 @@ class DraftSession(Protocol):
         """
         ...
 
-    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
+    def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
         """A look at the last tokens of texts: scores of what was not told yet, for little.
 
         It may leave out what lies far before them, so these q's need not be those of a draft.
         """
-        ...
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop all rows but these, in this order; the contexts are renumbered alike."""
         ...
 
 
@@ -135,7 +177,7 @@ class Retrieving(DraftSession, Protocol):
 
 
 class Drafter(Protocol):
-    """Something that can draft: loaded once, with a session for each batch."""
+    """Something that can draft: loaded once, with a session for each engine."""
 
     name: str
     can_branch: bool
@@ -146,34 +188,9 @@ class Drafter(Protocol):
     """Whether it copies what it finds; its sessions are ``Retrieving``."""
     relative_cost: float
     """A first guess of one draft step's seconds over the target's, until it is measured."""
+    token_bytes: int
+    """Bytes that it keeps for each token of a text, keys and values above all."""
 
-    def start(self, num_rows: int, capacity: int) -> DraftSession:
-        """Memory for a batch of ``num_rows`` rows of at most ``capacity`` tokens."""
+    def start(self) -> DraftSession:
+        """A memory of rows that come and go, empty."""
         ...
-
-
-def score_known(
-    context: Context, start: int, known: Sequence[Dist], matches: Sequence[int] | None = None
-) -> Scores | None:
-    """Compare a drafter's distributions q at positions ``start``... with the verified p there.
-
-    Only positions that are in the text and whose p is still kept count. Returns None if none is.
-    """
-    alphas: list[float] = []
-    ratios: list[float] = []
-    kept: list[int] = []
-    first = start
-    for offset, q in enumerate(known):
-        p = context.target(start + offset)
-        if p is None or start + offset >= len(context.tokens):
-            if alphas:
-                break
-            first = start + offset + 1
-            continue
-        alphas.append(min(1.0, overlap(p, q)))
-        ratios.append(ratio(p, q, context.tokens[start + offset]))
-        kept.append(offset)
-    if not alphas:
-        return None
-    lengths = None if matches is None else np.array([matches[i] for i in kept], dtype=np.int64)
-    return Scores(first, np.array(alphas), np.array(ratios), lengths)

@@ -9,11 +9,14 @@ from typing import Protocol
 from draftwise.drafters.continuations import (
     Rows,
     TokenTree,
+    before_ends,
     describe,
     most_frequent_path,
     tree,
 )
-from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
+from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
+from draftwise.drafters.scoring import score_known
+from draftwise.nn.transfer import Ask, together
 from draftwise.types import Draft, DraftStep, Scores, TreeShape
 
 LONGEST_MATCH = 32
@@ -48,8 +51,8 @@ NO_MATCH = Match(0, lambda depth: [], lambda: [])
 class Finder(Protocol):
     """Where one row's text is searched for; its own memory and what it shares with others."""
 
-    def begin(self, num_prompt: int) -> None:
-        """Called once, before anything is read: how many tokens the prompt has."""
+    def begin(self, context: Context) -> None:
+        """Called once, before anything is read: the text so far is the prompt."""
         ...
 
     def push(self, token: int) -> None:
@@ -104,12 +107,31 @@ class RetrievalSession:
     with the help of tokens that were not known when it drafted.
     """
 
-    def __init__(self, name: str, finders: Sequence[Finder]) -> None:
-        self._name = name
-        self._rows = [_Row(finder) for finder in finders]
+    def __init__(self, name: str, new_finder: Callable[[int], Finder]) -> None:
+        """new_finder: makes one for a text of so many tokens."""
+        self._name, self._new_finder = name, new_finder
+        self._rows: dict[int, _Row] = {}
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+    def open(self, context: Context, expected: int) -> None:
+        """A text of which nothing was read; what it has now is its prompt."""
+        finder = self._new_finder(expected)
+        finder.begin(context)
+        self._rows[context.row] = _Row(finder)
+
+    def close(self, row: int) -> None:
+        """Forget the row; what it shared stays."""
+        del self._rows[row]
+
+    def crop(self, context: Context, length: int) -> None:
+        """Begin again: what is prompt and what is answer is another matter now."""
+        self.open(context, len(context.tokens))
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Reading the text again is cheap."""
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Ask[list[Draft]]:
         """What followed each row's match most often: a chain up to its guide's stop, or a tree."""
+        yield from ()  # nothing on the device is looked at
         return [
             self._chain(task) if task.tree is None else self._tree(task, task.tree)
             for task in tasks
@@ -119,14 +141,17 @@ class RetrievalSession:
         path = self._row(task.context).path(task.length)
         step, kept = DraftStep(0, task.length), 0
         while kept < len(path) and task.guide.goes_on(step):
-            counts = path[kept][1] if task.guide.needs_probs else (1,)
+            token, counts = path[kept]
             kept += 1
-            step = describe(kept, task.length, counts)
+            if token in task.context.eos:
+                break
+            step = describe(kept, task.length, counts if task.guide.needs_probs else (1,))
         return Draft.chain([token for token, _ in path[:kept]], None, self._name)
 
     def _tree(self, task: DraftTask, shape: TreeShape) -> Draft:
         found = self.tree(task.context, shape.total_tokens, top_k=shape.top_k, length=task.length)
-        return Draft(found.tokens, None, [self._name] * len(found.tokens), found.parents)
+        tokens, parents = before_ends(found.tokens, found.parents, task.context.eos)
+        return Draft(tokens, None, [self._name] * len(tokens), parents)
 
     def tree(
         self, context: Context, num_tokens: int, *, top_k: int | None = None, length: int = 16
@@ -135,31 +160,24 @@ class RetrievalSession:
         rows = self._row(context).match.rows(min(length, num_tokens))
         return tree(rows, num_tokens, top_k=top_k, length=length)
 
-    def commit(self, contexts: Sequence[Context]) -> None:
+    def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
         """Read what was verified, then share it; nothing to drop: drafts are never read."""
         for context in contexts:
-            # at a first meeting here the text already has a round's tokens behind the prompt
-            self._row(context, context.targets_start if context.targets else None)
+            self._row(context)
         for context in contexts:
             self._rows[context.row].finder.share()
 
-    def score(self, contexts: Sequence[Context], everything: bool) -> list[Scores | None]:
+    def score(self, contexts: Sequence[Context], everything: bool) -> Ask[list[Scores | None]]:
         """What would have been proposed at each new position: free every round."""
-        reports = []
+        asks = []
         for context in contexts:
             row = self._row(context)
-            reports.append(
-                score_known(
-                    context,
-                    row.known_start,
-                    [token for token, _ in row.known],
-                    [match for _, match in row.known],
-                )
-            )
+            tokens, matches = [token for token, _ in row.known], [match for _, match in row.known]
+            asks.append(score_known(context, row.known_start, tokens, matches))
             row.known, row.known_start = [], row.length
-        return reports
+        return (yield from together(asks))
 
-    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
+    def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
         """The same as any look: it is free."""
         return self.score(contexts, everything=True)
 
@@ -173,13 +191,7 @@ class RetrievalSession:
         match = row.finder.find(drafted) if drafted else row.match
         return match.length, match.proposal()
 
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop the other rows' memory; what they shared stays."""
-        self._rows = [self._rows[row] for row in rows]
-
-    def _row(self, context: Context, num_prompt: int | None = None) -> _Row:
+    def _row(self, context: Context) -> _Row:
         row = self._rows[context.row]
-        if not row.length:
-            row.finder.begin(len(context.tokens) if num_prompt is None else num_prompt)
         row.read(context.tokens)
         return row

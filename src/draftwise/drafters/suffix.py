@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from draftwise.drafters.continuations import Rows
+from draftwise.drafters.protocol import Context
 from draftwise.drafters.retrieval import NO_MATCH, Match, RetrievalSession
 from draftwise.drafters.suffix_index import Ending, Piece, SuffixIndex
 
@@ -21,67 +22,89 @@ class SuffixDrafter:
 
     An output is shared round by round, after the round's rows were scored, so requests that run
     together help each other and an answer that is never finished is not lost; prompts are not
-    shared. The history has at most ``max_tokens`` tokens, oldest outputs dropped first; 0 = none,
-    and then an answer depends on its own request alone. With a history a draft depends on what was
+    shared, and private requests share nothing. Each tenant has a history of its own, at most
+    ``num_tenants`` of them (of more, the one used least recently is forgotten), each of at most
+    ``max_tokens`` tokens, oldest outputs dropped first; 0 = none, and then an answer depends on its
+    own request alone. With a history a draft depends on what was
     said before: the same seed may draw another sample, of the same law.
 
-    Memory: 36 bytes a token and 32 a token of ``max_tokens`` (of the row's capacity for its own).
+    Memory: 36 bytes a token and 32 a token of ``max_tokens`` (of those expected for its own).
     Time: O(num_matches) a token. probs: None (a point mass, a function of the past alone).
     Errors: ValueError if max_tokens < 0 or num_matches < 1.
 
     >>> from draftwise.drafters.protocol import Context
     >>> from draftwise.types import SamplingParams
-    >>> session = SuffixDrafter("suffix").start(num_rows=1, capacity=16)
+    >>> session = SuffixDrafter("suffix").start()
     >>> context = Context(0, [5, 6, 7, 8, 5, 6], SamplingParams(), rng=None)
+    >>> session.open(context, expected=16)
     >>> session.match_length(context), session.tree(context, num_tokens=4).tokens.tolist()
     (2, [7, 8, 5, 6])
     """
 
     retrieves, can_mix = True, False
     can_branch = True
-    relative_cost = 0.004
+    relative_cost, token_bytes = 0.004, 68
 
-    def __init__(self, name: str, max_tokens: int = 262_144, num_matches: int = 8) -> None:
-        if max_tokens < 0 or num_matches < 1:
+    def __init__(
+        self, name: str, max_tokens: int = 262_144, num_matches: int = 8, num_tenants: int = 16
+    ) -> None:
+        if max_tokens < 0 or num_matches < 1 or num_tenants < 1:
             raise ValueError(
-                f"max_tokens={max_tokens} and num_matches={num_matches}: max_tokens must be 0 (no "
-                "shared history) or more, num_matches 1 or more"
+                f"max_tokens={max_tokens}, num_matches={num_matches} and num_tenants={num_tenants}:"
+                " max_tokens must be 0 (no shared history) or more, the others 1 or more"
             )
         self.name, self._max_tokens, self._num_matches = name, max_tokens, num_matches
-        self._shared = SuffixIndex(max_tokens, num_matches, max_tokens) if max_tokens else None
+        self._num_tenants = num_tenants
+        self._histories: dict[str, SuffixIndex] = {}  # the latest used last
 
     def forgetful(self) -> SuffixDrafter:
         """Another of the same options, without a history."""
-        return SuffixDrafter(self.name, self._max_tokens, self._num_matches)
+        return SuffixDrafter(self.name, self._max_tokens, self._num_matches, self._num_tenants)
 
     @property
     def num_shared_tokens(self) -> int:
-        """Tokens of past outputs that are kept now."""
-        return self._shared.num_tokens if self._shared is not None else 0
+        """Tokens of past outputs that are kept now, of all tenants."""
+        return sum(history.num_tokens for history in self._histories.values())
 
-    def start(self, num_rows: int, capacity: int) -> RetrievalSession:
-        """An empty index for each row, beside the shared one."""
-        rows = [
-            _Finder(SuffixIndex(capacity, self._num_matches), self._shared) for _ in range(num_rows)
-        ]
-        return RetrievalSession(self.name, rows)
+    def start(self) -> RetrievalSession:
+        """An index for each row, beside the shared one."""
+        return RetrievalSession(self.name, self._new_finder)
+
+    def _new_finder(self, expected: int) -> _Finder:
+        return _Finder(SuffixIndex(expected, self._num_matches), self._history)
+
+    def _history(self, tenant: str) -> SuffixIndex | None:
+        """A tenant's past outputs; None where none are kept."""
+        if not self._max_tokens:
+            return None
+        history = self._histories.pop(tenant, None)
+        if history is None:
+            history = SuffixIndex(self._max_tokens, self._num_matches, self._max_tokens)
+        self._histories[tenant] = history
+        if len(self._histories) > self._num_tenants:
+            del self._histories[next(iter(self._histories))]
+        return history
 
 
 class _Finder:
     """One row: its own text's index, and what of its output was not shared yet."""
 
-    def __init__(self, own: SuffixIndex, shared: SuffixIndex | None) -> None:
-        self._own, self._shared, self._ending = own, shared, Ending()
+    def __init__(self, own: SuffixIndex, history: Callable[[str], SuffixIndex | None]) -> None:
+        self._own, self._history, self._ending = own, history, Ending()
+        self._shared: SuffixIndex | None = None
+        self._shares = False
         self._own_text = self._shared_text = self._num_read = self._num_prompt = 0
         self._unshared: list[tuple[int, tuple[int, ...]]] = []
 
-    def begin(self, num_prompt: int) -> None:
-        self._num_prompt = num_prompt
+    def begin(self, context: Context) -> None:
+        self._num_prompt = len(context.tokens)
+        self._shared = self._history(context.tenant)
+        self._shares = self._shared is not None and not context.is_private
 
     def push(self, token: int) -> None:
         keys = self._ending.keys[-1] if self._ending.keys else ()
         self._own_text = self._own.append(self._own_text, token, keys)
-        if self._shared is not None and self._num_read >= self._num_prompt:
+        if self._shares and self._num_read >= self._num_prompt:
             self._unshared.append((token, keys))
         self._ending.push(token)
         self._num_read += 1

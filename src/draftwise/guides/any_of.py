@@ -28,7 +28,7 @@ def hidden_size(rules: Sequence[Guide]) -> int:
 
     Raises DraftwiseError where they read states of different sizes.
     """
-    sizes = sorted({size for rule in rules if (size := getattr(rule, "needs_hidden", 0))})
+    sizes = sorted({rule.needs_hidden for rule in rules} - {0})
     if len(sizes) > 1:
         raise DraftwiseError(f"rules read hidden states of sizes {sizes}: one drafter has one size")
     return sizes[0] if sizes else 0
@@ -36,7 +36,7 @@ def hidden_size(rules: Sequence[Guide]) -> int:
 
 def waits_for_hidden(rules: Sequence[Guide]) -> bool:
     """Whether some rule judges the token kept last by its hidden state."""
-    return any(getattr(rule, "waits_for_hidden", False) for rule in rules)
+    return any(rule.waits_for_hidden for rule in rules)
 
 
 class AnyOf:
@@ -53,6 +53,8 @@ class AnyOf:
     >>> rule.goes_on(DraftStep(depth=1, length=5, max_prob=0.7, entropy=0.3))
     False
     """
+
+    always_goes_on = False
 
     def __init__(self, make_rule: Callable[[str], Guide], rules: str = TABLE_1) -> None:
         self._rules = [make_rule(spec) for spec in split_rules(rules)]

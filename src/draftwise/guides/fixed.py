@@ -16,6 +16,7 @@ class Fixed:
 
     needs_probs = False
     is_pure = True
+    always_goes_on, waits_for_hidden, needs_hidden = True, False, 0
 
     def goes_on(self, step: DraftStep) -> bool:
         """Always."""

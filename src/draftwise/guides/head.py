@@ -28,11 +28,11 @@ class Head:
     >>> Head(None, tempfile.gettempdir() + "/nothing/here")
     Traceback (most recent call last):
         ...
-    draftwise.types.DraftwiseError: there is no acceptance head in ...
+    draftwise.errors.DraftwiseError: there is no acceptance head in ...
     """
 
     needs_probs = False
-    is_pure = False
+    is_pure = always_goes_on = False
 
     def __init__(
         self, home: Path | None, path: str | None = None, h: float = 0.7, lag: bool = False

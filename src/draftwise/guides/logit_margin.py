@@ -18,6 +18,7 @@ class LogitMargin:
 
     needs_probs = True
     is_pure = True
+    always_goes_on, waits_for_hidden, needs_hidden = False, False, 0
 
     def __init__(self, threshold: float = 0.2) -> None:
         if not 0 <= threshold <= 1:

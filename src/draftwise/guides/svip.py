@@ -31,6 +31,7 @@ class Svip:
 
     needs_probs = True
     is_pure = True
+    always_goes_on, waits_for_hidden, needs_hidden = False, False, 0
 
     def __init__(self, threshold: float = 0.6) -> None:
         if not threshold >= 0:

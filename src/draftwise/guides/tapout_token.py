@@ -39,7 +39,7 @@ class TapOutToken:
     (False, True, True)
     """
 
-    is_pure = False
+    is_pure = always_goes_on = False
 
     def __init__(
         self, make_rule: Callable[[str], Guide], make_bandit: Callable[[str, int], Policy],

@@ -9,36 +9,40 @@ from draftwise.types import Outcome
 
 
 class Throughput:
-    """Emitted tokens per second, over the highest rate of late.
+    """Emitted tokens per second, as a share of a bound that hardly ever moves.
 
     Source: BanditSpec, section 6.2: the reward is the tokens generated per second.
-    Update: bound <- max(rate, decay * bound); value = rate / bound.
-    Differs: the paper does not scale it, but its radius needs values in [0, 1]; the bound falls
-        by ``decay`` a round, so that one glitch of the clock does not flatten all that follows.
-    State: ``bound`` in tokens per second. Cost: O(1).
-    Errors: ValueError if decay is not in (0, 1]; ``nan`` for a plan that did not play.
+    Update: bound = (L + 1) / seconds of the first round, L the longest length: nothing is faster
+        than the longest draft in the shortest time; value = min(1, rate / bound). Only where a rate
+        exceeds it (the first round was slow) the bound doubles, once a round.
+    Differs: the paper does not scale it, but its radius needs values in [0, 1]. A bound that
+        followed the best rate so far would value the plans by the order they were tried in; one
+        glitch of the clock doubles this one at most.
+    State: ``bound`` in tokens per second; 0 before the first round. Cost: O(1).
+    Errors: none; ``nan`` for a plan that did not play.
 
     >>> from draftwise.types import PLAIN
     >>> import numpy as np
-    >>> empty, reward = np.zeros(0), Throughput(decay=1.0)
+    >>> empty, reward = np.zeros(0), Throughput()
     >>> [reward(Outcome(PLAIN, 4, empty, empty, empty, 0, 0, seconds)) for seconds in (0.5, 2.0)]
-    [1.0, 0.25]
+    [0.2, 0.05]
     """
 
     looks_ahead: ClassVar[bool] = False
 
-    def __init__(self, decay: float = 0.999) -> None:
-        if not 0.0 < decay <= 1.0:
-            raise ValueError(f"decay is {decay}; it must be in (0, 1]")
-        self._decay, self.bound = decay, 0.0
+    def __init__(self) -> None:
+        self.bound = 0.0
 
     def __call__(self, outcome: Outcome) -> float:
-        """Rate / bound."""
+        """Rate / bound, 1 at most."""
         if outcome.num_accepted is None or outcome.seconds <= 0.0:
             return NAN
         rate = (outcome.num_accepted + 1) / outcome.seconds
-        self.bound = max(rate, self._decay * self.bound)
-        return rate / self.bound
+        if self.bound == 0.0:
+            self.bound = (outcome.max_length + 1) / outcome.seconds
+        elif rate > self.bound:
+            self.bound *= 2.0
+        return min(1.0, rate / self.bound)
 
 
 class Goodput:
