@@ -55,7 +55,10 @@ class Priced:
         self, cache: Any, rows: Sequence[int], tokens: Any, *more: Any, **options: Any
     ) -> Any:
         """As the model's own."""
-        self._clock[0] += 1e-3 * self._cost(len(rows), max(len(fed) for fed in tokens))
+        packs = self._model.packs and len(rows) > 1  # then only the tokens in all count
+        widest = max(len(fed) for fed in tokens)
+        width = -(-sum(len(fed) for fed in tokens) // len(rows)) if packs else widest
+        self._clock[0] += 1e-3 * self._cost(len(rows), width)
         return self._model.extend(cache, rows, tokens, *more, **options)
 
 
@@ -74,5 +77,6 @@ def on_clock(spec: Speculator, name: str) -> Callable[[], float]:
     def now() -> float:
         return clock[0]
 
+    spec._num_prefixes = 0  # every prompt is read, also where it comes again
     spec._pool = dataclasses.replace(spec._pool, target=model, clock=now)
     return now

@@ -36,9 +36,9 @@ from draftwise.bench.environment import environment
 from draftwise.bench.methods import Peer, parse_method
 from draftwise.bench.ours import Asked
 from draftwise.bench.peers import PeerContestant
-from draftwise.drafters import lm
-from draftwise.engine import loop
-from draftwise.nn.attention import share_heads
+from draftwise.drafters import drawing, reader
+from draftwise.engine import judging
+from draftwise.nn.attention import attend_raggedly
 from draftwise.nn.compiled import WIDTHS
 from draftwise.nn.load import load_model
 from draftwise.pool import models_of
@@ -106,8 +106,8 @@ def models(args: argparse.Namespace) -> tuple[Any, list[Any], list[list[int]]]:
         drafters = ["zoo:generalist", "lookup"]
         return target.to(args.device, dtype), drafters, prompts
     target, drafter = (m.to(args.device, dtype) for m in random_pair(args.size, args.epsilon))
-    share_heads(target)
-    share_heads(drafter)
+    attend_raggedly(target)
+    attend_raggedly(drafter)
     random = np.random.default_rng(0)
     prompts = random.integers(0, VOCAB, (args.prompts, args.context)).tolist()
     return target, [drafter], prompts
@@ -172,7 +172,7 @@ def by_phase(spec: Speculator, prompts: list[list[int]], num_tokens: int) -> dic
     with ExitStack() as stack:
         wrapped = [("target forward", spec.target, "_forward")]
         wrapped += [("draft forward", m, "_forward") for m in models_of(spec.drafters)]
-        wrapped += [("distributions", room, "distributions") for room in (loop, lm)]
+        wrapped += [("distributions", room, "warped") for room in (judging, reader, drawing)]
         for label, owner, name in wrapped:
             usual = getattr(owner, name)
             stack.enter_context(patch.object(owner, name, timed(label, usual)))

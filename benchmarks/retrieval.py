@@ -90,7 +90,8 @@ def _fill(drafter: SuffixDrafter, past: list[list[int]], size: int) -> None:
         if drafter.num_shared_tokens >= size:
             return
         output = text[1 : size - drafter.num_shared_tokens + 1]
-        session, context = drafter.start(1, len(text)), _context(text[:1])
+        session, context = drafter.start(), _context(text[:1])
+        session.open(context, len(text))
         session.score([context], everything=False)
         context.tokens.extend(output)
         session.commit([context])
@@ -101,7 +102,8 @@ def _play(drafter: Drafter, texts: list[list[int]]) -> dict[str, float]:
     update_s = propose_s = 0.0
     num_rounds = num_tokens = 0
     for text in texts:
-        session, context = drafter.start(1, len(text) + LENGTH), _context(text[:PROMPT])
+        session, context = drafter.start(), _context(text[:PROMPT])
+        session.open(context, len(text) + LENGTH)
         session.score([context], everything=False)
         while (at := len(context.tokens)) < len(text):
             start = time.process_time()

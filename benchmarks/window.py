@@ -54,8 +54,9 @@ def coming_back(made: Speculator, text: list[int], missed: int, repeats: int) ->
     seconds: dict[str, list[float]] = defaultdict(list)
     for repeat in range(repeats + 1):
         for drafter in made.drafters:
-            session = drafter.start(1, READ + missed + 16)
+            session = drafter.start()
             context = Context(0, text[:READ], SamplingParams(), np.random.default_rng(0))
+            session.open(context, READ + missed + 16)
             session.propose([DraftTask(context, 1, Fixed())])
             context.tokens = text[: READ + missed]
             session.commit([context])
@@ -105,8 +106,9 @@ def memory(made: Speculator, text: list[int]) -> dict[str, Any]:
     found = {}
     for drafter in made.drafters:
         assert isinstance(drafter, LMDrafter)
-        session = drafter.start(1, LONG + 16)
+        session = drafter.start()
         context = Context(0, text[:LONG], SamplingParams(), np.random.default_rng(0))
+        session.open(context, LONG + 16)
         session.propose([DraftTask(context, 1, Fixed())])
         found[drafter.name] = round(session._cache.num_bytes / 1e3, 1)
     return found

@@ -1,0 +1,83 @@
+"""What the scripts of the papers' claims share: play labels in a world, print rows, write JSON.
+
+A row is a dict with ``claim``, ``here``, ``paper`` and ``ci95`` (half a 95% interval over texts,
+which are drawn anew for each seed; every policy begins anew with each text).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from draftwise.sim.costs import CostTable
+from draftwise.sim.environments import Environment
+from draftwise.sim.environments.iid import IndependentAlphas
+from draftwise.sim.presets import Setting
+from draftwise.sim.run import Outcome, run_match
+from draftwise.sim.setup import make_match
+from draftwise.sim.summary import results
+from draftwise.sim.tables import METASD_LENGTH, alpha_of
+
+Row = dict[str, Any]
+
+
+def options(doc: str | None, parts: Sequence[str]) -> argparse.Namespace:
+    """What every script of claims takes."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--part", action="append", choices=parts, default=[], help="default: all")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    found = parser.parse_args()
+    found.part = found.part or list(parts)
+    return found
+
+
+def played(
+    world: Environment, labels: Sequence[str], seeds: int, *, lengths: Sequence[int], tokens: int,
+    rules: Sequence[str] = ("fixed",),
+) -> dict[tuple[str, str], Row]:  # fmt: skip
+    """``draftwise simulate``'s results by domain and policy."""
+    setting = Setting("claim", lambda _: world, tuple(lengths), tuple(labels), tokens, tuple(rules))
+    match = make_match(setting, list(labels))
+    outcome: Outcome = run_match(match, range(seeds))
+    return {(row["domain"], row["policy"]): row for row in results(match, outcome)}
+
+
+def from_speedups(rows: Mapping[str, Sequence[float]], overhead: float, names: str) -> Environment:
+    """Drafters whose speedups a table prints: MAT = speedup x overhead, alphas i.i.d."""
+    means = {
+        task: {
+            f"{names}{i}": alpha_of(max(1.0, speedup * overhead), METASD_LENGTH)
+            for i, speedup in enumerate(speedups, 1)
+        }
+        for task, speedups in rows.items()
+    }
+    costs = CostTable({1: (1.0,)}, other_s=(overhead - 1.0) / METASD_LENGTH)
+    return IndependentAlphas(means, costs)
+
+
+def report(parts: Mapping[str, Callable[[int], list[Row]]], chosen: argparse.Namespace) -> None:
+    """Run the chosen parts, print each as a table, and write all of it."""
+    found = {}
+    for name in chosen.part:
+        found[name] = parts[name](chosen.seeds)
+        keys = list(dict.fromkeys(key for row in found[name] for key in row))
+        table = Table(*keys, title=name)
+        for row in found[name]:
+            table.add_row(*(_cell(row.get(key)) for key in keys))
+        Console(width=200).print(table)
+    if chosen.out:
+        chosen.out.write_text(json.dumps({"seeds": chosen.seeds, **found}, indent=1) + "\n")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, (float, np.floating)) else str(value)

@@ -1,0 +1,191 @@
+"""Recurrent and hybrid models: long texts, what taking back costs, what `lookup` gains.
+
+    python benchmarks/hybrid.py texts                  # greedy, against `generate`; minutes a type
+    python benchmarks/hybrid.py tape                   # a rejection against none
+    python benchmarks/hybrid.py gain /tmp/hybrid-zoo   # made by benchmarks/hybrid_zoo.py
+    python benchmarks/hybrid.py law                    # chi-square at T = 1, a type of each family
+
+Clock: CPU time of the process, so that others on the machine do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING
+
+from draftwise.cli.survey import chi_square
+from draftwise.nn.check import check_model
+from draftwise.nn.model import CausalModel
+from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.speculator import Speculator
+
+FAMILIES = {
+    "gated delta": "qwen3_next",
+    "KDA": "kimi_linear",
+    "Mamba 1": "jamba",
+    "Mamba 2": "granitemoehybrid",
+    "convolutions": "lfm2",
+    "windows": "gemma3_text",
+    "chunks": "llama4_text",
+    "tokens read again": "zaya",
+}
+PROMPTS = [[5, 6, 7, 8] * 4 + [9, 3, 2], [11, 12, 13, 11, 12], [*range(20, 50)]]
+
+
+def tiny(kind: str) -> Any:
+    """A tiny random module of a type."""
+    return tiny_module(tiny_config(CONFIG_MAPPING[kind]()))
+
+
+def near(module: Any, noise: float = 0.05) -> Any:
+    """A drafter that is often right: the module, disturbed."""
+    import copy
+
+    twin = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weights in twin.parameters():
+            spread = noise * float(weights.std()) if weights.numel() > 1 else 0.0
+            weights.add_(torch.randn(weights.shape, generator=generator) * spread)
+    return twin
+
+
+def texts(kinds: list[str], num_tokens: int) -> None:
+    """Greedy text of single and ragged rows, token by token that of ``generate``."""
+    for kind in kinds:
+        module = tiny(kind)
+        made = Speculator.from_pretrained(module, [near(module)], policy="fixed:0", lengths=(4,))
+        options: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": True}
+        expected = [_generate(module, prompt, num_tokens) for prompt in PROMPTS]
+        ragged = made.generate(PROMPTS, **options)
+        alone = made.generate(PROMPTS[0], **options)
+        accepted = sum(r.stats.num_accepted for r in ragged)
+        share = accepted / max(1, sum(r.stats.num_drafted for r in ragged))
+        same = [r.tokens == e for r, e in zip(ragged, expected, strict=True)]
+        print(
+            f"{kind:20} alone {alone.tokens == expected[0]}, ragged {sum(same)} of {len(same)}, "
+            f"{share:.2f} accepted, {len(set(expected[0]))} different tokens",
+            flush=True,
+        )
+
+
+def _generate(module: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    output = module.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def tape(kinds: list[str], rounds: int = 60) -> None:
+    """A verification of 5 tokens of which 3 are kept, over one of which all are, interleaved."""
+    for kind in kinds:
+        model = CausalModel(tiny(kind), kind)
+        check_model(model)
+        ratios = []
+        caches = [model.new_cache(1) for _ in range(2)]
+        for cache in caches:
+            model.extend(cache, [0], [list(range(1, 21))], keep=1)
+        for _ in range(rounds):
+            spent = []
+            for cache, kept in zip(caches, (3, 5), strict=True):
+                start = time.process_time()
+                model.extend(cache, [0], [[3, 4, 5, 6, 7]], keep=5)
+                length = cache.lengths[0] - 5 + kept
+                cache.settle([0], [length])
+                _known(cache)
+                spent.append(time.process_time() - start)
+            ratios.append(spent[0] / spent[1])
+        print(f"{kind:20} {statistics.median(ratios):.3f} of one without a rejection", flush=True)
+
+
+def _known(cache: Any) -> None:
+    """Compute the row's state now, as the next forward would."""
+    cache.states._at(0, cache.lengths[0])
+
+
+def gain(folder: str, num_texts: int = 6, num_tokens: int = 64) -> None:
+    """Tokens a CPU second with `lookup` over plain decoding, on texts that are copied.
+
+    Each prompt is a document of the zoo's corpus and its first tokens again.
+    """
+    from draftwise.nn.load import load_tokenizer
+    from draftwise.zoo.corpus import batches
+
+    tokenizer = load_tokenizer(folder)
+    documents = batches(tokenizer, seed=7, rows=num_texts, context=96)(0).tolist()
+    prompts = [[*document, *document[:24]] for document in documents]
+    made = {
+        "plain": Speculator.from_pretrained(folder, [], preset="plain"),
+        "lookup": Speculator.from_pretrained(folder, ["lookup"]),
+    }
+    spent = {name: [] for name in made}
+    same = 0
+    for prompt in [prompts[0], *prompts]:  # the first is for warmth alone
+        found = {}
+        for name, speculator in made.items():
+            start = time.process_time()
+            found[name] = speculator.generate(
+                prompt, max_new_tokens=num_tokens, ignore_eos=True
+            ).tokens
+            spent[name].append(time.process_time() - start)
+        same += found["plain"] == found["lookup"]
+    ratios = [a / b for a, b in zip(spent["plain"][1:], spent["lookup"][1:], strict=True)]
+    total = sum(spent["plain"][1:]) / sum(spent["lookup"][1:])
+    shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"{total:.2f}x plain ({shown}); {same} of {len(prompts) + 1} texts equal")
+
+
+def law(kinds: list[str], num: int = 2000, rows: int = 50) -> None:
+    """Token 2 of answers at T = 1 after each token 1 that is likely, ragged rows, chains of 4."""
+    for kind in kinds:
+        module = tiny(kind)
+        made = Speculator.from_pretrained(module, [near(module)], policy="fixed:0", lengths=(4,))
+        counts = torch.zeros(made.target.vocab_size)
+        for start in range(0, num, rows):
+            prompts = [PROMPTS[1] if i % 2 else PROMPTS[0] for i in range(rows)]
+            seeds = list(range(start, start + rows))
+            results = made.generate(
+                prompts, max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=seeds
+            )
+            for result in results[1::2]:
+                counts[result.tokens[0]] += 1
+        with torch.inference_mode():
+            logits = module(input_ids=torch.tensor([PROMPTS[1]]), use_cache=False).logits[0, -1]
+        expected = torch.softmax(logits.double(), -1) * counts.sum()
+        p = chi_square(counts.numpy(), expected.numpy())
+        print(f"{kind:20} p = {p:.3f} over {int(counts.sum())} answers", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["texts", "tape", "gain", "law"])
+    parser.add_argument("names", nargs="*", help="types, or for gain the model's folder")
+    parser.add_argument("--tokens", type=int, default=300)
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    kinds = args.names or list(FAMILIES.values())
+    if args.what == "texts":
+        texts(kinds, args.tokens)
+    elif args.what == "tape":
+        tape(kinds[:4] if not args.names else kinds)
+    elif args.what == "law":
+        law(kinds)
+    else:
+        gain(args.names[0])
+
+
+if __name__ == "__main__":
+    main()

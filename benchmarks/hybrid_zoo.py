@@ -1,0 +1,116 @@
+"""A small trained hybrid: the zoo's target with Mamba 2 in place of every third attention.
+
+It is a Granite 4 in kind (``granitemoehybrid`` without experts): 16 layers of attention, whose
+weights begin as the bundled target's, and 8 of Mamba 2, whose outputs begin at nought. All of it is
+trained on the zoo's corpus, a few minutes on one core. It is not bundled; the row about `lookup`
+on hybrids (docs/reproduction/models.md) makes it again.
+
+    python benchmarks/hybrid_zoo.py /tmp/hybrid-zoo --steps 100
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, LlamaForCausalLM
+
+from draftwise import zoo
+from draftwise.train.loop import Settings, cross_entropy, fit
+from draftwise.zoo.corpus import batches, load_tokenizer
+
+SEED, EVERY = 20261122, 3
+
+
+def make_hybrid(target: LlamaForCausalLM) -> GraniteMoeHybridForCausalLM:
+    """The target's layers, the attention of every third replaced, in float32."""
+    old = target.config
+    kinds = [
+        "linear_attention" if index % EVERY == EVERY - 1 else "full_attention"
+        for index in range(old.num_hidden_layers)
+    ]
+    config = GraniteMoeHybridConfig(
+        vocab_size=old.vocab_size,
+        hidden_size=old.hidden_size,
+        intermediate_size=old.intermediate_size,
+        shared_intermediate_size=old.intermediate_size,
+        num_hidden_layers=len(kinds),
+        layer_types=kinds,
+        num_attention_heads=old.num_attention_heads,
+        num_key_value_heads=old.num_key_value_heads,
+        attention_multiplier=old.head_dim**-0.5,
+        position_embedding_type="rope",
+        num_local_experts=0,
+        mamba_n_heads=8,
+        mamba_d_state=32,
+        mamba_chunk_size=64,
+        max_position_embeddings=old.max_position_embeddings,
+        rms_norm_eps=old.rms_norm_eps,
+        rope_parameters=dict(old.rope_parameters),
+        tie_word_embeddings=True,
+        bos_token_id=old.bos_token_id,
+        eos_token_id=old.eos_token_id,
+        pad_token_id=old.pad_token_id,
+    )
+    torch.manual_seed(SEED)
+    model = GraniteMoeHybridForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        model.model.norm.weight.copy_(target.model.norm.weight)
+        for layer, before in zip(model.model.layers, target.model.layers, strict=True):
+            _fill(layer, before)
+    return model
+
+
+def _fill(layer: torch.nn.Module, before: torch.nn.Module) -> None:
+    """One layer from the target's; a Mamba layer says nothing at first."""
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        getattr(layer, name).weight.copy_(getattr(before, name).weight)
+    gates = (before.mlp.gate_proj.weight, before.mlp.up_proj.weight)
+    layer.shared_mlp.input_linear.weight.copy_(torch.cat(gates))
+    layer.shared_mlp.output_linear.weight.copy_(before.mlp.down_proj.weight)
+    if layer.mamba is None:
+        layer.self_attn.load_state_dict(before.self_attn.state_dict())
+    else:
+        layer.mamba.out_proj.weight.zero_()
+
+
+def main() -> None:
+    """Train it, or go on where it was stopped, and say what the Mamba layers are good for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=4)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    tokenizer = load_tokenizer(zoo.target_path())
+    model = make_hybrid(LlamaForCausalLM.from_pretrained(zoo.target_path()))
+    held_out = batches(tokenizer, seed=SEED + 1, rows=16, context=128)(0)
+    print("loss before:", round(_loss(model, held_out), 3), flush=True)
+    fit(
+        model,
+        cross_entropy,
+        batches(tokenizer, seed=SEED, rows=args.rows, context=128),
+        Settings(steps=args.steps, lr=1e-3, warmup_steps=10, decay_steps=args.steps // 2),
+        checkpoint=args.folder / "checkpoint.pt",
+        progress=lambda step, loss: print(step, round(loss, 3), flush=True),
+    )
+    model.eval().save_pretrained(args.folder)
+    tokenizer.save_pretrained(args.folder)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    print("loss after:", round(_loss(model, held_out), 3))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            if layer.mamba is not None:
+                layer.mamba.out_proj.weight.zero_()
+    print("loss without its Mamba layers:", round(_loss(model, held_out), 3))
+
+
+@torch.no_grad()
+def _loss(model: torch.nn.Module, tokens: torch.Tensor) -> float:
+    return float(cross_entropy(model.eval(), tokens))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""One vLLM engine that answers blocks of prompts over its pipes: the child of ``vllm_speed.py``.
+
+The engine, its scheduler and its model share one process and one thread, so the process's CPU
+seconds are what a step costs, whatever else the machine is doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+SCHEDULER = "draftwise.integrations.vllm.Scheduler"
+
+
+class Constant:
+    """vLLM's ``dynamic_sd_lookup``: the same length in every step."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __getitem__(self, num_requests: int) -> int:
+        return self._length
+
+
+def main() -> None:
+    pipe = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # vLLM prints where answers are expected
+    from vllm import LLM
+
+    job = json.loads(sys.stdin.readline())
+    options = {"enforce_eager": True, "seed": 0, "enable_prefix_caching": False} | job["engine"]
+    if job.get("draftwise") is not None:
+        options |= {"scheduler_cls": SCHEDULER}
+        options |= {"additional_config": {"draftwise": {"state": None} | job["draftwise"]}}
+    llm = LLM(**options)
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    spent = watch(scheduler) if hasattr(scheduler, "draftwise") else [0.0, 0.0]
+    print(json.dumps({"ready": True}), file=pipe)
+    for line in sys.stdin:
+        print(json.dumps(answer(llm, scheduler, json.loads(line), spent)), file=pipe)
+
+
+def watch(scheduler: Any) -> list[float]:
+    """Have the adapter price steps by CPU seconds, and count its own; [its own, whole steps]."""
+    pilot, spent = scheduler.draftwise, [0.0, 0.0]
+    pilot.clock = time.process_time
+
+    def timed(name: str) -> None:
+        method = getattr(pilot, name)
+
+        def call(*args: Any) -> Any:
+            start = time.process_time()
+            try:
+                return method(*args)
+            finally:
+                spent[0] += time.process_time() - start
+
+        setattr(pilot, name, call)
+
+    for name in ("facts", "learn", "draft"):
+        timed(name)
+    return spent
+
+
+def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -> dict[str, Any]:
+    """One block: its tokens, and the seconds that it took."""
+    from vllm import SamplingParams
+
+    if task.get("length"):
+        scheduler.dynamic_sd_lookup = Constant(task["length"])
+    params = SamplingParams(
+        temperature=task.get("temperature", 0.0), max_tokens=task["max_tokens"],
+        ignore_eos=task.get("ignore_eos", False),
+    )  # fmt: skip
+    prompts = task["prompts"]
+    if task.get("chat"):
+        tokenizer = llm.get_tokenizer()
+        prompts = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+            for prompt in prompts
+        ]
+    own, cpu, wall = spent[0], time.process_time(), time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "cpu_s": time.process_time() - cpu,
+        "wall_s": time.perf_counter() - wall,
+        "own_s": spent[0] - own,
+    }
+
+
+if __name__ == "__main__":
+    main()
