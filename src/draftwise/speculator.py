@@ -122,7 +122,11 @@ class Speculator:
 
     def clock(self) -> float:
         """Seconds, which stand still while something is compiled."""
-        return time.perf_counter() - self.compiling()[0]
+        now = time.perf_counter()
+        for model in self._compilable:
+            if model.compiled is not None:
+                now -= model.compiled.spent_s
+        return now
 
     def compiling(self) -> tuple[float, float]:
         """Seconds that compiling took so far: of the wall clock, and of this process."""

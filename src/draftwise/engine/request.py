@@ -90,6 +90,7 @@ class Request:
     wants_prompt_logprobs: those of the prompt's tokens, too, from its second token on. outbox:
     where its rounds go, if anywhere.
     stops: what rules said of a draft that another one ended, if the feedback ``compares_rules``.
+    longest: tokens that a draft has at most.
     """
 
     id: int
@@ -113,6 +114,13 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: Exception | None = None
     outbox: deque[Round] | None = None
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if plays_all(self.policy):
+            self.longest = sum(plan.num_tokens for plan in _one_each(self.plans))
+        else:
+            self.longest = max((plan.num_tokens for plan in self.plans), default=0)
 
     @property
     def is_over(self) -> bool:
@@ -123,13 +131,6 @@ class Request:
     def num_room(self) -> int:
         """Tokens that its text may have in the end, a draft that is not kept included."""
         return len(self.prompt) + self.answer.num_tokens + self.answer.num_left + self.longest + 1
-
-    @property
-    def longest(self) -> int:
-        """Tokens that a draft of this request has at most."""
-        if plays_all(self.policy):
-            return sum(plan.num_tokens for plan in _one_each(self.plans))
-        return max(plan.num_tokens for plan in self.plans)
 
     def check_callbacks(self) -> None:
         """End the request if one of its callbacks raised: ``error`` says what."""

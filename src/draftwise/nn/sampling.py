@@ -88,6 +88,8 @@ def warped(logits: Tensor, spans: Sequence[Span]) -> Dists:
     ends = list(accumulate(span.num_rows for span in spans))
     if (ends or [0])[-1] != len(logits):
         raise ValueError(f"spans of {(ends or [0])[-1]} rows for logits of {len(logits)}")
+    if not any(span.sampling.temperature > 0 or span.sampling.edits for span in spans):
+        return Dists(_argmax(logits), *_no_draws(logits, len(logits)))
     blocks = [
         _edited(logits[end - span.num_rows : end], span)
         for span, end in zip(spans, ends, strict=True)
@@ -99,7 +101,7 @@ def warped(logits: Tensor, spans: Sequence[Span]) -> Dists:
     greedy = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature == 0]
     drawn = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature > 0]
     if not drawn:
-        return Dists(_argmax(_joined(greedy, logits, untouched)), *_nobody(logits, len(logits)))
+        return Dists(_argmax(_joined(greedy, logits, untouched)), *_no_draws(logits, len(logits)))
     params = [span.sampling for span in spans for _ in range(span.num_rows)]
     chosen = [own for own in params if own.temperature > 0]
     probs = _probabilities(_joined(drawn, logits, untouched and not greedy).float(), chosen)
@@ -158,7 +160,7 @@ def _joined(blocks: Sequence[Tensor], logits: Tensor, is_whole: bool) -> Tensor:
     return logits if is_whole else torch.cat(list(blocks))
 
 
-def _nobody(logits: Tensor, num: int) -> tuple[Tensor, Ints]:
+def _no_draws(logits: Tensor, num: int) -> tuple[Tensor, Ints]:
     return logits.new_empty((0, logits.shape[-1]), dtype=torch.float32), np.full(num, -1)
 
 
