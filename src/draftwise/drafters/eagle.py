@@ -96,6 +96,7 @@ class EagleReader:
     states only; those of a draft are cut off when it is judged.
     """
 
+    remembers = True
     glance = None  # its states are there, and one layer reads all of a prompt
     shows_hidden = False
 

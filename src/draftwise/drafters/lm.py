@@ -75,6 +75,8 @@ class LMReader:
         self._cache = model.new_cache(capacity=capacity)
         self._skipped: dict[int, int] = {}
 
+    remembers = True
+
     @property
     def glance(self) -> int:
         """As many as there are positions, if these are few."""

@@ -67,6 +67,7 @@ class MedusaReader:
     The state after token s gives, by head i, q of position s + 2 + i.
     """
 
+    remembers = False
     glance = None
     shows_hidden = False
 

@@ -84,6 +84,24 @@ class NeuralSession:
             yield from together([self._draft(able, heard, trees), backlog])
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
+    def behind(self, context: Context) -> int:
+        """Tokens of the text that are not in the reader's memory."""
+        if not self._reader.remembers or self._reader.follow(context) < 1:
+            return 0
+        return max(0, self._reader.num_unread(context, len(context.tokens) - 1))
+
+    def read_on(self, contexts: Sequence[Context], most: int) -> Ask[None]:
+        """Read the next tokens of each text; what is known of p there is compared."""
+        readings = []
+        for context in contexts:
+            end = len(context.tokens) - 1
+            end -= max(0, self._reader.num_unread(context, end) - most)
+            readings.append(Reading(context, end, self._num_wanted(context, end)))
+        logits, _ = self._reader.read(readings)
+        yield from self._remember(
+            readings, warped(logits, [text_span(reading) for reading in readings])
+        )
+
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
         """Cut back to where drafts and texts agree; note what verification showed of the drafts."""
         for context in contexts:

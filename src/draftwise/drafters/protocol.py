@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -161,6 +161,19 @@ class DraftSession(Protocol):
 
         It may leave out what lies far before them, so these q's need not be those of a draft.
         """
+        ...
+
+
+@runtime_checkable
+class CatchingUp(Protocol):
+    """A session that has to read a text before it can draft behind it."""
+
+    def behind(self, context: Context) -> int:
+        """Tokens of the text, but for its last, that were not read yet."""
+        ...
+
+    def read_on(self, contexts: Sequence[Context], most: int) -> Ask[None]:
+        """Read the next tokens of each text, at most so many."""
         ...
 
 

@@ -44,6 +44,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def remembers(self) -> bool:
+        """Whether what was read of a text need not be read again."""
+        ...
+
+    @property
     def shows_hidden(self) -> bool:
         """Whether states are shown beside logits."""
         ...

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 from draftwise.engine.request import Request
 from draftwise.engine.turn import Turn
-from draftwise.types import Decision
 
 
 def choose(requests: Sequence[Request]) -> list[Turn]:
     """A decision for each row: each policy's own, unless they know how to agree (``goodput``).
 
-    Policies of one kind over the same plans choose together; others each for itself.
+    Policies of one kind over the same plans choose together; others each for itself. What could not
+    be played when it was chosen still stands.
     """
-    decisions: dict[int, Decision] = {}
+    decisions = {id(r): r.pending for r in requests if r.pending is not None}
     groups: dict[tuple[type, int], list[Request]] = {}
     for request in requests:
-        groups.setdefault((type(request.policy), id(request.plans)), []).append(request)
+        if request.pending is None:
+            groups.setdefault((type(request.policy), id(request.plans)), []).append(request)
     for members in groups.values():
         policies = [request.policy for request in members]
         together = getattr(policies[0], "choose_together", None)

@@ -64,6 +64,10 @@ class Meter(Protocol):
         """``steps`` draft steps over ``rows`` rows took ``seconds`` altogether."""
         ...
 
+    def saw_read(self, drafter: str, tokens: int, seconds: float) -> None:
+        """Reading ``tokens`` tokens that a drafter had missed took ``seconds``."""
+        ...
+
     def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
         """What is known at this batch size, for target forwards of 1 .. ``max_tokens`` tokens.
 
@@ -89,6 +93,7 @@ class CostMeter:
         self._relative = dict(relative_costs)
         self._target: dict[int, dict[int, _Samples]] = {}
         self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
+        self._read: dict[str, _Samples] = {}
         self._round = 0
 
     def saw_target(self, rows: int, tokens: int, seconds: float) -> None:
@@ -102,6 +107,10 @@ class CostMeter:
         if steps:
             samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
             samples.add(seconds / steps, self._round, rows)
+
+    def saw_read(self, drafter: str, tokens: int, seconds: float) -> None:
+        """Note the seconds of a token, whatever the batch."""
+        self._read.setdefault(drafter, _Samples()).add(seconds / tokens, self._round, 1)
 
     def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
         """By what was measured at this batch size and others."""
@@ -120,7 +129,8 @@ class CostMeter:
         batch_s = None
         if is_packed and rows > 1:
             batch_s = np.interp(np.arange(1, rows * max_tokens + 1) / rows, counts, target_s)
-        return Costs(target_s, draft_s, batch_s)
+        read_s = {name: s.value() for name, s in self._read.items() if s.has_value}
+        return Costs(target_s, draft_s, batch_s, read_s)
 
     def _curve(self, size: int) -> Curve:
         """What was measured at one batch size, ascending, each at most that of a larger count."""

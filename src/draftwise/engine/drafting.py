@@ -14,12 +14,13 @@ from draftwise.drafters.protocol import (
     Mix,
     mixed_task,
 )
+from draftwise.engine.backlog import Backlog
 from draftwise.engine.request import Request
 from draftwise.engine.sessions import Pool, Sessions
 from draftwise.engine.turn import EMPTY, Turn
 from draftwise.nn.transfer import Ask
 from draftwise.protocols import Mixer
-from draftwise.types import Draft, Plan, Scores
+from draftwise.types import NONE, PLAIN, Draft, Plan, Scores
 
 First = Callable[[Context, DraftSession], Ask[list[Scores | None]]]
 """How a session is asked about one text."""
@@ -30,6 +31,20 @@ class Drafting:
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.sessions = pool, Sessions(pool)
+        self._backlog = Backlog(pool, self.sessions)
+
+    def catch_up(self, turns: Sequence[Turn], round_s: float) -> None:
+        """Let the drafters that were chosen read what they missed; the turns of some may wait.
+
+        round_s: how long a round takes, which is how long rows may be kept waiting by this.
+        """
+        groups: dict[str, list[Turn]] = {}
+        for turn in turns:
+            for drafter in self._wanted(turn):
+                groups.setdefault(drafter, []).append(turn)
+        self._backlog.read(groups, len(turns) == 1, round_s)
+        for turn in turns:
+            turn.request.pending = turn.decision if turn.waits else None
 
     def propose(self, turns: Sequence[Turn]) -> None:
         """A draft for each turn, empty for the plan ``none``; each group's steps are timed.
@@ -38,14 +53,14 @@ class Drafting:
         """
         groups: dict[str, list[tuple[Turn, DraftTask]]] = {}
         for turn in turns:
-            turn.parts = []
-            for drafter, task in self._tasks(turn):
+            for drafter, task in () if turn.waits else self._tasks(turn):
                 groups.setdefault(drafter, []).append((turn, task))
         if groups:
             self._draft(groups)
         for turn in turns:
             turn.draft = side_by_side([draft for _, draft in turn.parts])
-            turn.played = turn.request.as_drafted(turn.plans[0], turn.draft)
+            plan = PLAIN if turn.waits else turn.plans[0]
+            turn.played = turn.request.as_drafted(plan, turn.draft)
 
     def _draft(self, groups: Mapping[str, Sequence[tuple[Turn, DraftTask]]]) -> None:
         """The drafts of all groups, which look at the device together."""
@@ -72,6 +87,14 @@ class Drafting:
                 yield mixer.drafter, mixed_task(request.context, length, mix)
             elif min(plan.length, request.num_draftable) > 0:
                 yield plan.drafter, request.task(plan)
+
+    def _wanted(self, turn: Turn) -> set[str]:
+        """Drafters that the turn's plans ask for a draft."""
+        if not turn.request.num_draftable:
+            return set()
+        mixers = {plan: self._mixer(turn.request, plan) for plan in turn.plans}
+        found = {plan.drafter if mixer is None else mixer.drafter for plan, mixer in mixers.items()}
+        return found - {NONE}
 
     def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
         """Who says who writes this draft, if the policy mixes and the drafter lets others in."""

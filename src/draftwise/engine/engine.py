@@ -11,8 +11,9 @@ import torch
 
 from draftwise.engine.drafting import Drafting
 from draftwise.engine.loop import Loop
+from draftwise.engine.pace import Pace
 from draftwise.engine.prefixes import Beginning, Prefixes
-from draftwise.engine.reading import PROMPT_SCORES, Pace, Reader
+from draftwise.engine.reading import PROMPT_SCORES, Reader
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.engine.sessions import Pool
@@ -255,8 +256,6 @@ class Engine:
     def _drop_finished(self) -> None:
         """Free the rows of requests that have ended, or keep them for their beginnings."""
         over = [request for request in self._running if request.is_over]
-        if not over:
-            return
         self._running = [request for request in self._running if not request.is_over]
         for request in over:
             request.finish()

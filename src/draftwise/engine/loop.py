@@ -1,4 +1,4 @@
-"""The loop: choose, draft, verify, commit, look, reveal, learn; for all rows that run.
+"""The loop: choose, read, draft, verify, commit, look, reveal, learn; for all rows that run.
 
 ``Loop.round`` is the whole of it. Every request has its own text, length, plan and policy; rows
 that chose the same drafter draft together, and one target forward verifies all of them.
@@ -31,11 +31,14 @@ class Loop:
     def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
         self._pool, self._cache, self._drafting = pool, cache, drafting
         self.seconds: dict[str, float] = {}
+        self._verify_s = 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """One round; each request's record of it."""
         with self.phase("choose"):
             turns = choose(requests)
+        with self.phase("read"):
+            self._drafting.catch_up(turns, self._verify_s)
         with self.phase("draft"):
             self._drafting.propose(turns)
         with self.phase("verify"):
@@ -50,7 +53,8 @@ class Loop:
             evidence = self._reveal(turns)
         with self.phase("learn"):
             for turn, facts in zip(turns, evidence, strict=True):
-                turn.request.learn(turn.decision, facts)
+                if not turn.waits:  # what was chosen is still to come
+                    turn.request.learn(turn.decision, facts)
         return self._records(turns, evidence)
 
     @contextmanager
@@ -74,7 +78,8 @@ class Loop:
         judge_all(turns)
         tokens = num_fed if self._pool.target.packs else widest * len(turns)
         width = -(-tokens // len(turns))
-        self._pool.meter.saw_target(len(turns), width, self._pool.clock() - start)
+        self._verify_s = self._pool.clock() - start
+        self._pool.meter.saw_target(len(turns), width, self._verify_s)
         broken = [turn for turn in turns if is_broken(int(turn.verdict.tokens[-1]))]
         if broken := [turn for turn in broken if len(turn.draft)]:
             self._verify_plainly(broken)

@@ -41,6 +41,10 @@ class PricedMeter:
         """So did draft steps."""
         self._now += steps * self._relative[drafter]
 
+    def saw_read(self, drafter: str, tokens: int, seconds: float) -> None:
+        """So did the reading of a text."""
+        self._now += TOKEN_SHARE * tokens * self._relative[drafter]
+
     def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
         """The prices: the same whatever happened."""
         target_s = 1.0 + TOKEN_SHARE * np.arange(max_tokens, dtype=np.float64)

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from draftwise.types import Floats, Plan, Scores
 
-PHASES = ("prefill", "choose", "draft", "verify", "commit", "look", "reveal", "learn")
+PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "reveal", "learn")
 """The named phases of a round, in order (prefill comes once, before the first)."""
 
 

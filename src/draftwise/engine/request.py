@@ -90,7 +90,7 @@ class Request:
     wants_prompt_logprobs: those of the prompt's tokens, too, from its second token on. outbox:
     where its rounds go, if anywhere.
     stops: what rules said of a draft that another one ended, if the feedback ``compares_rules``.
-    longest: tokens that a draft has at most.
+    pending: what was chosen and could not be played yet. longest: tokens that a draft has at most.
     """
 
     id: int
@@ -114,6 +114,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: Exception | None = None
     outbox: deque[Round] | None = None
+    pending: Decision | None = None
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:

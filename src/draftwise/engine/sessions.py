@@ -53,6 +53,10 @@ class Sessions:
         """Drafters that work."""
         return list(self._sessions)
 
+    def get(self, name: str) -> DraftSession | None:
+        """A drafter's session; None if it was left out."""
+        return self._sessions.get(name)
+
     def mixes(self, name: str) -> bool:
         """Whether others may write at this drafter's chains."""
         return name in self._hosts

@@ -29,7 +29,8 @@ class Turn:
     uniforms: [N + 1] of the nodes and of the bonus token. verdict: what is kept. alphas, ratios:
     [N] of the nodes, as in ``Scores``; asides: these two of the draft's asides. targets: p before
     each token of the verdict. logprobs: at each place, where asked for. judged: what verification
-    shows of each drafter. scores: all that became known of them.
+    shows of each drafter. waits: whether a drafter must read on first, so that what was chosen is
+    played later. scores: all that became known of drafters.
     """
 
     request: Request
@@ -49,6 +50,7 @@ class Turn:
     logprobs: Sequence[TokenLogprobs] = ()
     judged: Mapping[str, Scores] = field(default_factory=dict)
     num_emitted: int = 0
+    waits: bool = False
     scores: dict[str, Scores] = field(default_factory=dict)
 
     @property

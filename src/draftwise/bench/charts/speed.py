@@ -20,7 +20,7 @@ from draftwise.bench.charts.canvas import (
 
 _COLUMNS = 3
 _MOST = 11
-PHASES = ("prefill", "draft", "verify", "look", "choose", "reveal", "learn", "commit")
+PHASES = ("prefill", "read", "draft", "verify", "look", "choose", "reveal", "learn", "commit")
 _PHASE_COLOURS = dict(zip(PHASES, (PALETTE[i] for i in (4, 0, 1, 6, 2, 3, 5, 7)), strict=True))
 
 

@@ -1,0 +1,58 @@
+"""What drafters missed of a text is read before they draft, and in pieces while others write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from draftwise.drafters.protocol import CatchingUp, DraftSession
+from draftwise.engine.pace import LEAST_PIECE, Pace
+from draftwise.engine.sessions import Pool, Sessions
+from draftwise.engine.turn import Turn
+from draftwise.nn.transfer import Ask
+
+
+class Backlog:
+    """Reads texts on for drafters that are to draft, apart from drafting: timed and priced so.
+
+    A drafter that was not played for long, or never on a long prompt, has much to read at once.
+    While other rows write it reads as much as lasts as long as a round, and the row waits with its
+    draft: it goes on plainly, and plays what it chose when the drafter is there.
+    """
+
+    def __init__(self, pool: Pool, sessions: Sessions) -> None:
+        self._pool, self._sessions = pool, sessions
+        self._paces = {drafter.name: Pace() for drafter in pool.drafters}
+
+    def read(self, groups: Mapping[str, Sequence[Turn]], is_alone: bool, round_s: float) -> None:
+        """Read on, and mark the turns whose drafters are not there yet (``waits``).
+
+        groups: by drafter, the turns that it is to draft for. is_alone: no other row writes.
+        round_s: how long a round takes.
+        """
+        far = {
+            name: [(turn, num) for turn in turns if (num := self._behind(name, turn)) > LEAST_PIECE]
+            for name, turns in groups.items()
+        }
+        for name, behind in far.items():
+            if not behind:
+                continue
+            longest = max(num for _, num in behind)
+            budget = self._paces[name].budget(round_s, is_idle=False) // len(behind)
+            most = longest if is_alone else max(LEAST_PIECE, budget)
+            contexts = [turn.context for turn, _ in behind]
+            _, seconds = self._sessions.ask({name: partial(_read_on, contexts, most)})
+            num_read = sum(min(num, most) for _, num in behind)
+            self._paces[name].saw(num_read, seconds[name])
+            self._pool.meter.saw_read(name, num_read, seconds[name])
+            for turn, num in behind:
+                turn.waits = turn.waits or num > most
+
+    def _behind(self, name: str, turn: Turn) -> int:
+        session = self._sessions.get(name)
+        return session.behind(turn.context) if isinstance(session, CatchingUp) else 0
+
+
+def _read_on(contexts: Sequence[object], most: int, session: DraftSession) -> Ask[None]:
+    assert isinstance(session, CatchingUp)
+    return session.read_on(contexts, most)  # type: ignore[arg-type]

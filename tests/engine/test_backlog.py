@@ -1,0 +1,97 @@
+"""Long texts that drafters missed: read apart from drafting, in pieces while other rows write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from draftwise.drafters.neural import NeuralSession
+from draftwise.engine.pace import LEAST_PIECE
+from draftwise.types import Decision
+from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
+from engine.test_engine import LONG, ask, run
+
+FAR = [*LONG, *LONG[::-1], *LONG][:150]
+"""A prompt of several pieces."""
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that the sessions were asked to read on, an entry a call and row."""
+    seen: list[int] = []
+    sound = NeuralSession.read_on
+
+    def read_on(self: Any, contexts: Any, most: int) -> Any:
+        seen.extend(min(most, self.behind(context)) for context in contexts)
+        return sound(self, contexts, most)
+
+    monkeypatch.setattr(NeuralSession, "read_on", read_on)
+    return seen
+
+
+@pytest.mark.parametrize("pool", ["good", "good+lookup"])
+def test_a_long_newcomer_is_read_in_pieces_while_others_write(pool: str, pieces: list[int]) -> None:
+    made = speculator(POOLS[pool], "fixed:1", lengths=(3,))
+    engine = made.engine()
+    writer, long = ask(made, PROMPTS[0], 60), ask(made, FAR, 12)
+    engine.admit(writer)
+    engine.step()
+    engine.admit(long)
+    waited = 0
+    while long.stats.num_rounds < 5 or long.pending is not None:
+        engine._loop._verify_s = 0.0  # the least that may be read
+        engine.step()
+        if long.pending is not None:
+            waited += 1
+            assert long.stats.pulls == {"none": long.stats.num_rounds}
+    assert waited == (len(FAR) - 2) // LEAST_PIECE, "what is left is read with the draft"
+    assert set(pieces) == {LEAST_PIECE}
+    run(engine)
+    assert long.tokens == plain_greedy(FAR, 12)
+    assert writer.tokens == plain_greedy(PROMPTS[0], 60)
+    assert set(long.stats.pulls) > {"none"}
+
+
+def test_alone_it_is_read_at_once_and_priced_apart(pieces: list[int]) -> None:
+    made = speculator(POOLS["good"], "fixed:1", lengths=(3,))
+    engine, request = made.engine(), ask(made, FAR, 12)
+    engine.admit(request)
+    run(engine)
+    assert pieces == [len(FAR) - 1]
+    assert request.tokens == plain_greedy(FAR, 12)
+    again = ask(made, [5, *FAR], 12)
+    engine.admit(again)
+    run(engine)
+    costs = engine._loop.costs([again])
+    assert set(costs.read_s) == {"good"}
+    assert 0.0 < costs.read_s["good"] < costs.draft_s["good"]
+
+
+def test_what_was_chosen_is_learnt_when_it_was_played() -> None:
+    made = speculator(POOLS["good"], "ucb1", lengths=(3,))
+    engine = made.engine()
+    writer, long = ask(made, PROMPTS[0], 60), ask(made, FAR, 12, policy="ucb1")
+    learnt: list[Decision] = []
+    num_waits, sound = 0, long.policy.learn
+
+    def learn(decision: Decision, feedback: Any) -> None:
+        learnt.append(decision)
+        sound(decision, feedback)
+
+    long.policy.learn = learn  # type: ignore[method-assign]
+    engine.admit(writer)
+    engine.step()
+    engine.admit(long)
+    played = []
+    while not long.is_over:
+        engine._loop._verify_s = 0.0
+        (made_round,) = [r for r in engine.step() if r.request == long.id] or [None]
+        if long.pending is not None:
+            num_waits += 1
+        elif made_round is not None:
+            played.append(made_round.plan_index)
+    assert num_waits > 0
+    assert len(learnt) < len(played) + num_waits
+    assert [decision.plan for decision in learnt[-len(played) :]] == played
+    assert long.tokens == plain_greedy(FAR, 12)
