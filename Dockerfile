@@ -15,11 +15,12 @@ ENV PATH=/opt/draftwise/bin:$PATH PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=fals
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src ./src
+COPY packages ./packages
 # torch comes from its own index, so that the CPU image has no CUDA in it
 RUN grep '^torch==' constraints.txt > /tmp/torch.txt \
     && pip install --no-cache-dir --index-url ${TORCH_INDEX} -r /tmp/torch.txt \
     && grep -v '^torch==' constraints.txt > /tmp/others.txt \
-    && pip install --no-cache-dir -c /tmp/others.txt '.[serve]' \
+    && pip install --no-cache-dir -c /tmp/others.txt '.[serve]' ./packages/zoo \
     && useradd --create-home draftwise && mkdir /state && chown draftwise /state
 USER draftwise
 EXPOSE 8000

@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: conformance demo demo-real test test-vllm check lint types fix clean
+.PHONY: conformance demo dist demo-real test test-vllm check lint types fix clean
 
 demo: $(STAMP)
 	$(BIN)/draftwise demo
@@ -26,6 +26,13 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# Two wheels and an sdist in dist/, tried in an empty environment.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	cd packages/zoo && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist
+	$(BIN)/python -m pytest -q tests/dist_e2e/e2e_wheel.py
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix src tests examples benchmarks

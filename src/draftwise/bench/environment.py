@@ -12,7 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("draftwise", "torch", "transformers", "numpy")
+from draftwise import __version__
+
+_PACKAGES = ("torch", "transformers", "numpy")
 
 
 def environment(threads: int, **more: Any) -> dict[str, Any]:
@@ -31,8 +33,8 @@ def environment(threads: int, **more: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide the numbers, as installed."""
-    found = {}
+    """Of this code, and of the packages that decide the numbers as they are installed."""
+    found = {"draftwise": __version__}
     for package in _PACKAGES:
         try:
             found[package] = version(package)

@@ -6,13 +6,21 @@ Nothing here imports torch; `draftwise.zoo.build` is the recipe that made the mo
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from draftwise.types import DraftwiseError
 
 _HERE = Path(__file__).parent
-_WEIGHTS = _HERE / "weights"
+
+
+def _weights() -> Path:
+    """Where the weights are: here in a source tree, else in the package ``draftwise-zoo``."""
+    here, beside = _HERE / "weights", find_spec("draftwise_zoo")
+    if here.exists() or beside is None or beside.origin is None:
+        return here
+    return Path(beside.origin).parent / "weights"
 
 
 def target_path() -> Path:
@@ -20,17 +28,17 @@ def target_path() -> Path:
 
     Errors: DraftwiseError if this installation has no weights.
     """
-    return _existing(_WEIGHTS / "target")
+    return _existing(_weights() / "target")
 
 
 def drafter_paths() -> dict[str, Path]:
     """Drafter name -> its Hugging Face folder, in the order of the manifest."""
-    return {name: _existing(_WEIGHTS / "drafters" / name) for name in manifest()["drafters"]}
+    return {name: _existing(_weights() / "drafters" / name) for name in manifest()["drafters"]}
 
 
 def eagle_paths() -> dict[str, Path]:
     """EAGLE head name -> its folder, in the authors' layout, in the order of the manifest."""
-    return {name: _existing(_WEIGHTS / "eagles" / name) for name in manifest().get("eagles", ())}
+    return {name: _existing(_weights() / "eagles" / name) for name in manifest().get("eagles", ())}
 
 
 def prompts() -> dict[str, list[str]]:
@@ -50,7 +58,7 @@ def manifest() -> dict[str, Any]:
     `heldout_loss` (domain -> the target's nats a token), `files` (path -> bytes and sha256),
     `seed`, `versions`, `seconds` (stage -> seconds) and their sum, `build_seconds`.
     """
-    path = _existing(_WEIGHTS / "manifest.json")
+    path = _existing(_weights() / "manifest.json")
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found
 
@@ -59,6 +67,6 @@ def _existing(path: Path) -> Path:
     if not path.exists():
         raise DraftwiseError(
             f"{path} is missing: this installation has no bundled models; "
-            "make them with `draftwise zoo build`"
+            "`pip install 'draftwise[zoo]'` adds them, `draftwise zoo build` makes them"
         )
     return path

@@ -1,0 +1,1 @@
+"""The weights of the bundled models, in `weights/`; `draftwise.zoo` reads them."""
