@@ -47,10 +47,9 @@ class Speculator:
         deterministic: bool = False,
     ) -> None:
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
-        self._seeds = np.random.SeedSequence(seed)
         self._scope, self._num_prefixes, self._models = scope, num_prefixes, (target, tokenizer)
         self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
-        self._learnings = {setting: self._learning}
+        self._seeds, self._learnings = np.random.SeedSequence(seed), {setting: self._learning}
         self._compilable = [target, *models_of(drafters)]
         self._pool = pool_of(target, drafters, self.clock, deterministic)
         if deterministic:  # what was read before would show in first impressions
@@ -124,8 +123,7 @@ class Speculator:
         """Seconds, which stand still while something is compiled."""
         now = time.perf_counter()
         for model in self._compilable:
-            if model.compiled is not None:
-                now -= model.compiled.spent_s
+            now -= model.compiled.spent_s if model.compiled else 0.0
         return now
 
     def compiling(self) -> tuple[float, float]:
@@ -184,9 +182,7 @@ class Speculator:
         samplings = list(sampling) if sampling is not None else [common] * len(texts)
         budgets = each(max_new_tokens, len(texts))
         if not len(texts) == len(samplings) == len(budgets):
-            raise DraftwiseError(
-                "give one sampling and one max_new_tokens a prompt, or one for all"
-            )
+            raise DraftwiseError("give one sampling and max_new_tokens a prompt, or one for all")
         streams = randomness(self._seeds.spawn(1)[0] if seed is None else seed, len(texts))
         requests = []
         for i, (text, params, budget) in enumerate(zip(texts, samplings, budgets, strict=True)):
@@ -234,7 +230,7 @@ class Speculator:
         prompt_logprobs: the prompt's, too. priority: the higher comes first. Errors as ``start``.
         """
         (text,) = encode_all([prompt], self.tokenizer, self.target)
-        models = (self.target, self.tokenizer)
+        models = self._models
         ending = ending_of(text, models, max_new_tokens, stop, stop_when, eos_token_ids, ignore_eos)
         base = self.setting if preset is None else presets.preset(preset)
         learning = self._learning_of(presets.adjusted(base, policy=policy, lengths=lengths))
