@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: conformance demo dist demo-real test test-vllm check lint types fix clean
+.PHONY: conformance demo dist docs pictures demo-real test test-vllm check lint types fix clean
 
 demo: $(STAMP)
 	$(BIN)/draftwise demo
@@ -21,11 +21,23 @@ test: $(STAMP)
 check: lint types test
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks docs/site.py
+	$(BIN)/ruff format --check src tests examples benchmarks docs/site.py
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# The site, into site/: strictly, so that a dead link or anchor ends it. Its tools do not meet torch.
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs/.installed: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	touch $@
+
+pictures: $(STAMP)
+	$(BIN)/python benchmarks/pictures.py
 
 # Two wheels and an sdist in dist/, tried in an empty environment.
 dist: $(STAMP)
@@ -35,8 +47,8 @@ dist: $(STAMP)
 	$(BIN)/python -m pytest -q tests/dist_e2e/e2e_wheel.py
 
 fix: $(STAMP)
-	$(BIN)/ruff check --fix src tests examples benchmarks
-	$(BIN)/ruff format src tests examples benchmarks
+	$(BIN)/ruff check --fix src tests examples benchmarks docs/site.py
+	$(BIN)/ruff format src tests examples benchmarks docs/site.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -52,7 +64,7 @@ conformance: $(STAMP)
 # preloaded where they are found: vLLM's speculation on CPU is many times slower without.
 VLLM_VERSION ?= 0.32.0
 VLLM_ENV ?= .venv-vllm
-VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_server.py
+VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_server.py tests/vllm_e2e/e2e_tutorial.py
 test-vllm: $(VLLM_ENV)/.installed
 	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 	OMP_NUM_THREADS=1 KMP_BLOCKTIME=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING \
@@ -67,4 +79,4 @@ $(VLLM_ENV)/.installed:
 	touch $@
 
 clean:
-	rm -rf .venv $(VLLM_ENV) dist
+	rm -rf .venv .venv-docs $(VLLM_ENV) dist site

@@ -3,6 +3,7 @@
 Adding one is its file and ONE line here; the line gives it its name on the command line, its run
 of the contract tests, its rows of the losslessness matrix and its curve in the simulator. An entry
 is ``name: (module:class, options for the contract test)``; modules are imported when first used.
+A program may add a class of its own: ``POLICIES["mine"] = (Mine, {})``.
 
 A spec is text: ``"ucb1"``, ``"ucb1:beta=0.01"``, ``"lm:path/to/model"`` (a bare value belongs to
 the first option), several options separated by commas.
@@ -25,7 +26,7 @@ from draftwise.feedback import Revealer
 from draftwise.protocols import Guide, Policy, Reward
 from draftwise.types import DraftwiseError, Plan
 
-Table = Mapping[str, tuple[str, Mapping[str, Any]]]
+Table = dict[str, tuple[Any, Mapping[str, Any]]]
 
 POLICIES: Table = {
     "fixed": ("policies.baselines.fixed:Fixed", {"plan": 1}),
@@ -194,8 +195,10 @@ def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
     """The class or function that ``name`` stands for; DraftwiseError lists the valid names."""
     if name not in table:
         raise DraftwiseError(f"unknown {kind} {name!r}; the {kind} names are: {', '.join(table)}")
-    module, _, attribute = table[name][0].partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"draftwise.{module}"), attribute)
+    found: Callable[..., Any] = table[name][0]
+    if isinstance(found, str):
+        module, _, attribute = found.partition(":")
+        found = getattr(importlib.import_module(f"draftwise.{module}"), attribute)
     return found
 
 

@@ -15,7 +15,7 @@ from draftwise.types import DraftwiseError
 _HERE = Path(__file__).parent
 
 
-def _weights() -> Path:
+def _find_weights() -> Path:
     """Where the weights are: here in a source tree, else in the package ``draftwise-zoo``."""
     here, beside = _HERE / "weights", find_spec("draftwise_zoo")
     if here.exists() or beside is None or beside.origin is None:
@@ -23,22 +23,25 @@ def _weights() -> Path:
     return Path(beside.origin).parent / "weights"
 
 
+_WEIGHTS = _find_weights()
+
+
 def target_path() -> Path:
     """The target's Hugging Face folder, with its tokenizer.
 
     Errors: DraftwiseError if this installation has no weights.
     """
-    return _existing(_weights() / "target")
+    return _existing(_WEIGHTS / "target")
 
 
 def drafter_paths() -> dict[str, Path]:
     """Drafter name -> its Hugging Face folder, in the order of the manifest."""
-    return {name: _existing(_weights() / "drafters" / name) for name in manifest()["drafters"]}
+    return {name: _existing(_WEIGHTS / "drafters" / name) for name in manifest()["drafters"]}
 
 
 def eagle_paths() -> dict[str, Path]:
     """EAGLE head name -> its folder, in the authors' layout, in the order of the manifest."""
-    return {name: _existing(_weights() / "eagles" / name) for name in manifest().get("eagles", ())}
+    return {name: _existing(_WEIGHTS / "eagles" / name) for name in manifest().get("eagles", ())}
 
 
 def prompts() -> dict[str, list[str]]:
@@ -58,7 +61,7 @@ def manifest() -> dict[str, Any]:
     `heldout_loss` (domain -> the target's nats a token), `files` (path -> bytes and sha256),
     `seed`, `versions`, `seconds` (stage -> seconds) and their sum, `build_seconds`.
     """
-    path = _existing(_weights() / "manifest.json")
+    path = _existing(_WEIGHTS / "manifest.json")
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found
 
