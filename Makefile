@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: conformance demo dist docs pictures demo-real test test-vllm check lint types fix clean
+.PHONY: check-deps conformance demo dist docs pictures demo-real test test-vllm check lint types fix clean
 
 demo: $(STAMP)
 	$(BIN)/draftwise demo
@@ -21,11 +21,19 @@ test: $(STAMP)
 check: lint types test
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests examples benchmarks docs/site.py
-	$(BIN)/ruff format --check src tests examples benchmarks docs/site.py
+	$(BIN)/ruff check src tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff format --check src tests examples benchmarks scripts docs/site.py
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# Licences of what draftwise needs (offline), and known vulnerabilities of what is installed (pip-audit asks
+# its database: without network, or for packages that it cannot look up, this ends with an error).
+check-deps: $(STAMP)
+	$(BIN)/python scripts/licences.py
+	test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install --quiet pip-audit)
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9]*$$//' > .venv-audit/installed.txt
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r .venv-audit/installed.txt
 
 # The site, into site/: strictly, so that a dead link or anchor ends it. Its tools do not meet torch.
 docs: .venv-docs/.installed
@@ -47,8 +55,8 @@ dist: $(STAMP)
 	$(BIN)/python -m pytest -q tests/dist_e2e/e2e_wheel.py
 
 fix: $(STAMP)
-	$(BIN)/ruff check --fix src tests examples benchmarks docs/site.py
-	$(BIN)/ruff format src tests examples benchmarks docs/site.py
+	$(BIN)/ruff check --fix src tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff format src tests examples benchmarks scripts docs/site.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -79,4 +87,4 @@ $(VLLM_ENV)/.installed:
 	touch $@
 
 clean:
-	rm -rf .venv .venv-docs $(VLLM_ENV) dist site
+	rm -rf .venv .venv-docs .venv-audit $(VLLM_ENV) dist site

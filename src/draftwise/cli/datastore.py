@@ -63,7 +63,8 @@ def _load(source: str) -> tuple[Any, int]:
 
     path, _ = resolve_target(source)
     tokenizer = load_tokenizer(path)
-    return tokenizer, int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    return tokenizer, int(config.get_text_config().vocab_size)
 
 
 def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from draftwise.lines import STATE_BYTES, read_text, strict_json
 from draftwise.protocols import Policy, Remembering, RequestMemory
 from draftwise.types import DraftwiseError, Plan
 
@@ -80,7 +81,7 @@ class Memory:
         Raises DraftwiseError for a file of something else, of other plans or another policy.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = strict_json(read_text(Path(path), STATE_BYTES))
             if found["draftwise"] != _VERSION:
                 raise ValueError(f"its version is {found['draftwise']}, not {_VERSION}")
             for key, ours in self._about.items():

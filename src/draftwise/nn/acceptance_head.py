@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from draftwise.nn.head_files import read_settings, read_weights
 from draftwise.types import DraftwiseError
 
 
@@ -73,10 +73,10 @@ def load(folder: str | Path) -> AcceptanceHead:
     safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     if not (folder / "config.json").exists() or not (safe.exists() or pickled.exists()):
         raise DraftwiseError(f"there is no acceptance head in {folder}: it needs config.json")
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = read_settings(folder, "acceptance head")
     config = config.get("config", config)
     head = AcceptanceHead(int(config["hidden_size"]), int(config.get("num_layers", 0)))
-    stored = load_file(safe) if safe.exists() else torch.load(pickled, weights_only=True)
+    stored = read_weights([safe if safe.exists() else pickled])
     first = {name: value for name, value in stored.items() if name.startswith("model.0.linear")}
     for index in range(head.num_layers):  # a file of tied layers may hold them once
         for name, value in first.items():

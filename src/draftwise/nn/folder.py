@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftwise.lines import STATE_BYTES, read_text, strict_json
 from draftwise.types import DraftwiseError
 
 
@@ -19,4 +20,17 @@ def place(source: str) -> str:
         raise DraftwiseError(f"there is no model folder {source or repr(source)}")
     if path.is_dir() and not (path / "config.json").exists():
         raise DraftwiseError(f"{source} has no config.json: it is not a Hugging Face model folder")
+    for index in path.glob("*.index.json"):
+        _refuse_escapes(index)
     return str(path) if path.exists() else source
+
+
+def _refuse_escapes(index: Path) -> None:
+    """DraftwiseError where a list of shards names what is no file of its own folder."""
+    try:
+        shards = set(strict_json(read_text(index, STATE_BYTES))["weight_map"].values())
+        outside = [name for name in shards if Path(name).name != name or name == ".."]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DraftwiseError(f"{index} is no list of shards ({error!r})") from error
+    if outside:
+        raise DraftwiseError(f"{index} names {outside[0]!r}, which is not in its folder")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from draftwise.lines import STATE_BYTES, read_text, strict_json
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -36,7 +36,7 @@ def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
 def read_settings(folder: Path, kind: str) -> dict[str, Any]:
     """The folder's ``config.json``; DraftwiseError where it is not there or no JSON."""
     try:
-        found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+        found: dict[str, Any] = strict_json(read_text(folder / "config.json", STATE_BYTES))
     except (OSError, ValueError) as error:
         raise DraftwiseError(f"{folder} has no config.json of a {kind}: {error}") from error
     return found

@@ -64,7 +64,9 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: str) -> Any:
     source = place(source)
     try:
         # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=None)
+        module = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, device_map=None, trust_remote_code=False
+        )
         module = module.to(device)
         if module.config._attn_implementation == "sdpa":
             attend_raggedly(module)
@@ -83,7 +85,7 @@ def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of a folder or hub id; raises DraftwiseError where there is none."""
     source = place(str(source))
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise DraftwiseError(
             f"{_refusal('tokenizer', source, error)}. Pass token ids, or tokenizer=..."
@@ -97,6 +99,11 @@ def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
         return DraftwiseError(
             f"{said}: it is no folder here, and the hub did not give it ({_first_line(error)}). "
             "Name a folder, or a hub id that is in the cache or can be reached"
+        )
+    if "trust_remote_code" in str(error):
+        return DraftwiseError(
+            f"{said}: it brings Python code of its own, which is not run here. If you trust it, "
+            "load it yourself (trust_remote_code=True) and pass the object"
         )
     return DraftwiseError(f"{said}: {error}")
 

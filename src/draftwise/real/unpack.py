@@ -141,13 +141,15 @@ def _convert(source: Path, out: Path, say: Say) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, file = str(source.parent), source.name
+    folder, file, safely = str(source.parent), source.name, {"trust_remote_code": False}
     try:
         with _bars_on_terminals_only():
             say("  reading the tokenizer")
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, **safely)
             say("  reading the weights (a minute or less)")
-            read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+            read = AutoModelForCausalLM.from_pretrained(
+                folder, gguf_file=file, dtype=torch.float32, **safely
+            )
     except ImportError as error:
         raise DraftwiseError(
             f"reading GGUF needs two more packages ({error}): pip install 'draftwise[gguf]'"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from draftwise.lines import STATE_BYTES, read_text, strict_json
 from draftwise.types import NONE, Costs, DraftwiseError, Floats
 
 SCORE_SHARE = 0.5
@@ -84,7 +84,7 @@ def load_costs(spec: str) -> CostTable:
         names = ", ".join(REGIMES)
         raise DraftwiseError(f"unknown costs {spec!r}; the names are: {names}, or a JSON file")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = strict_json(read_text(path, STATE_BYTES))
         given = found["target_s"]
         by_batch = given if isinstance(given, dict) else {"1": given}
         table = CostTable(

@@ -6,9 +6,12 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from draftwise.lines import STATE_BYTES, read_text, strict_json
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -27,7 +30,7 @@ def state_path(given: str | None, model: str, cache_root: str) -> Path | None:
     if given != "auto":
         return Path(given).expanduser()
     mark = hashlib.sha256(model.encode()).hexdigest()[:8]
-    name = "--".join(Path(model).parts[-2:])
+    name = re.sub(r"[^\w.-]", "_", "--".join(Path(model).parts[-2:]))  # one name, not a path
     return Path(cache_root).expanduser() / "draftwise" / f"{name}-{mark}.json"
 
 
@@ -47,7 +50,7 @@ class StateFile:
         if self._path is None or not self._path.exists():
             return {}
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            found = strict_json(read_text(self._path, STATE_BYTES))
             if found["draftwise"] != _VERSION or found["about"] != self._about:
                 logger.info("%s was learnt with another setting: beginning anew", self._path)
                 return {}

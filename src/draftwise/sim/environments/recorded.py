@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
+from draftwise.lines import TRACE_BYTES
 from draftwise.sim.costs import CostTable
 from draftwise.sim.environments.drawing import stream
 from draftwise.sim.text import PROMPT_TOKENS, Retrieval, Text, Track, runs_of
@@ -110,8 +112,16 @@ def _read(path: Path) -> dict[str, Any]:
     """The file's arrays; DraftwiseError says what is missing."""
     if not path.is_file():
         raise DraftwiseError(f"there is no trace {path}: give the path of a replay file")
-    with np.load(path) as found:
-        missing = [name for name in ARRAYS if name not in found]
-        if missing:
-            raise DraftwiseError(f"{path} lacks the array {missing[0]!r}: see docs/simulator.md")
-        return {name: found[name] for name in [*ARRAYS, *OPTIONAL] if name in found}
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            names = found.keys()
+            if missing := [name for name in ARRAYS if name not in names]:
+                raise DraftwiseError(
+                    f"{path} lacks the array {missing[0]!r}: see docs/simulator.md"
+                )
+            size = sum(entry.file_size for entry in found.zip.infolist())
+            if size > TRACE_BYTES:
+                raise ValueError(f"its arrays take {size:,} bytes: {TRACE_BYTES:,} are the most")
+            return {name: found[name] for name in [*ARRAYS, *OPTIONAL] if name in names}
+    except (ValueError, OSError, AttributeError, MemoryError, EOFError, BadZipFile) as error:
+        raise DraftwiseError(f"{path} is no replay file ({error})") from error

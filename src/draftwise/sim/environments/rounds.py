@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ import numpy as np
 
 from draftwise.sim.costs import CostTable
 from draftwise.sim.environments.drawing import stream
+from draftwise.sim.environments.strict import Record, read_records
 from draftwise.sim.text import Retrieval, Text, Track, runs_of
 from draftwise.types import NONE, DraftwiseError, Floats
 
 DEPTH = 16
 """Tokens that a replayed retrieval drafter proposes at most."""
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class RoundTrace:
     """
 
     def __init__(self, path: str | Path, costs: CostTable | None = None) -> None:
-        records = _read(Path(path))
+        records = read_records(Path(path))
         self.costs = measured_costs(records) if costs is None else costs
         by_request: dict[Any, list[Record]] = {}
         for record in records:
@@ -176,21 +174,3 @@ def _retrieval_track(alphas: Floats, ratios: Floats, matches: Floats) -> Track:
         runs=np.minimum(runs_of(hits)[: len(alphas)], num),
         retrieval=Retrieval(num, lengths, padded[places], hits[places]),
     )
-
-
-def _read(path: Path) -> list[Record]:
-    """All records of a jsonl file; DraftwiseError names the first line that is none."""
-    if not path.is_file():
-        raise DraftwiseError(f"there is no trace {path}: write one with draftwise generate --trace")
-    records: list[Record] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            record = json.loads(line)
-            for key in ("request", "position", "scores", "seconds", "num_drafted", "num_emitted"):
-                record[key]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DraftwiseError(f"{path}, line {number}: no Round record ({error!r})") from error
-        records.append(record)
-    if not records:
-        raise DraftwiseError(f"{path} is empty: write a trace with draftwise generate --trace")
-    return records

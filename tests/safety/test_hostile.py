@@ -1,0 +1,191 @@
+"""Files from elsewhere that want more than to be read: none of their code runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cli.models_on_disk import make_target, save_model
+from draftwise.engine.memory import Memory
+from draftwise.lines import check_size, read_text, strict_json
+from draftwise.nn.acceptance_head import load as load_acceptance_head
+from draftwise.nn.head_files import read_weights
+from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.registry import make_policy
+from draftwise.sim.costs import REGIMES, load_costs
+from draftwise.sim.environments.recorded import ARRAYS, Recorded
+from draftwise.sim.environments.rounds import RoundTrace
+from draftwise.types import DraftwiseError, Plan
+from sim.worlds import round_record, write_jsonl, write_npz
+
+CODE = "from pathlib import Path\nPath({!r}).touch()\n"
+
+
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (str(self._mark),)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """What hostile code would make."""
+    return tmp_path / "ran"
+
+
+def test_the_payload_works(mark: Path, tmp_path: Path) -> None:
+    """Loaded as pickle it runs, so the tests below can fail."""
+    torch.save({"a": Payload(mark)}, tmp_path / "x.bin")
+    torch.load(tmp_path / "x.bin", weights_only=False)
+    assert mark.exists()
+
+
+def test_a_model_whose_weights_are_a_pickle(mark: Path, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", make_target())
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": Payload(mark)}, folder / "pytorch_model.bin")
+    with pytest.raises(DraftwiseError, match="cannot load"):
+        load_model(folder)
+    assert not mark.exists()
+
+
+def test_heads_that_are_pickles(mark: Path, tmp_path: Path) -> None:
+    torch.save({"layers.0.weight": Payload(mark)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(DraftwiseError, match="cannot be read as weights"):
+        read_weights([tmp_path / "pytorch_model.bin"])
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(DraftwiseError, match="cannot be read as weights"):
+        load_acceptance_head(tmp_path)
+    assert not mark.exists()
+
+
+def test_a_model_that_brings_code(mark: Path, tmp_path: Path) -> None:
+    """Known and unknown types alike, and the way of generating that a folder may bring."""
+    folder = save_model(tmp_path / "model", make_target())
+    for name in ("modeling.py", "custom_generate/generate.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(CODE.format(str(mark)))
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model", "AutoConfig": "modeling.Config"}
+    (folder / "config.json").write_text(json.dumps(config))
+    load_model(folder)  # of a known type: the library's own code serves it
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
+    with pytest.raises(DraftwiseError, match="which is not run here"):
+        load_model(folder)
+    assert not mark.exists()
+
+
+def test_a_tokenizer_that_brings_code(mark: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizing.py").write_text(CODE.format(str(mark)))
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"auto_map": {"AutoTokenizer": ["tokenizing.Tokenizer", null]}}'
+    )
+    with pytest.raises(DraftwiseError, match="which is not run here"):
+        load_tokenizer(tmp_path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a/b.safetensors"])
+def test_shards_stay_in_their_folder(name: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", make_target())
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(DraftwiseError, match="not in its folder"):
+        load_model(folder)
+    index.write_text("[" * 100_000)
+    with pytest.raises(DraftwiseError, match="no list of shards"):
+        load_model(folder)
+
+
+STATES = {
+    "deep": "[" * 200_000,
+    "not a number": '{"draftwise": NaN}',
+    "twice": '{"draftwise": 1, "draftwise": 1}',
+    "a list": "[]",
+    "no text": "\x00\x01",
+}
+
+
+@pytest.mark.parametrize("text", STATES.values(), ids=STATES)
+def test_state_files_are_read_strictly(text: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(text)
+    memory = Memory("session", make_policy("ucb1", 1), "ucb1", [Plan("small", 2)])
+    with pytest.raises(DraftwiseError, match="cannot take up"):
+        memory.load(tmp_path / "state.json")
+    with pytest.raises(DraftwiseError, match="no cost table"):
+        load_costs(str(tmp_path / "state.json"))
+
+
+def test_files_are_bounded(tmp_path: Path) -> None:
+    large, pipe = tmp_path / "large.json", tmp_path / "pipe"
+    with large.open("wb") as file:
+        file.truncate(1 << 40)  # a sparse terabyte
+    os.mkfifo(pipe)
+    memory = Memory("session", make_policy("ucb1", 1), "ucb1", [Plan("small", 2)])
+    for path, why in ((large, "the most that is read"), (pipe, "no plain file")):
+        with pytest.raises(DraftwiseError, match=why):
+            memory.load(path)
+    with pytest.raises(ValueError, match="no plain file"):
+        read_text(Path("/dev/zero"), 10)
+    large.unlink()
+    with pytest.raises(FileNotFoundError):
+        check_size(large, 10)
+    assert strict_json('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "endless text": {"num_emitted": 10**15},
+    "before its beginning": {"position": -1},
+    "broken seconds": {"seconds": {"verify": float("nan")}},
+    "seconds that are text": {"seconds": {"verify": "1"}},
+    "scores that are a list": {"scores": [1]},
+    "alpha above one": {"scores": {"small": {"start": 0, "alphas": [2], "ratios": [1]}}},
+    "a start far away": {"scores": {"small": {"start": 10**18, "alphas": [], "ratios": []}}},
+    "no rows": {"batch_size": 0},
+    "true": {"num_drafted": True},
+}
+
+
+@pytest.mark.parametrize("fields", WRONG.values(), ids=WRONG)
+def test_traces_are_read_strictly(fields: dict[str, Any], tmp_path: Path) -> None:
+    scores = {"small": {"start": 0, "alphas": [0.5], "ratios": [0.5]}}
+    good = round_record(0, 0, scores=scores)
+    RoundTrace(write_jsonl(tmp_path / "good.jsonl", [good]))
+    wrong = write_jsonl(tmp_path / "wrong.jsonl", [good, good | fields])
+    with pytest.raises(DraftwiseError, match=r"line 2: no Round record"):
+        RoundTrace(wrong)
+
+
+def test_arrays_are_no_pickles_and_no_bombs(mark: Path, tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "replay.npz")
+    good = dict(np.load(path))
+    np.savez(path, **(good | {"fam": np.array([Payload(mark)], dtype=object)}))
+    with pytest.raises(DraftwiseError, match="no replay file"):
+        Recorded(path, REGIMES["gpu"])
+    assert not mark.exists()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bomb:
+        for name in ARRAYS:
+            header = io.BytesIO()
+            np.lib.format.write_array_header_1_0(
+                header, {"descr": "<f8", "fortran_order": False, "shape": (10**14,)}
+            )
+            bomb.writestr(f"{name}.npy", header.getvalue())
+    with pytest.raises(DraftwiseError, match="no replay file"):
+        Recorded(path, REGIMES["gpu"])
+    path.write_bytes(b"PK\x03\x04 no zip")
+    with pytest.raises(DraftwiseError, match="no replay file"):
+        Recorded(path, REGIMES["gpu"])

@@ -1,0 +1,74 @@
+"""What the library never does: load pickles, run text, trust the code of models."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import draftwise
+
+FILES = sorted(Path(draftwise.__file__).parent.rglob("*.py"))
+MODULES = {"pickle", "cPickle", "dill", "joblib", "marshal", "shelve", "tarfile", "yaml"}
+CALLS = {"eval", "exec", "os.system", "os.popen", "shutil.unpack_archive"}
+
+
+def told(call: ast.Call, keyword: str) -> object:
+    """The literal value of a keyword; None where it is not given, ... where it is no literal."""
+    for each in call.keywords:
+        if each.arg == keyword:
+            return each.value.value if isinstance(each.value, ast.Constant) else ...
+    return None
+
+
+def offences(tree: ast.AST) -> Iterator[str]:
+    """Each place that does what is not done."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names]
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+            yield from (f"import {x}" for x in names if x.partition(".")[0] in MODULES)
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in CALLS or name.endswith((".extractall", ".extract")):
+            yield name
+        if name.endswith("torch.load") and told(node, "weights_only") is not True:
+            yield name
+        if name == "np.load" and told(node, "allow_pickle") not in {None, False}:
+            yield name
+        if told(node, "shell") or told(node, "trust_remote_code"):
+            yield f"{name}: shell or trust_remote_code"
+        is_free = name.startswith("Auto") and name.endswith(".from_pretrained")
+        starred = any(each.arg is None for each in node.keywords)
+        if is_free and not starred and told(node, "trust_remote_code") is not False:
+            yield f"{name} may ask whether to trust"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FILES[0].parent)))
+def test_nothing_loads_or_runs_what_it_was_given(file: Path) -> None:
+    text = file.read_text("utf-8")
+    found = list(offences(ast.parse(text)))
+    if file.parts[-2:] == ("zoo", "build.py"):  # reads what it has just written itself
+        found = [offence for offence in found if "may ask" not in offence]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from joblib import load",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "archive.extractall(folder)",
+        "run(line, shell=True)",
+        "AutoTokenizer.from_pretrained(path)",
+        "AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)",
+    ],
+)
+def test_the_search_finds_it(line: str) -> None:
+    assert list(offences(ast.parse(line)))
