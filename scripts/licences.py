@@ -18,8 +18,8 @@ ROOTS = (
     "draftwise[gguf]",
 )
 KNOWN = re.compile(
-    r"\b(Apache|BSD|0BSD|MIT|ISC|PSF|Python Software Foundation|MPL-2\.0|Mozilla Public License 2\.0|"
-    r"HPND|Unlicense|CNRI-Python|Zlib|CC0|BSL-1\.0)\b"
+    r"\b(Apache|BSD|0BSD|MIT|ISC|PSF|Python Software Foundation|Mozilla Public License 2\.0|"
+    r"MPL-2\.0|HPND|Unlicense|CNRI-Python|Zlib|CC0|BSL-1\.0)\b"
 )
 
 
