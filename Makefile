@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: check-deps conformance demo dist docs pictures demo-real test test-vllm check lint types fix clean
+.PHONY: bench-docs check-deps conformance demo dist docs pictures demo-real test test-vllm check lint types fix clean
 
 demo: $(STAMP)
 	$(BIN)/draftwise demo
@@ -43,6 +43,10 @@ docs: .venv-docs/.installed
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	touch $@
+
+# The tables of the docs, from benchmarks/results/.
+bench-docs: $(STAMP)
+	$(BIN)/python -m benchmarks tables
 
 pictures: $(STAMP)
 	$(BIN)/python benchmarks/pictures.py

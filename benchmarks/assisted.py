@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from paired import Method, measure, report, save
+from shared.paired import Method, measure, report
+from shared.results import save
 
 from draftwise import Speculator, zoo
 from draftwise.bench.methods import Peer, parse_method

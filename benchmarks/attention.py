@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from paired import save
 from rich.console import Console
 from rich.table import Table
+from shared.results import save
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftwise.nn.attention import RAGGED

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from claims import Row, options, played, report
+from shared.claims import Row, options, played, report
 
 from draftwise.sim.presets import setting
 from draftwise.sim.tables import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B

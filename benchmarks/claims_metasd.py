@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from claims import Row, from_speedups, options, played, report
+from shared.claims import Row, from_speedups, options, played, report
 
 from draftwise.sim import tables
 from draftwise.sim.costs import CostTable

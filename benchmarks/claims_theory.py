@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from claims import Row, options, played, report
+from shared.claims import Row, options, played, report
 
 from draftwise.sim.costs import CostTable
 from draftwise.sim.environments.adversarial import Cycles

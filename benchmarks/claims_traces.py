@@ -10,10 +10,10 @@ answer's last third differs from its first, over answers. Intervals are 95%, ove
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+from shared.results import save
 
 LENGTH, PARTS = 5, 10
 
@@ -41,9 +41,7 @@ def main() -> None:
             "last third over first": [round(float(drift.mean()), 3), round(float(half), 3)],
             "an answer's own drift, sd": round(float(drift.std(ddof=1)), 3),
         }  # fmt: skip
-    print(json.dumps(found, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save(options.out, found)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 
 import torch
-from paired import Method, measure, report, save
+from shared.paired import Method, measure, report
+from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo

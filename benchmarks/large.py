@@ -26,9 +26,10 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from paired import COMMIT, Method, measure, report, save
 from rich.console import Console
 from rich.table import Table
+from shared.paired import Method, measure, report
+from shared.results import COMMIT, save
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftwise import Speculator, zoo

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from clock import CLOCKS, on_clock
-from paired import save
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from shared.clock import CLOCKS, on_clock
+from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo

@@ -13,9 +13,9 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from clock import CLOCKS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from shared.clock import CLOCKS
 
 from draftwise import Speculator, zoo
 from draftwise.engine import loop

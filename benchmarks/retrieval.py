@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from paired import save
 from rich.console import Console
 from rich.table import Table
+from shared.results import save
 from tokenizers import Tokenizer
 
 from draftwise import Speculator, zoo

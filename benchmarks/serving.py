@@ -11,7 +11,6 @@ seconds of the server while nothing is asked.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -23,7 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench.environment import environment
+from shared.results import save
+
 from draftwise.bench.load.client import Server
 from draftwise.bench.load.drive import Load, Volley, drive
 from draftwise.bench.suites import load_suite
@@ -128,10 +128,7 @@ def main() -> None:
             f"{row['first_token_ratio']:.2f}, {row['answers_that_differ']} answers differ"
         )
     print(f"overhead {share:.1%} of a request's time at one client; idle {idle:.1%} of a core")
-    results = {"rows": rows, "overhead": share, "idle": idle, "environment": environment(1)}
-    print(json.dumps(results))
-    if args.out is not None:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    save(args.out, {"rows": rows, "overhead": share, "idle": idle})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ has to measure first. Reading prompts with the target is left out of both.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ from fixed_costs import priced
 from record import PROMPT, arrays, record
 from rich.console import Console
 from rich.progress import track
+from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo
@@ -123,9 +123,7 @@ def main() -> None:
             engine, plans = in_the_engine(setting, prompts, options.tokens)
             simulator = in_the_simulator(setting, plans, world, domains, options.tokens)
             found[setting] = compared(engine, simulator) | {"answers": len(prompts)}
-    Console().print_json(json.dumps(found))
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save(options.out, found)
     assert PROMPT == 16
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paired import save
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from shared.results import save
 
 from draftwise import zoo
 from draftwise.bench.sweep import numbers as n

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from paired import save
 from rich.console import Console
 from rich.table import Table
+from shared.results import save
 from specdecpp import LENGTHS, Scene
 
 from draftwise.nn.acceptance_head import load

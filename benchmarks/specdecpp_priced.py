@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from fixed_costs import Cost
-from paired import save
 from rich.console import Console
 from rich.table import Table
+from shared.results import save
 from specdecpp import Scene, contestants, make_field, play
 from stopping import PRICES
 

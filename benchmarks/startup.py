@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 
-from paired import save
+from shared.results import save
 
 LINES = {
     "pass": ["-c", "pass"],
@@ -40,7 +40,7 @@ def main() -> None:
         _, *counted = (processor_s(line) for _ in range(options.repeats + 1))
         found[name] = round(statistics.median(counted), 3)
         print(f"{name:20} {found[name]:.3f} s")
-    save(options.out, {"processor_s": found})
+    save(options.out, {"startup_s": found})
 
 
 if __name__ == "__main__":

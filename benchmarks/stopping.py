@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 from fixed_costs import Cost
-from paired import save
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from stopping_ways import (
+from shared.results import save
+from shared.stopping_ways import (
     FIXED,
     HEAD,
     LAGGING,

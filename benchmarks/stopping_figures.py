@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from paired import save
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from shared.results import save
+from shared.stopping_ways import TABLE_1, Played, rule, rules_bandit
 from stopping import PRICES, TOGETHER, play, prompts, remembered
-from stopping_ways import TABLE_1, Played, rule, rules_bandit
 from transformers.utils import logging
 
 Floats = NDArray[np.float64]

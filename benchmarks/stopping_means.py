@@ -12,11 +12,11 @@ import argparse
 from typing import Any
 
 import torch
-from paired import save
 from rich.console import Console
 from rich.table import Table
+from shared.results import save
+from shared.stopping_ways import rules_bandit
 from stopping import prompts
-from stopping_ways import rules_bandit
 from transformers.utils import logging
 
 

@@ -14,7 +14,8 @@ from collections import Counter
 from typing import Any
 
 import torch
-from paired import Method, measure, report, save
+from shared.paired import Method, measure, report
+from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared.results import header
 
 from draftwise import zoo
 from draftwise.bench.paired import ratio
 
-CHILD = Path(__file__).with_name("vllm_engine.py")
+CHILD = Path(__file__).with_name("shared") / "vllm_engine.py"
 
 
 class Engine:
@@ -144,7 +145,7 @@ def main() -> None:
         print(f"warming up {name}", file=sys.stderr)
         task = {"prompts": first, "max_tokens": 24, "chat": args.chat, "length": length}
         engines[engine].ask(task)
-    record = {"command": " ".join(["python", *sys.argv]), "tables": {}}
+    record = {**header(), "tables": {}}
     for at_once in args.at_once:
         record["tables"][str(at_once)] = table = run(engines, args, prompts, at_once)
         for name, numbers in table.items():

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clock import Priced
 from fixed_costs import Cost, each
+from shared.clock import Priced
 
 from draftwise import Speculator
 from draftwise.engine.records import Round

@@ -7,7 +7,6 @@ which are drawn anew for each seed; every policy begins anew with each text).
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from shared.results import save
 
 from draftwise.sim.costs import CostTable
 from draftwise.sim.environments import Environment
@@ -73,8 +73,12 @@ def report(parts: Mapping[str, Callable[[int], list[Row]]], chosen: argparse.Nam
         for row in found[name]:
             table.add_row(*(_cell(row.get(key)) for key in keys))
         Console(width=200).print(table)
-    if chosen.out:
-        chosen.out.write_text(json.dumps({"seeds": chosen.seeds, **found}, indent=1) + "\n")
+    rounded = {name: [_rounded(row) for row in rows] for name, rows in found.items()}
+    save(chosen.out, {"seeds": chosen.seeds, **rounded})
+
+
+def _rounded(row: Row) -> Row:
+    return {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}
 
 
 def _cell(value: Any) -> str:

@@ -1,28 +1,18 @@
-"""Tables and files of the scripts beside this one; the timing itself is ``draftwise.bench``'s."""
+"""Timings side by side, as tables; the timing itself is ``draftwise.bench``'s."""
 
 from __future__ import annotations
 
-import json
-import platform
-import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from draftwise.bench import paired
-from draftwise.bench.environment import commit, versions
 from draftwise.bench.paired import Method, Timing
 
-__all__ = ["COMMIT", "Method", "Timing", "measure", "report", "save"]
-
-COMMIT = commit() or ""
-"""Of the code that runs: asked at the start, since somebody may commit meanwhile."""
+__all__ = ["Method", "Timing", "measure", "report"]
 
 
 def measure(
@@ -55,19 +45,3 @@ def report(timing: Timing, base: str, title: str) -> dict[str, Any]:
         )  # fmt: skip
     Console().print(table)
     return rows
-
-
-def save(path: str | None, results: dict[str, Any]) -> None:
-    """Write results with what they were measured on; the last line printed is the same JSON."""
-    record = {
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": COMMIT,
-        "hardware": f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
-        "versions": versions(),
-        **results,
-    }
-    if path:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record))

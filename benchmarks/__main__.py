@@ -1,0 +1,49 @@
+"""``python -m benchmarks`` lists what can be measured; ``python -m benchmarks NAME ...`` runs it.
+
+What a script shows is the first line of its docstring; how long it took stands in its results.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))  # as for a script: its neighbours, and shared/
+
+from shared.listing import names, rows_of_the_list
+
+HERE = Path(__file__).parent
+BY_PYTEST = "policy_costs"
+
+
+def listing() -> Table:
+    """All of it."""
+    table = Table("name", "what it shows", "took", box=None, pad_edge=False)
+    for row in rows_of_the_list():
+        table.add_row(*row)
+    return table
+
+
+def main() -> None:
+    """List, or run one script as if it had been called itself."""
+    if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
+        Console(width=max(80, Console().width)).print(listing())
+        return
+    _, name, *options = sys.argv
+    if name not in names():
+        sys.exit(f"unknown benchmark {name!r}; the names are: {', '.join(names())}")
+    script = str(HERE / f"{name}.py")
+    if name == BY_PYTEST:
+        import pytest
+
+        sys.exit(pytest.main([script, *options]))
+    sys.argv = [script, *options]
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
