@@ -110,7 +110,7 @@ def memory(made: Speculator, text: list[int]) -> dict[str, Any]:
         context = Context(0, text[:LONG], SamplingParams(), np.random.default_rng(0))
         session.open(context, LONG + 16)
         session.propose([DraftTask(context, 1, Fixed())])
-        found[drafter.name] = round(session._cache.num_bytes / 1e3, 1)
+        found[drafter.name] = round(session._reader._cache.num_bytes / 1e3, 1)
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 WITHOUT_HEADER = {"specdecpp_bundled"}
-"""Written by ``draftwise sweep``, which says what it ran on in no header."""
+"""Written by ``draftwise sweep`` before it said what it ran on."""
 
 
 @pytest.fixture

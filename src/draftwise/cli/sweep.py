@@ -68,6 +68,7 @@ def sweep(
     the limit of one who knew every rejection in advance, and what forwards cost.
     """
     with quiet(), refused_values():
+        from draftwise.bench.environment import command, environment
         from draftwise.bench.sweep.figure import draw, require_plots
         from draftwise.bench.sweep.runs import Field, fixed_ways, head_ways
 
@@ -90,7 +91,13 @@ def sweep(
             runs = _run(field, ways, rows, repeats, batch_size, name)
             points[name], found[name] = _panel(ways, runs, batch_size)
         draw(points, out / "sweep.png")
-        record = {"temperature": temperature, "max_new_tokens": max_new_tokens, "panels": found}
+        record = {
+            "command": command(),
+            "environment": environment(threads),
+            "temperature": temperature,
+            "max_new_tokens": max_new_tokens,
+            "panels": found,
+        }
         (out / "sweep.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     if as_json:
         print(json.dumps(record))
