@@ -170,14 +170,25 @@ def rewritten(text: str) -> str:
     return PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text)
 
 
+def marked(text: str) -> str:
+    """A page with markers round each table that begins as one made here, and has none yet."""
+    for name, make in TABLES.items():
+        head = re.escape(make().partition("\n")[0])
+        bare = re.compile(rf"(?<!-->\n\n)^({head}\n(?:\|.*\n)+)", re.MULTILINE)
+        text = bare.sub(rf"<!-- table {name} -->\n\n\1\n<!-- end -->\n", text)
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *TABLES], help="print these, write none")
-    for name in (names := parser.parse_args().names):
+    parser.add_argument("--mark", action="store_true", help="mark tables that are made here")
+    options = parser.parse_args()
+    for name in options.names:
         print(TABLES[name]())
-    for page in [] if names else pages():
+    for page in [] if options.names else pages():
         text = page.read_text("utf-8")
-        if (new := rewritten(text)) != text:
+        if (new := rewritten(marked(text) if options.mark else text)) != text:
             page.write_text(new, "utf-8")
             print(f"rewrote {page.relative_to(ROOT)}")
 

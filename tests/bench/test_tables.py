@@ -52,19 +52,22 @@ def test_a_written_result_can_be_read(
 
 
 def test_no_table_was_typed_by_hand(tables: ModuleType) -> None:
-    """``make bench-docs`` would change nothing, and every table stands somewhere."""
+    """``make bench-docs`` would change nothing."""
     found = set()
     for page in tables.pages():
         text = page.read_text("utf-8")
         assert tables.rewritten(text) == text, f"{page.name}: make bench-docs"
         found |= {name for _, name, _, _ in tables.PLACE.findall(text)}
-    assert found == tables.TABLES.keys()
+    assert {"startup", "benchmarks"} <= found <= tables.TABLES.keys()
 
 
 def test_a_changed_number_is_seen(tables: ModuleType) -> None:
     page = f"<!-- table startup -->\n\n{tables.TABLES['startup']()}\n<!-- end -->\n"
     assert tables.rewritten(page) == page
     assert tables.rewritten(page.replace(" | .", " | 7.")) == page
+    bare = f"Text\n\n{tables.TABLES['startup']()}\nmore\n"
+    assert tables.marked(bare).count("<!-- table startup -->") == 1
+    assert tables.rewritten(tables.marked(bare)) == tables.marked(tables.marked(bare))
     with pytest.raises(KeyError):
         tables.rewritten("<!-- table nonesuch -->\n<!-- end -->\n")
 
