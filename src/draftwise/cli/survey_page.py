@@ -9,11 +9,11 @@ from draftwise.cli.survey import Finding
 
 _HEAD = """# Types of models
 
-Every causal-LM type of transformers {version}, built tiny and random from its own configuration (a
-layer of each kind, windows of 3) and put through the self-check that every model goes through when
-it is loaded ([kv_cache.md](kv_cache.md#the-self-check-at-load)). Where a column says so, texts were
-compared, too: greedy text of single and of ragged rows, drafted by a disturbed copy of the model,
-with plain forwards, and the law of a sampled token by a chi-square test. This page is written by
+Which causal-LM types of transformers {version} are served, and how. Each was built tiny and random
+from its own configuration (a layer of each kind, windows of 3) and put through the
+[self-check](kv_cache.md#the-self-check-at-load). Where column p says so, greedy text of single and
+ragged rows, drafted by a disturbed copy of the model, was compared with plain forwards, and the law
+of a sampled token by a chi-square test. This page is written by
 
 ```
 {command}
@@ -34,9 +34,9 @@ type was tried on a GPU or with fused kernels (`fla`, `mamba_ssm`, `causal_conv1
 
 ## Served
 
-Rows: *packed* end to end without padding, *padded* side by side, or *alone*, a forward each (the
-module takes one position for all rows, or kernels are not known). Types with states serve chains
-only. p: of the chi-square test; texts were equal wherever it stands; - = not compared.
+Rows: *packed* end to end, *padded* side by side, or *alone*, a forward each
+([why](kv_cache.md#end-to-end-or-side-by-side)). Types with states serve chains only. p: of the
+chi-square test; texts were equal wherever it stands; - = not compared.
 
 | type | layers | rows | trees | states | p |
 |---|---|---|---|---|---|
