@@ -53,7 +53,7 @@ class Learning:
             )
         self.memory = Memory(scope, policy, setting.policy, self.plans)
         reward = registry.make_reward(setting.reward)
-        # a policy that prices plans by the evidence needs nobody to value them
+        # a policy that prices plans by the evidence needs no reward to value them
         self._reward = None if getattr(policy, "prices_plans", False) else reward
         self.revealer()
         self._show_hidden(self.guides(own))
@@ -171,7 +171,7 @@ def reads_hidden(guide: Guide) -> bool:
 
 
 def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) -> list[Plan]:
-    """The setting's plans over these drafters; DraftwiseError for trees that nobody can serve."""
+    """The setting's plans over these drafters; DraftwiseError for trees that none can serve."""
     branching = [drafter.name for drafter in drafters if drafter.can_branch]
     own = {d.name: (getattr(d, "max_length", None), getattr(d, "tree", None)) for d in drafters}
     wants_trees = any(setting.trees) or any(tree for _, tree in own.values())

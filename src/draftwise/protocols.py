@@ -91,7 +91,7 @@ class Reward(Protocol):
 
 
 class Mixer(Protocol):
-    """Inside one draft: who writes each token, asked before it is drawn; what is drawn stays."""
+    """Inside one draft: names each token's writer before it is drawn; what is drawn stays."""
 
     drafter: str
     """The drafter that it may call beside those that retrieve."""
@@ -99,7 +99,7 @@ class Mixer(Protocol):
     """Tokens of the draft, at most."""
 
     def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
-        """Who writes the next token: ``drafter``, or one of the ``matches``; None = nobody.
+        """The next token's writer: ``drafter``, or one of the ``matches``; None = none.
 
         matches: by retrieval drafter, the tokens of its match at the end of text and draft.
         """

@@ -44,7 +44,7 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one request drafts in one round: who, how far, what ends the draft early, and how wide.
+    """How one request drafts in a round: drafter, length, what ends the draft early, and how wide.
 
     ``length`` is in tokens, a tree's depth; 0 exactly for the plan ``none``. ``rule`` is a guide's
     spec. ``tree``: None = a chain.
@@ -144,14 +144,14 @@ class Evidence:
         rejected tail included (what block divergence averages, MetaSD eq. 4).
     emitted_start: position in the text of the first token that the round emitted.
     seconds: duration of the round, drafting and verification.
-    costs: what everything costs, or None where nobody measures.
+    costs: what everything costs, or None where they are not measured.
     matches: length of each retrieval drafter's match at the END of the text, 0 = no proposal: the
         context of the next choice.
     confidences: [num_drafted] the largest probability of each drafted token's q, NaN where a match
-        wrote it; empty unless somebody mixes drafters.
+        wrote it; empty unless drafters are mixed.
     stops: tokens that the drafter's other rules would have drafted, by rule; only of those that
         would have stopped within this draft, and only where the feedback compares rules.
-    tokens: those that the round emitted; empty where nobody learns what texts are like.
+    tokens: those that the round emitted; empty where nothing learns what texts are like.
     num_left: tokens that the answer may still have, at most; None where that is not known.
     """
 
@@ -237,10 +237,10 @@ class Draft:
 
     tokens: [N]. probs: for each node the [V] distribution q it was drawn from, an array here or
     a tensor on the device, or None for a point
-    mass (a deterministic proposal); None altogether if all are. sources: who wrote each token.
+    mass (a deterministic proposal); None altogether if all are. sources: each token's writer.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
     confidences: as in ``Evidence``. asides: behind nodes of a chain (-1 = the text), what its
-    drafter would have drawn from where others wrote or nobody did: to score it, not to verify.
+    drafter would have drawn from where others wrote or none did: to score it, not to verify.
     """
 
     tokens: Ints

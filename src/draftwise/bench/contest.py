@@ -1,4 +1,4 @@
-"""The bench itself: everybody answers every item in turn, and each turn is kept at once."""
+"""The bench itself: every method answers every item in turn, and each turn is kept at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GoesOn = Callable[[], bool]
 
 
 class Contestant(Protocol):
-    """Somebody who answers prompts."""
+    """What answers prompts."""
 
     name: str
 
@@ -83,7 +83,7 @@ class Encoder:
 def make_contestants(
     methods: Sequence[str], base: Speculator, asked: Asked, wanted: Sequence[str]
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """Everybody who can take part, and who cannot, with the reason.
+    """The methods that can take part, and those that cannot, with the reason.
 
     Raises DraftwiseError for one that was asked for by name (``wanted``) and cannot.
     """
@@ -137,7 +137,7 @@ class Contest:
             self._store.add(runs)
 
     def _warm_up(self, index: int, goes_on: GoesOn) -> bool:
-        """An answer of everybody that is not counted: allocators, lazy imports, first costs."""
+        """An answer of each that is not counted: allocators, lazy imports, first costs."""
         for contestant in self._contestants.values():
             if not goes_on():
                 return False

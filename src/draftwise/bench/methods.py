@@ -18,7 +18,7 @@ PLAIN, DEFAULT, TRANSFORMERS = "plain", "draftwise", "transformers"
 GROUPS = ("presets", "fixed", "peers")
 LOOKUP = "lookup"
 LOOKUP_LENGTH = 10
-"""Tokens that transformers' prompt lookup proposes where nobody says otherwise, as its docs do."""
+"""Tokens that transformers' prompt lookup proposes by default, as in its docs."""
 CONFIDENCE = 0.4
 """transformers' own default of ``assistant_confidence_threshold``."""
 _GRAMMAR = (
@@ -69,7 +69,7 @@ class Known:
 
 
 def default_methods() -> list[str]:
-    """What is compared unless somebody says otherwise."""
+    """What is compared by default."""
     return [PLAIN, "presets", "fixed", "peers"]
 
 

@@ -18,7 +18,7 @@ from draftwise.types import NONE, Plan
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How everybody answers: tokens at most, and how they are drawn."""
+    """How all methods answer: tokens at most, and how they are drawn."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -52,7 +52,7 @@ class OurContestant:
         return self._speculator.plans
 
     def begin(self) -> None:
-        """A repeat begins: nobody may copy his answers to the last one."""
+        """A repeat begins: no drafter may copy its answers to the last one."""
         if self._has_memory:
             self._speculator = self._make()
 
@@ -103,7 +103,7 @@ def counts(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def course(replies: Sequence[Reply], plans: Sequence[Plan]) -> dict[str, Any]:
-    """What a policy played and thought, round by round, and who wrote each token.
+    """What a policy played and thought, round by round, and each token's writer.
 
     Plans are grouped into arms: by stop rule, drafter or length, whatever they differ in first.
     values [R][arms]: the best estimate of each arm's plans; played [R]: the arm of each round.

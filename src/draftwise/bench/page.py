@@ -68,7 +68,7 @@ def section(anchor: str, title: str, words: str, *body: str) -> str:
 
 
 def chart(svg: str, alt: str) -> str:
-    """A figure with a description for those who cannot see it."""
+    """A figure with a description in words."""
     named = svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
     return f"<figure>{named}</figure>"
 

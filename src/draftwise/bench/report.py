@@ -24,7 +24,7 @@ SECTIONS = {
     "domains": "Speedup by domain",
     "phases": "Time by phase",
     "cost": "MAT against cost",
-    "writers": "Who wrote which token",
+    "writers": "The drafter of each token",
     "learning": "Estimates and pulls",
     "regret": "Regret",
     "plane": "Discards and verifications",
@@ -182,7 +182,7 @@ def _learning(runs: Sequence[Run], hindsight: Hindsight, colours: Mapping[str, s
     domain = "mixed" if "mixed" in domains else domains[0]
     words = (
         f"One prompt of the domain <code>{escape(domain)}</code>: each policy's own value of every "
-        "arm after each round (of an arm's plans the best), and below it who drafted. Units are "
+        "arm after each round (of an arm's plans the best), and below it the drafters. Units are "
         "the policy's own. Then, over the first prompt of every domain: the share of rounds that "
         "went to the drafter which, alone and at its best length, would have been fastest there."
     )

@@ -129,7 +129,7 @@ def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
 def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
     """How many times faster the default is than others, chosen by this very run.
 
-    That flatters the others: whoever was lucky here is the one that is compared with. parts: by
+    That flatters the others: the one that was lucky here is compared with. parts: by
     domain, for the best fixed plan of each; empty = leave that out.
     """
     timing = sheet.timing
@@ -155,7 +155,7 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
 
 
 def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -> Row:
-    """The default against a method nobody could run: each domain's own best fixed plan."""
+    """The default against a method that cannot be run: each domain's own best fixed plan."""
     best = {domain: max(fixed, key=part.timing.tok_per_s) for domain, part in parts.items()}
     rows_of = [sheet.timing.names.index(best[domain]) for domain in sheet.domains]
     places = np.arange(len(sheet.domains))

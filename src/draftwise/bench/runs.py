@@ -19,7 +19,7 @@ class Run:
     """One method's answer to one item.
 
     item: its place in the suite. tokens, seconds, cpu_s, num_rounds: by turn. emitted: tokens of
-    every round, all turns together. num_drafted, num_accepted: None where nobody tells. phases:
+    every round, all turns together. num_drafted, num_accepted: None where unknown. phases:
     seconds of the engine by phase. pulls: rounds by drafter. round_s: seconds of every round.
     course: plans and estimates of a policy, kept for a few runs (``record.course``).
     """

@@ -1,6 +1,6 @@
-"""A first look: every item once, played at random and scored by everybody, as a trace to replay.
+"""A first look: every item once, played at random and scored by all drafters, as a trace to replay.
 
-It is not timed against anybody. What it is for: which fixed plans are worth measuring, the oracle,
+It is not timed. What it is for: which fixed plans are worth measuring, the oracle,
 regret of plans that were not played, ``draftwise replay`` and ``draftwise advise``.
 """
 

@@ -1,7 +1,7 @@
 """Answers as Spec-Bench writes them, so that its own scripts can read ours.
 
 Where its counts are counters of each method and its baseline's come from text that was tokenised
-again, ours are token ids counted one way for everybody.
+again, ours are token ids counted one way for all methods.
 """
 
 from __future__ import annotations

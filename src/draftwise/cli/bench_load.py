@@ -1,4 +1,4 @@
-"""``draftwise bench --url``: load on a server, whoever made it."""
+"""``draftwise bench --url``: load on any server."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Show:
                 self._lane(self._plain, "plain decoding", asked),
                 self._lane(self._fast, self._title, asked),
             )
-            # who moves first alternates; on the screen plain decoding stays on the left
+            # the first to move alternates; on the screen plain decoding stays on the left
             self._race([plain, fast], number % 2 == 0, is_stopped)
             if is_stopped():
                 break

@@ -116,7 +116,7 @@ def graceful() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Our own warnings as lines on stderr, and nobody else's."""
+    """Our own warnings as lines on stderr, and no others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", module=r"draftwise\b")
@@ -125,6 +125,6 @@ def quiet() -> Iterator[None]:
 
 
 def _mute_stdout() -> None:
-    """Nobody reads any more: what is still buffered must not fail again at exit."""
+    """The reader is gone: what is still buffered must not fail again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

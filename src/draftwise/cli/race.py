@@ -46,7 +46,7 @@ class Lane:
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
-    """Step whoever has used less time, the earlier lane at first; yields who moved.
+    """Step the lane that has used less time, the earlier at first; yields the one that moved.
 
     Rounds alternate within milliseconds, so whatever else the machine does slows both alike.
     """

@@ -89,7 +89,7 @@ def advise_(trace: Trace, costs: CostsOf = None, seeds: Seeds = 5, as_json: AsJs
 
 
 def _replay_table(found: dict[str, Any]) -> Table:
-    """What was played, what else could have been, and what nobody can know beforehand."""
+    """What was played, what else could have been, and what is known only in hindsight."""
     table = Table(title=f"{found['preset']}: all domains alike", box=box.SIMPLE_HEAD)
     table.add_column("policy", overflow="fold")
     for heading in ("MAT", found["unit"], "x plain", "regret"):

@@ -1,4 +1,4 @@
-"""The demo's tables: both decoders' speed, who drafted, where the time went, what it took."""
+"""The demo's tables: both decoders' speed, the drafters, where the time went, what it took."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _yes(is_so: bool) -> Text:
 
 
 def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
-    """Who drafted how many rounds and wrote how many tokens."""
+    """Rounds and tokens by drafter."""
     pulls = shares(fast.pulls)
     written = shares(Counter(source for pair in pairs for source in pair.fast.sources))
     table = Table(box=None, padding=(0, 1), pad_edge=True)

@@ -121,12 +121,12 @@ def serve(
     with quiet():
         speculator = load(wanted)
         if api_key is None and host not in {"127.0.0.1", "localhost", "::1"}:
-            say(f"anybody who reaches {host} may ask: give --api-key", style="yellow")
+            say(f"every client that reaches {host} may ask: give --api-key", style="yellow")
         listen(speculator, settings)
 
 
 def _examples(target: str) -> dict[str, str]:
-    """A prompt of each kind, for whoever does not know what the bundled model has learnt."""
+    """A prompt of each kind that the bundled model has learnt."""
     if target != "zoo":
         return {}
     from draftwise import zoo

@@ -119,7 +119,7 @@ def _pool_sizes(text: str | None) -> list[int | None]:
 
 
 def _run(match: Match, seeds: range, jobs: int, *, quiet: bool) -> Outcome:
-    """The match, with a progress bar on stderr unless ``quiet`` or nobody looks."""
+    """The match, with a progress bar on stderr unless ``quiet`` or not on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         tasks = [bar.add_task(what, total=len(seeds)) for what in ("hindsight", "play")]

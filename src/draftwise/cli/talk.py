@@ -83,7 +83,7 @@ class Talk:
         say("a new conversation", style="dim")
 
     def stats(self) -> None:
-        """A line a turn, and who wrote how much."""
+        """A line a turn, and tokens by drafter."""
         if not self.turns:
             say("no turns yet")
             return

@@ -17,7 +17,7 @@ from draftwise.types import Draft, DraftStep, Floats
 class Chain:
     """The draft of one row: what was written, by whom, and whether it goes on.
 
-    looks: whether somebody looks at each token before the next is drawn; otherwise the whole draft
+    looks: whether each token is looked at before the next is drawn; otherwise the whole draft
     is drawn before the host sees any of it. waits: whether that is only after it was read, for the
     hidden state there.
     """

@@ -138,12 +138,12 @@ def _drawn(chains: Sequence[Chain], heard: Heard) -> Tensor:
 
 
 def _uniforms(chains: Sequence[Chain], num: int, like: Tensor) -> Tensor:
-    """[N, num] draws of the rows' streams; nothing where all are greedy, who need none."""
+    """[N, num] draws of the rows' streams; nothing where all are greedy and need none."""
     if all(chain.context.sampling.temperature == 0 for chain in chains):
         return like.new_empty(0)
     drawn = np.zeros((len(chains), num))
     for row, chain in zip(drawn, chains, strict=True):
         if chain.context.sampling.temperature > 0:
-            # no more than its own draft needs: its stream must not know who drafts beside it
+            # no more than its own draft needs: its stream must not depend on its batch
             row[: chain.length] = chain.context.rng.random(min(num, chain.length))
     return torch.from_numpy(drawn).to(like.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from draftwise.types import DraftwiseError
 
 SINK = 4
-"""StreamingLLM's own, where nobody says otherwise."""
+"""StreamingLLM's own default."""
 ROOM = 128
 """Slots for a draft behind the window: a longer one (TapOut's longest, say) is cut to it."""
 
@@ -18,7 +18,7 @@ class Window:
     """What a drafter keeps of a long text: its first ``sink`` and its last ``window`` tokens.
 
     Source: StreamingLLM (Xiao et al. 2024), section 3.2, as the second cache strategy of MetaSD
-        (appendix F.11, table 13): who was away reads the window, and not all that it missed.
+        (appendix F.11, table 13): one that was away reads the window alone.
     Update: of a text longer than ``sink + window`` the drafter reads ``text[:sink] +
         text[sink + skipped:]``, at positions 0, 1, 2, ... of what it reads, as StreamingLLM does.
         ``skipped`` is the smallest multiple of half a window with which that is no longer than
@@ -28,7 +28,7 @@ class Window:
         turn them anew in every step. Our cache keeps turned keys, as the library's models write
         them, which cannot be moved; so what is kept is read again, every half window, and is then
         exactly what the model says of these tokens, on any architecture. A place depends on the
-        text's length alone, not on who played when, so a draft is a function of the text.
+        text's length alone, not on earlier plays, so a draft is a function of the text.
     State: none here; a session notes by row what it skipped. Cost: at most two tokens read for
         each of the text, in pieces; a cache of ``sink + window + ROOM`` slots a row.
     Errors: DraftwiseError for a negative sink or a window below 2.

@@ -18,7 +18,7 @@ from draftwise.engine.request import Request, Stats, TokenLogprobs
 class Result:
     """One finished answer.
 
-    tokens: the output ids, without the prompt. sources: who wrote each token (a drafter's name, or
+    tokens: the output ids, without the prompt. sources: each token's writer (a drafter's name, or
     ``target``). finish_reason: ``eos``, ``stop``, ``length``, ``non-finite logits``, ``cancelled``,
     ``error`` (a callback of this request raised) or ``interrupted``. logprobs: one a token, if
     they were asked for.

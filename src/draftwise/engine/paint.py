@@ -9,11 +9,11 @@ from draftwise.engine.request import TARGET
 from draftwise.engine.text import Detokenizer
 
 Piece = tuple[str, str]
-"""Some text and the name of who wrote it."""
+"""Some text and the name of its writer."""
 
 
 class Written(Protocol):
-    """Tokens and who wrote each: a round, or several in a row."""
+    """Tokens and each one's writer: a round, or several in a row."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
@@ -30,7 +30,7 @@ class Painter:
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
         self._detokenizer, self._stops = Detokenizer(tokenizer), tuple(stops)
-        self._ends: list[tuple[int, str]] = []  # where pieces end, and who wrote them
+        self._ends: list[tuple[int, str]] = []  # where pieces end, and their writers
         self._num_decoded = self._num_shown = 0
 
     def grow(self, new: Written, text: str) -> list[Piece]:

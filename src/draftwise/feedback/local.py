@@ -125,7 +125,7 @@ class Free:
     Source: this project's own (DESIGN section 1); the delay is HedgeSpec's (section 3.3, appendix
         B.4): values told at once would be those of bad rounds only, as a short round leaves a good
         drafter's length open and a bad one's not.
-    Differs: what the text's end, or a gap that nobody scored, leaves open is never told.
+    Differs: what the text's end, or a gap that was not scored, leaves open is never told.
     State: the switching cost's; alphas by drafter and position; the rounds that wait, with the
         drafters they wait for, for ``MAX_WAIT`` tokens of text at most.
     Cost: one reward for each plan that is scored. Errors: as Bandit.

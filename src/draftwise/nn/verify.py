@@ -209,7 +209,7 @@ def _when_tried(
 def _left(rest: Tensor, children: Tensor, index: Tensor, q: Tensor) -> Tensor:
     """[R, V] what is left of p when all of these children were rejected in turn.
 
-    children: [R, C] nodes; M = nobody. Children that are point masses go all at once.
+    children: [R, C] nodes; M = none. Children that are point masses go all at once.
     """
     tokens, rows = index[0], index[3]
     for kids in children.T[:, :, None] if len(q) else children[None]:

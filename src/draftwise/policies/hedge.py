@@ -29,7 +29,7 @@ def hedge_probabilities(gains: Floats, eta: float | None, round: int) -> Floats:
 
 
 class Hedge:
-    """Draw plans by exponential weights on everybody's losses.
+    """Draw plans by exponential weights on all plans' losses.
 
     Source: HedgeSpec, appendix B.1, remark on Algorithm 1: w_i <- w_i exp(-eta * loss_i), PREDICT
         the normalised weights. The anytime rate (``eta=none``, the default) is that of BanditSpec

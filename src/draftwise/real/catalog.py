@@ -17,7 +17,7 @@ class Pretrained:
     """A model inside packages of PyPI.
 
     pieces: (module, file below it), which follow each other to one GGUF file. sha256: of the whole
-    file. licence: its name; terms: (package, file) with its text. origin: who made the model.
+    file. licence: its name; terms: (package, file) with its text. origin: the model's makers.
     """
 
     name: str

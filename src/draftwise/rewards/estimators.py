@@ -58,7 +58,7 @@ def tokens_by_verdict(alphas: Sequence[float], num_drafted: int, num_accepted: i
     The probability that token j is accepted, given the accepted ones before it, is alpha_j; so
     1 + sum of alpha_j over the positions through the first rejection has the same mean as the
     count and less noise. (Products would be wrong here: how far the alphas are known depends on
-    the draws.) Where nobody computed the alphas it is the count itself.
+    the draws.) Without alphas it is the count itself.
 
     >>> tokens_by_verdict([0.75, 0.5], num_drafted=4, num_accepted=1)
     2.25

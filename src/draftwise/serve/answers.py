@@ -39,7 +39,7 @@ class Answers:
                 yield index, delta
 
     def close(self) -> None:
-        """Nobody waits for the rest."""
+        """The rest is not waited for."""
         if self._open:
             self._worker.cancel(self._open.values())
             self._open = {}

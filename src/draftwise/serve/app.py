@@ -52,7 +52,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Who comes in, and with how much."""
+    """Keys that are let in, and bounds of what they send."""
 
     keys: Sequence[str] = ()
     max_body: int = 8 * 2**20

@@ -83,7 +83,7 @@ class ChatForm:
         self._texts = [ToolText(names) for _ in range(num)] if calls else []
 
     def opening(self, index: int) -> Mapping[str, Any] | None:
-        """Who speaks."""
+        """The speaker's role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 

@@ -49,7 +49,7 @@ class Metrics:
             "vllm:e2e_request_latency_seconds", "From submission to the last token.", _SECONDS
         )
         self._pulls = self._counter("draftwise:pulls", "Rounds by plan.", "drafter", "length")
-        self._written = self._counter("draftwise:tokens", "Tokens by who wrote them.", "source")
+        self._written = self._counter("draftwise:tokens", "Tokens by drafter.", "source")
         self._phases = self._counter("draftwise:phase_seconds", "Engine seconds.", "phase")
         self._http = Counter(
             "draftwise:http_requests", "Responses.", ["path", "status"], registry=self._registry

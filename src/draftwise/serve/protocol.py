@@ -76,7 +76,7 @@ class Ask:
 class Delta:
     """What an answer grew by since its reader last looked; parts add up.
 
-    sources: who wrote each token. rounds: tokens drafted and accepted, a round. logprobs: one a
+    sources: each token's writer. rounds: tokens drafted and accepted, a round. logprobs: one a
     token where they were asked for. prompt_logprobs: once, with the first part. finish_reason:
     with the last part only, and with it ``stats`` and ``error``.
     """

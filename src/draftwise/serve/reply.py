@@ -99,7 +99,7 @@ class Envelope:
 
 
 class Pieces:
-    """Who wrote which text, for the choices of a response that asked for it."""
+    """The drafter of each piece of text, for the choices of a response that asked for it."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], num: int) -> None:
         self._painters = [Painter(tokenizer, stops) for _ in range(num)]

@@ -99,7 +99,7 @@ class Own(Strict):
 
     preset, policy, plans: how this request drafts; plans are draft lengths. label: the task whose
     learning it shares. tenant: whose answers it may draft from. private: nothing is learnt from
-    it. deadline_s: cancelled after so many seconds. pieces: who wrote which text is in the answer.
+    it. deadline_s: cancelled after so many seconds. pieces: the answer names drafters.
     """
 
     preset: Name | None = None

@@ -94,7 +94,7 @@ class Worker:
         return tickets
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
-        """Nobody wants these any more; those that have ended are left alone."""
+        """These are not wanted any more; those that have ended are left alone."""
         with self._condition:
             self._cancelled |= {ticket.id for ticket in tickets}
             self._condition.notify()

@@ -20,7 +20,7 @@ MIXED = "mixed"
 class Drafted:
     """One draft and its fate.
 
-    plan: as it was played. writers: who wrote each token. alphas: [num_drafted]. caller: the LM
+    plan: as it was played. writers: of each token. alphas: [num_drafted]. caller: the LM
     drafter among the writers, or none. confidences: as in ``Evidence``.
     """
 
@@ -67,7 +67,7 @@ def can_mix(text: Text, mixer: Mixer | None) -> bool:
 
 
 def draft_mixed(text: Text, mixer: Mixer, start: int) -> Drafted:
-    """A draft whose mixer says before each token who writes it, as in the engine.
+    """A draft whose mixer names each token's writer before it, as in the engine.
 
     Differs from it: behind a token that will be rejected, matches, confidences and alphas are those
     of the verified text.
@@ -108,7 +108,7 @@ def _token(track: Track, place: int) -> tuple[float, bool, float]:
 
 
 def _as_played(writers: list[str]) -> Plan:
-    """The plan of a mixed draft, as the engine records it: who wrote most of it, and how far."""
+    """The plan of a mixed draft, as the engine records it: the main writer, and how far."""
     found = Counter(writers).most_common()
     if not found:
         return PLAIN

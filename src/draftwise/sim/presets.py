@@ -15,7 +15,7 @@ _CHANGING = ("ucb1:beta=0.1", "discounted-ucb", "sliding-ucb", "normalhedge", "g
 
 @dataclass(frozen=True)
 class Setting:
-    """An experiment: a world, the plans in it, and who plays by default.
+    """An experiment: a world, the plans in it, and the policies that play by default.
 
     lengths: of drafts in tokens, 0 = the plan none. panel: labels of the default contestants.
     tokens: of each text. rules: stop rules, each a plan of its own.

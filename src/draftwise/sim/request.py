@@ -20,7 +20,7 @@ class SimulatedRequest:
     """The engine's side of one request, with costs that are known.
 
     Differs from the engine: past the first rejection of a draft, alphas (and what stop rules and
-    mixers see) are those of the verified text and not of the draft's own continuation, which nobody
+    mixers see) are those of the verified text and not of the draft's own continuation, not
     recorded. seconds: what the request took so far, scoring, catching up and looks included.
     """
 
@@ -64,7 +64,7 @@ class SimulatedRequest:
         """One round: draft, verify, commit; what it revealed.
 
         scores_everyone: score every drafter on the verified text, at the price of its forward.
-        mixer: who writes each token, where the text knows what a mixer looks at. looks: drafters to
+        mixer: names each writer, where the text knows what a mixer looks at. looks: drafters to
         be scored on the text's end once the round is over, unless it ends the text.
         """
         start, made = self.position, self._draft(plan, mixer)
@@ -129,7 +129,7 @@ class SimulatedRequest:
         return found
 
     def _scores(self, made: Drafted, start: int, everyone: bool) -> dict[str, Scores]:
-        """Who drafted, through the first rejection; retrieval always; the rest if paid."""
+        """The drafter, through the first rejection; retrieval always; the rest if paid."""
         found = {}
         reached = start + min(made.num_fed, made.num_accepted) + 1
         for name, track in self._text.tracks.items():

@@ -34,7 +34,7 @@ class Match:
 
     @property
     def longest(self) -> int:
-        """The longest draft of anybody."""
+        """The longest draft of any contestant."""
         mine = [plan.length for c in self.contestants for plan in c.plans]
         return max([*mine, *(plan.length for plan in self.plans)])
 

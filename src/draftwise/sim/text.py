@@ -40,7 +40,7 @@ class Track:
 
     alphas, ratios: [P] as in ``Scores``. runs: [P] how many tokens of an endless draft that starts
         here are accepted. prompt: [at most 16] alphas on the last prompt tokens.
-    max_probs, entropies, margins: [P] of q at each position, nan where nobody knows: what stop
+    max_probs, entropies, margins: [P] of q at each position, nan where unknown: what stop
         rules look at. retrieval: None for a drafter with a model. prompt_matches: match lengths
         beside ``prompt``, of one that retrieves.
     """
@@ -84,7 +84,7 @@ class Track:
         return Scores(place, self.alphas[start:end], self.ratios[start:end], matches)
 
     def prompt_scores(self) -> Scores | None:
-        """What the prompt's last tokens tell; None if nobody recorded it."""
+        """What the prompt's last tokens tell; None if not recorded."""
         num = len(self.prompt)
         if not num:
             return None
@@ -107,7 +107,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One text, drawn in full before anybody plays.
+    """One text, drawn in full before any policy plays.
 
     limit: tokens the engine may write; length: tokens until the end that the target decides on
     (EOS included), at most ``limit``. batch_size: rows that run together, which is what costs

@@ -81,7 +81,7 @@ def _document_batches(
     taps: Sequence[int],
     domains: tuple[str, ...],
 ) -> Callable[[int], EagleBatch]:
-    """step -> what the target says of documents that nobody has read before."""
+    """step -> what the target says of new documents."""
     context = EAGLE_DOCUMENTS.context
     tokens = document_batches(
         tokenizer,

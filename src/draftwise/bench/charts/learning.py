@@ -91,7 +91,7 @@ def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
 
 
 def _hits(run: Run, hindsight: Hindsight) -> list[bool] | None:
-    """Round by round, whether the best drafter played; None for who has no choice."""
+    """Round by round, whether the best drafter played; None where there is no choice."""
     if run.course is None or family(run.method) == "fixed":
         return None
     best = hindsight.best_drafter.get(run.item)
@@ -161,7 +161,7 @@ def _cost_to_reach(run: Run, length: int, clock: str | None) -> Floats:
 
 
 def plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str, str]) -> Any:
-    """What is wasted against how often the target runs; lower left is better, nobody beats
+    """What is wasted against how often the target runs; lower left is better, none beats
     the oracle."""
     rows = {n: r for n, r in results["methods"].items() if r["discard_rate"] is not None}
     points = [(n, r["discard_rate"], r["verification_rate"]) for n, r in rows.items()]

@@ -1,1 +1,1 @@
-"""Load on any OpenAI-compatible server: who asks when, what came back and when, in numbers."""
+"""Load on any OpenAI-compatible server: when to ask, what came back and when, in numbers."""

@@ -1,4 +1,4 @@
-"""Who asks when: so many at a time, or as they arrive."""
+"""When to ask: so many at a time, or as they arrive."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Run:
 
 
 def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> float:
-    """|S| + 1: the target forwards of one who knew in advance where drafts are rejected.
+    """|S| + 1: the target forwards if it were known in advance where drafts are rejected.
 
     Source: SpecDec++, theorem 4.1, for greedy decoding: S are the positions of the answer at which
         the drafter, reading the target's own text, disagrees; stopping before each, nothing is

@@ -1,4 +1,4 @@
-"""Who drafts what, for all running requests: vLLM's facts in, drafts out; it knows no vLLM."""
+"""The drafters of all running requests: vLLM's facts in, drafts out; it knows no vLLM."""
 
 from __future__ import annotations
 
@@ -213,6 +213,6 @@ class Controller:
         return registry.make_policy(self._options.policy, len(self.plans), seed, plans=self.plans)
 
     def _revealer(self) -> Revealer:
-        # a policy that prices plans by the evidence needs nobody to value them
+        # a policy that prices plans by the evidence needs no reward to value them
         reward = None if self._prices_plans else registry.make_reward(self._options.reward)
         return registry.make_feedback(self._options.feedback, plans=self.plans, reward=reward)

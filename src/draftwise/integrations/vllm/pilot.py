@@ -71,7 +71,7 @@ class Pilot:
         return facts, step
 
     def learn(self, facts: list[Fact], step: Step | None) -> None:
-        """After vLLM has taken the step's tokens over: who is new, who is gone, what was learnt."""
+        """After vLLM has taken the step's tokens over: new and gone requests, what was learnt."""
         seconds = self.clock() - self._since if step is None else step.seconds
         if step is not None:
             self.controller.saw_step(step, sum(len(fact.emitted) for fact in facts))

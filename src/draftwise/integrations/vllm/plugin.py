@@ -46,7 +46,7 @@ def plug_in() -> None:
     try:
         check_version(vllm.__version__)
     except DraftwiseError as error:
-        logger.info("%s", error)  # whoever asks for the scheduler is refused
+        logger.info("%s", error)  # servers that ask for the scheduler are refused
         return
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform

@@ -10,7 +10,7 @@ class Kind(Enum):
     """How a request is served."""
 
     SHARED = "learns from others and teaches them"
-    PRIVATE = "drafts are tried, but its text follows rules of its own: it teaches nobody else"
+    PRIVATE = "drafts are tried, but its text follows rules of its own: it teaches no other"
     PLAIN = "vLLM cannot verify drafts under its parameters"
 
 

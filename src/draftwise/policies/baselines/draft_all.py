@@ -18,7 +18,7 @@ class DraftAll:
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
         candidate counts, and the verification grows linearly with their number.
     Update: none; means are kept for people to look at.
-    Differs: a decision names one plan, so whoever plays it must look at ``plays_all`` and draft
+    Differs: a decision names one plan, so its player must look at ``plays_all`` and draft
         every plan: the emitted tokens are those of the best draft, the seconds those of all of
         them. Where drafts are drawn from a q, they are branches of one tree, tried one after
         another; keeping the longest of several random drafts would change the output's law.

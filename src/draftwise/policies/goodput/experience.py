@@ -191,7 +191,7 @@ class Experience:
 class Recall:
     """One request's view of an ``Experience``: what is known of texts like its own.
 
-    private: it learns from others, and nobody learns from it. expected: as ``Experience.predict``
+    private: it learns from others, and none learns from it. expected: as ``Experience.predict``
     of its present text. bins, tables, missed_s: the shared ones, or if private copies of them.
     """
 

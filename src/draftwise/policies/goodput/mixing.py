@@ -1,4 +1,4 @@
-"""One draft by several drafters: who writes each token, and where the draft ends, by price."""
+"""One draft by several drafters: the writer of each token, and where it ends, by price."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Prices:
 
 
 class Mixer:
-    """Before each token of one draft: who writes it, ``drafter`` or a match, or that it ends.
+    """Before each token of one draft: its writer, ``drafter`` or a match, or that it ends.
 
-    Source: this project's own (DESIGN section 7). Who goes on is whose continuation promises the
-        most tokens above their price; nobody, if none promises any.
+    Source: this project's own (DESIGN section 7). The writer's continuation promises the
+        most tokens above their price; none, if none promises any.
     Update: after a drafter's token the probability of getting here is multiplied by the acceptance
         of its confidence's bin, and its next token is believed to be accepted as often as others
         that followed that bin; after a copied one it is multiplied by that of the match. Everything
@@ -75,7 +75,7 @@ class Mixer:
         self._reached, self._next, self._copied = 1.0, alpha, 0.0
 
     def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
-        """The name of who writes the next token; None = the draft ends here.
+        """The writer of the next token; None = the draft ends here.
 
         matches: tokens of each retrieval drafter's match at the end of text and draft.
         """

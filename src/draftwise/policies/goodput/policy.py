@@ -43,7 +43,7 @@ class Goodput:
         rates of match lengths m, m + 1, ..; 1 / V grows by the seconds a token of catching up;
         plan = argmax V. No exploring by playing: drafters that are not played are looked at where
         that is worth its price (``looks``). For a request that runs alone ``mixer`` then says,
-        token by token, who writes the next one, the best LM drafter or a match, and where the draft
+        token by token, the next one's writer, the best LM drafter or a match, and where the draft
         ends (``mixing``); rows of a batch choose together (``together``, ``ragged``).
     Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
         tokens, so it is chosen where nothing else is.

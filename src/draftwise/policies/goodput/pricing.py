@@ -13,7 +13,7 @@ from draftwise.policies.parts.state import dump
 from draftwise.types import NONE, Costs, Floats, Ints, Plan
 
 DEFAULT_DRAFT_SHARE = 0.05
-"""A draft step's seconds, as a share of a target forward, where nobody measured it."""
+"""A draft step's seconds, as a share of a target forward, where it was not measured."""
 
 _CERTAIN = 1.0 - 1e-9  # acceptance at which the sum is still k + 1, to seven digits
 _TINY = 1e-12  # seconds; a clock too coarse to see a step must not divide by zero

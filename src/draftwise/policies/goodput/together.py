@@ -18,7 +18,7 @@ def best_together(
     """[B] plans with which the rows of a batch get on fastest.
 
     tokens: [B, K] expected emitted tokens of each row's plans, 0 = cannot be played. sizes: [K]
-    tokens that a plan gives the target to verify. drafters: [K] row of who drafts. draft_s: [K]
+    tokens that a plan gives the target to verify. drafters: [K] row of the drafter. draft_s: [K]
     seconds that drafting takes. target_s: [n] seconds of a target forward over 1, 2, .. tokens.
 
     Source: this project's own. A round lasts as long as its widest verification and all its
@@ -28,7 +28,7 @@ def best_together(
         target that costs a few rows nearly as much as all. As in Dinkelbach (1967) each step takes
         the plans with the most sum(w tokens) - S / S', w = 1 / tokens'^2 over sum(1 / tokens')
         and S' those of the step before; each width is tried for all rows at once, and a drafter's
-        seconds are split among the rows that played it in that step (at first all, or nobody would
+        seconds are split among the rows that played it in that step (at first all, or no row would
         begin). Then each row in turn takes its best plan while the others stay.
     Cost: O(steps B K). Plain decoding for all is always among what is compared.
 

@@ -35,7 +35,7 @@ def text_of(
 ) -> Text:  # fmt: skip
     """A text from each drafter's alphas [``num_positions``]; the coins are drawn here.
 
-    eos_rate: probability that a token is the last; the target draws it, so nobody can change it.
+    eos_rate: probability that a token is the last; the target draws it, so no policy can change it.
     """
     length = num_tokens
     if eos_rate > 0.0:
