@@ -1,4 +1,4 @@
-"""Tiny EAGLE and Medusa heads for tiny targets: random ones, and taught ones that know the text."""
+"""Tiny heads of every kind for tiny targets: random ones, and taught ones that know the text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from draftwise.nn.dflash import BlockShape, DFlashHead
 from draftwise.nn.eagle import EagleConfig, EagleHead
 from draftwise.nn.eagle_files import default_taps
 from draftwise.nn.features import Features
 from draftwise.nn.medusa import MedusaHeads
 from draftwise.nn.model import CausalModel
+from draftwise.nn.mtp import MtpHead, MtpStyle
 from draftwise.train.eagle import draft_vocabulary, eagle_batches, new_head, train_eagle
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Settings
@@ -98,3 +100,33 @@ def features_of(target: CausalModel, text: Sequence[int]) -> Features:
         states = target.module(input_ids=ids, use_cache=False, output_hidden_states=True)
         found.put(0, {tap: states.hidden_states[tap][0] for tap in target.taps})
     return found
+
+
+def mtp_head(target: CausalModel, style: MtpStyle | None = None, seed: int = 0) -> MtpHead:
+    """A random MTP head that borrows the target's embeddings and ``lm_head``."""
+    torch.manual_seed(seed)
+    return _loud(MtpHead(target, style or MtpStyle(), {"embed", "lm_head"}))
+
+
+def dflash_head(
+    target: CausalModel, block: BlockShape, num_layers: int = 2, **changes: Any
+) -> DFlashHead:
+    """A random DFlash head that borrows the target's embeddings, and ``lm_head`` if it can."""
+    torch.manual_seed(0)
+    config = eagle_config(target, qk_norm=True, **changes)
+    is_whole = config.draft_vocab_size == config.vocab_size
+    theirs = target.module.get_output_embeddings()
+    embed = target.module.get_input_embeddings()
+    head = DFlashHead(config, num_layers, block, embed, theirs if is_whole else None)
+    if not is_whole:
+        ids = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
+        head.get_buffer("d2t").copy_(ids - torch.arange(len(ids)))
+    return _loud(head)
+
+
+def _loud(head: Any) -> Any:
+    with torch.no_grad():
+        for name, weights in head.named_parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.3 if "lm_head" in name else 0.2)
+    return head.eval().requires_grad_(False)

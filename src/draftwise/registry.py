@@ -87,6 +87,8 @@ DRAFTERS: Table = {
     "datastore": ("drafters.datastore:DatastoreDrafter", {}),
     "eagle": ("drafters.eagle:load_eagle", {}),
     "medusa": ("drafters.medusa:load_medusa", {}),
+    "mtp": ("drafters.mtp:load_mtp", {}),
+    "dflash": ("drafters.dflash:load_dflash", {}),
 }
 
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
 
 from cli.conftest import Ran, run_command
 
@@ -52,6 +54,24 @@ def test_a_head_is_made_and_drafts(
     assert ours.objects[0]["tokens"] == plain.objects[0]["tokens"]
     described = run_command("models", "--target", pair[0], "--drafter", f"eagle:{out}")
     assert "EAGLE-3 0,1,2" in described.out
+
+
+@pytest.mark.parametrize("lends", [(), ("--lend",)])
+def test_a_head_for_a_target_in_bfloat16(
+    pair: tuple[Path, Path], data: Path, tmp_path: Path, lends: tuple[str, ...]
+) -> None:
+    """Its own weights are learned in float32 beside what the target lends in bfloat16."""
+    out, half = tmp_path / "head", ("--dtype", "bfloat16")
+    ran = train(pair, data, out, "--draft-vocab", 60, *half, *lends)
+    assert ran.code == 0, ran.err
+    with safe_open(out / "model.safetensors", "pt") as file:
+        assert file.get_tensor("fc.weight").dtype == torch.bfloat16
+    text = ("hello", "--max-new-tokens", 12, "--target", pair[0], "--json", *half)
+    plain, ours = (
+        run_command("generate", *text, *extra)
+        for extra in (("--preset", "plain"), ("--drafter", f"eagle:{out}"))
+    )
+    assert ours.objects[0]["tokens"] == plain.objects[0]["tokens"]
 
 
 def test_the_same_command_again_only_loads(

@@ -16,7 +16,7 @@ from draftwise.guides.fixed import Fixed
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
 from eagles import features_of
-from engine.pairs import PROMPTS, eagle, eagle_target, lm, medusa, spec, store, windowed
+from engine.pairs import INSIDE, PROMPTS, eagle_target, lm, spec, store, windowed
 from sessions import opened
 
 ALL = pytest.mark.parametrize("name", [*sorted(DRAFTERS), "window"])
@@ -31,7 +31,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 def make(name: str) -> Drafter:
-    """``lm``, ``eagle`` and ``medusa`` need a model, ``datastore`` a file; others their line alone.
+    """``lm`` and those of ``INSIDE`` need a model, ``datastore`` a file; others their line alone.
 
     ``window`` is ``lm`` with one, which is shorter than a prompt here.
     """
@@ -41,17 +41,15 @@ def make(name: str) -> Drafter:
         return windowed(window=10)
     if name == "datastore":
         return store()
-    if name == "eagle":
-        return eagle()
-    if name == "medusa":
-        return medusa()
+    if name in INSIDE:
+        return INSIDE[name]("llama", 64)
     drafter: Drafter = registry.build("drafter", DRAFTERS, spec(DRAFTERS, name), {"name": name})
     return drafter
 
 
 def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS) -> list[Context]:
-    eagle()  # they tap the target
-    medusa()
+    for make_inside in INSIDE.values():  # they tap the target
+        make_inside("llama", 64)
     return [
         Context(
             row,
@@ -233,7 +231,7 @@ def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams)
                 assert ((values >= 0) & (values <= 1)).all()
             assert (scores.matches is None) != make(name).retrieves
     # the second token of a text is the first that a hidden state comes before
-    earliest = 2 if name in {"eagle", "medusa"} else 1
+    earliest = 2 if name in INSIDE else 1
     for prompt, context, known in zip(PROMPTS, contexts, told, strict=True):
         assert set(range(max(len(prompt), earliest), len(context.tokens))) <= known
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,19 @@ import torch
 from draftwise import registry
 from draftwise.drafters.datastore import DatastoreDrafter
 from draftwise.drafters.datastore_file import replacing, write
+from draftwise.drafters.dflash import DFlashDrafter
 from draftwise.drafters.eagle import EagleDrafter
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.lm_window import Window
 from draftwise.drafters.medusa import MedusaDrafter
 from draftwise.drafters.protocol import Drafter
+from draftwise.nn.dflash import BlockShape
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.registry import Table
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
-from eagles import eagle_head, taught_head, taught_medusa
+from eagles import dflash_head, eagle_head, mtp_head, taught_head, taught_medusa
 from models import head_home, near_copy, tiny_model
 
 POOLS = {
@@ -39,6 +41,8 @@ POOLS = {
     "eagle": ["eagle"],
     "eagle+good+lookup": ["eagle", "good", "lookup"],
     "medusa": ["medusa"],
+    "mtp": ["mtp"],
+    "dflash": ["dflash"],
 }
 """Names of pools, and the drafters in them.
 
@@ -130,6 +134,21 @@ def medusa(kind: str = "llama", vocab_size: int = 64) -> MedusaDrafter:
 
 
 @cache
+def mtp(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
+    """A random MTP head, with a layer like the target's; DraftwiseError where that cannot be."""
+    model = eagle_target(kind, vocab_size)
+    return EagleDrafter("mtp", mtp_head(model), model)
+
+
+@cache
+def dflash(kind: str = "llama", vocab_size: int = 64) -> DFlashDrafter:
+    """A random head of two layers that drafts up to five tokens, and not every one."""
+    model, size = eagle_target(kind, vocab_size), vocab_size - vocab_size // 6
+    head = dflash_head(model, BlockShape(6, vocab_size - 1, 1), draft_vocab_size=size)
+    return DFlashDrafter("dflash", head, model)
+
+
+@cache
 def store(vocab_size: int = 64) -> DatastoreDrafter:
     """Text of the target's own vocabulary: the prompts, one of the target's answers, and noise."""
     noise = np.random.default_rng(0).integers(0, vocab_size, (20, 30)).tolist()
@@ -143,6 +162,15 @@ def store(vocab_size: int = 64) -> DatastoreDrafter:
         return DatastoreDrafter("datastore", str(file), vocab_size=vocab_size)
 
 
+INSIDE: dict[str, Callable[[str, int], Drafter]] = {
+    "eagle": eagle,
+    "medusa": medusa,
+    "mtp": mtp,
+    "dflash": dflash,
+}
+"""Those that read the target's hidden states."""
+
+
 def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) -> list[Drafter]:
     """The drafters of these names; those of the table by their own name."""
     return [
@@ -152,10 +180,8 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
         if name == "datastore"
         else windowed(kind, vocab_size)
         if name == "window"
-        else eagle(kind, vocab_size)
-        if name == "eagle"
-        else medusa(kind, vocab_size)
-        if name == "medusa"
+        else INSIDE[name](kind, vocab_size)
+        if name in INSIDE
         else registry.build("drafter", registry.DRAFTERS, name, {"name": name})
         for name in names
     ]
@@ -179,7 +205,7 @@ def speculator(
     setting = Preset(policy, reward, feedback, lengths, with_none, rules, trees=trees)
     tokenizer = options.pop("tokenizer", None)
     pool = drafters(names, kind, vocab_size)
-    model = (eagle_target if {"eagle", "medusa"} & set(names) else target)(kind, vocab_size)
+    model = (eagle_target if INSIDE.keys() & set(names) else target)(kind, vocab_size)
     return Speculator(model, tokenizer, pool, setting, **{"seed": 0, **options})
 
 

@@ -20,7 +20,7 @@ from draftwise.nn.cache import RaggedCache
 from draftwise.registry import FEEDBACKS, GUIDES, POLICIES, REWARDS
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
-from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, spec, speculator, target
+from engine.pairs import BUDGETS, INSIDE, POOLS, PROMPTS, plain_greedy, spec, speculator, target
 from models import CONFIGS
 
 
@@ -46,7 +46,7 @@ def test_every_policy_on_every_pool(policy: str, pool: str) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_every_guide_on_every_pool(guide: str, pool: str, num_rows: int) -> None:
     rules = {"rules": (spec(GUIDES, guide),), "lengths": (2, 7), "with_none": False}
-    if guide == "head" and pool in ("lookup", "suffix", "eagle", "medusa"):
+    if guide == "head" and pool in ("lookup", "suffix", *INSIDE):
         with pytest.raises(DraftwiseError, match="no drafter here has any"):
             speculator(POOLS[pool], **rules)
     else:
@@ -71,9 +71,13 @@ def test_panoramic_options(options: str) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("pool", ["all", "eagle", "medusa"])
+@pytest.mark.parametrize("pool", ["all", *INSIDE])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_kind_of_model(kind: str, pool: str, num_rows: int) -> None:
+    if (kind, pool) in {("gpt2", "mtp"), ("gemma3-mixed", "mtp")}:
+        with pytest.raises(DraftwiseError, match="has no layers with one kind of rotary positions"):
+            speculator(POOLS[pool], kind=kind)
+        return
     made = speculator(POOLS[pool], kind=kind, feedback="panoramic")
     assert_greedy(made, num_rows, kind)
 
@@ -88,7 +92,7 @@ TREES = [TreeShape(1, 4), TreeShape(2, 3), TreeShape(4, 16), TreeShape(8, 40)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all", "window+lookup", "eagle"])
+@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all", "window+lookup", "eagle", "mtp"])
 @pytest.mark.parametrize("tree", TREES, ids=str)
 def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
     made = speculator(POOLS[pool], lengths=(1, 5), trees=(tree,), with_none=False)

@@ -123,6 +123,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "trees": (None, TreeShape(3, 6)),
     },
     "medusa": {"names": ["medusa"], "policy": "fixed:1", "lengths": (3,)},
+    "mtp": {"names": ["mtp"], "policy": "fixed:1", "lengths": (3,)},
+    "dflash": {"names": ["dflash"], "policy": "fixed:1", "lengths": (3,)},
     "bandit": {"names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (1, 3)},
     "full information": {
         "names": ["good", "bad", "lookup"],
@@ -250,6 +252,10 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("eagle among others", "all"),
         ("medusa", "plain"),
         ("medusa", "all"),
+        ("mtp", "plain"),
+        ("mtp", "all"),
+        ("dflash", "plain"),
+        ("dflash", "all"),
     ],
 )
 def test_answers_have_the_law_of_the_target(setting: str, sampling: str) -> None:

@@ -22,6 +22,8 @@ KINDS: dict[str, tuple[list[str], TreeShape | None]] = {
     "window": (["window"], None),
     "eagle": (["eagle"], None),
     "medusa": (["medusa"], None),
+    "mtp": (["mtp"], None),
+    "dflash": (["dflash"], None),
     "lookup": (["lookup"], None),
     "suffix": (["suffix"], None),
     "tree of an lm": (["good"], TREE),

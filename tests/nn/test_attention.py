@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations import sdpa_attention
 
+from draftwise.nn import attention
 from draftwise.nn.attention import RAGGED
 from draftwise.nn.load import load_model
 from models import tiny_model
@@ -27,6 +30,32 @@ def test_it_is_the_library_s_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sdpa_attention, "repeat_kv", repeated)
     assert (ours(ids, attention_mask=mask).logits - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_one_token_of_grouped_heads(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 the heads of a group are fed as tokens of one head, under a mask and without."""
+    config = tiny_model("llama").config
+    assert config.num_attention_heads > config.num_key_value_heads
+    torch.manual_seed(0)
+    layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)
+    query = torch.randn(3, 4, 1, 8, dtype=dtype)
+    key, value = torch.randn(2, 3, 2, 9, 8, dtype=dtype)
+    masks = [None, torch.arange(9)[None, None, None] < torch.tensor([9, 4, 7])[:, None, None, None]]
+    grouped: list[bool] = []
+
+    def noted(*args: Any, enable_gqa: bool, **more: Any) -> torch.Tensor:
+        grouped.append(enable_gqa)
+        return scaled_dot_product_attention(*args, enable_gqa=enable_gqa, **more)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", noted)
+    for mask in masks:
+        found, _ = attention.ragged_attention(layer, query, key, value, mask)
+        k, v = (x.double().repeat_interleave(2, 1) for x in (key, value))
+        exact = scaled_dot_product_attention(query.double(), k, v, attn_mask=mask).transpose(1, 2)
+        assert (found - exact).abs().max() < (1e-5 if dtype == torch.float32 else 0.02)
+    assert grouped == [dtype == torch.float32] * 2
 
 
 def test_models_from_folders_are_loaded_with_it(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class Run:
         folder: Path,
         bars: t.Bars,
     ) -> None:
+        import torch
+
         from draftwise.train.eagle import draft_vocabulary, new_head
         from draftwise.train.lesson import groups
         from draftwise.train.loop import Settings
@@ -59,7 +61,9 @@ class Run:
         ids = draft_vocabulary(taught, size, scene.target.vocab_size)
         self._head = new_head(scene.target.module, ids, seed=wish.seed, lends=wish.lends)
         steps = max(1, round(wish.epochs * len(groups(taught, wish.batch_tokens))))
-        mixed = scene.target.device.type == "cuda" if wish.bf16 is None else wish.bf16
+        self._is_half = scene.target.dtype == torch.bfloat16  # what it lends does not mix with ours
+        on_cuda = scene.target.device.type == "cuda"
+        mixed = self._is_half or (on_cuda if wish.bf16 is None else wish.bf16)
         self._settings = Settings(
             steps, wish.lr, min(50, steps // 10), steps // 2, clip=0.5, bf16=mixed
         )
@@ -118,14 +122,17 @@ class Run:
 
     def _look(self, when: str) -> dict[str, Any]:
         """Acceptance by depth on held-out answers, and the speed that it promises."""
+        import torch
+
         from draftwise.train.eagle import acceptance_by_depth
         from draftwise.train.speedup import chain_speedups, head_costs
 
         self._head.eval()
-        if self._costs is None:
-            self._costs = head_costs(self._target, self._head)
         module, depth = self._target.module, self._wish.depth
-        alphas = acceptance_by_depth(self._head, module, self._held_out, depth)
+        with torch.autocast(module.device.type, torch.bfloat16, enabled=self._is_half):
+            if self._costs is None:
+                self._costs = head_costs(self._target, self._head)
+            alphas = acceptance_by_depth(self._head, module, self._held_out, depth)
         target_s, draft_s = self._costs.target_s, self._costs.draft_s["head"]
         expected = chain_speedups(alphas, target_s, draft_s)
         Console(stderr=True).print(

@@ -105,8 +105,8 @@ def _other_facts(drafter: Drafter) -> list[str]:
     head = getattr(drafter, "head", None)
     if head is None:
         return [type(drafter).__name__]
-    kind = f"EAGLE-{head.config.generation} {','.join(map(str, head.config.taps))}"
-    return [kind, f"{head.num_parameters:,}", "", str(head.fc.weight.dtype).removeprefix("torch.")]
+    kind = f"{head.title} {','.join(map(str, head.taps))}"
+    return [kind, f"{head.num_parameters:,}", "", str(head.dtype).removeprefix("torch.")]
 
 
 def _tables() -> Iterator[RenderableType]:

@@ -12,9 +12,8 @@ from draftwise.drafters.neural import NeuralSession
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.reader import Reading
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.eagle import EagleHead
 from draftwise.nn.eagle_files import load_head
-from draftwise.nn.eagle_read import read
+from draftwise.nn.eagle_read import StateHead, read
 from draftwise.nn.features import Features
 from draftwise.nn.model import CausalModel
 from draftwise.types import TreeShape
@@ -39,15 +38,19 @@ def load_eagle(
     draft trees where nobody asks for another shape. Raises DraftwiseError for a head that cannot
     be read or was made for another target, ValueError for a limit below 1.
     """
+    tree = head_tree(depth, top_k, total_tokens)
+    return EagleDrafter(name, load_head(path, target), target, depth, tree)
+
+
+def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) -> TreeShape | None:
+    """The shape that a spec asks for, EAGLE-2's where it names one half; ValueError below 1."""
     if depth is not None and depth < 1:
         raise ValueError(f"depth={depth}: it must be 1 or more")
-    tree = None
-    if top_k is not None or total_tokens is not None:
-        tree = TreeShape(
-            TOP_K if top_k is None else top_k,
-            TOTAL_TOKENS if total_tokens is None else total_tokens,
-        )
-    return EagleDrafter(name, load_head(path, target), target, depth, tree)
+    if top_k is None and total_tokens is None:
+        return None
+    return TreeShape(
+        TOP_K if top_k is None else top_k, TOTAL_TOKENS if total_tokens is None else total_tokens
+    )
 
 
 class EagleDrafter:
@@ -70,18 +73,16 @@ class EagleDrafter:
     def __init__(
         self,
         name: str,
-        head: EagleHead,
+        head: StateHead,
         target: CausalModel,
         max_length: int | None = None,
         tree: TreeShape | None = None,
     ) -> None:
         self.name, self.head, self.max_length, self.tree = name, head, max_length, tree
         self.relative_cost = head.num_parameters / max(1, target.num_parameters)
-        config, itemsize = head.config, head.fc.weight.element_size()
-        self.token_bytes = itemsize * (
-            2 * config.num_kv_heads * config.head_dim + len(config.taps) * config.target_hidden_size
-        )
-        target.tap(head.config.taps)
+        states = len(head.taps) * target.hidden_size * head.dtype.itemsize
+        self.token_bytes = head.token_bytes + states
+        target.tap(head.taps)
 
     def start(self) -> NeuralSession:
         """An empty cache and nothing scored."""
@@ -100,7 +101,7 @@ class EagleReader:
     glance = None  # its states are there, and one layer reads all of a prompt
     shows_hidden = False
 
-    def __init__(self, head: EagleHead) -> None:
+    def __init__(self, head: StateHead) -> None:
         self._head, self._cache = head, RaggedCache()
         self._last: dict[int, Tensor] = {}
         self._level: dict[int, Tensor] = {}
@@ -183,15 +184,15 @@ class EagleReader:
         """Read text from the cache's end on, with the target's states beside it."""
         spans = [(r.context, self._cache.lengths[r.context.row], r.end - 1) for r in readings]
         seen = [
-            _features(context).get(self._head.config.taps, start, end)
-            for context, start, end in spans
+            features_of(context).get(self._head.taps, start, end) for context, start, end in spans
         ]
         hidden = torch.split(self._head.fuse(torch.cat(seen)), [len(states) for states in seen])
         tokens = [context.tokens[start + 1 : end + 1] for context, start, end in spans]
         return read(self._head, self._cache, [c.row for c, _, _ in spans], tokens, hidden)
 
 
-def _features(context: Context) -> Features:
+def features_of(context: Context) -> Features:
+    """The target's hidden states along a text."""
     if context.features is None:
         raise RuntimeError("the target's hidden states are not there: tap it before prefill")
     return context.features

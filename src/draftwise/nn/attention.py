@@ -79,11 +79,17 @@ def _attention(
     if not takes_groups or (mask is None and query.shape[2] > 1):
         found: Tensor = sdpa_attention_forward(module, query, key, value, mask, **more)[0]
         return found
-    shares = query.shape[1] != key.shape[1]
+    rows, heads, width, size = query.shape
+    shares = heads != key.shape[1]
+    folds = shares and width == 1 and query.device.type == "cpu" and query.dtype != torch.float32
+    if (
+        folds
+    ):  # heads of a group as tokens of one head: the kernel reads its keys once, not for each
+        query, shares = query.reshape(rows, key.shape[1], -1, size), False
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=more.get("scaling"), enable_gqa=shares
     )
-    return output.transpose(1, 2)
+    return output.reshape(rows, heads, width, size).transpose(1, 2)
 
 
 def attend_raggedly(module: Any) -> None:

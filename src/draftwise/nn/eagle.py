@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from draftwise.nn.head_parts import Mlp, Norm, drafted_ids, rotary_table, spread, turned
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [R, H, T, d], k and v [R, G, T, d] of the T new tokens) -> [R, H, T, d]."""
@@ -72,13 +71,33 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(inputs, size, bias=config.fc_bias)
         self.midlayer = _Layer(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if embed is None else None
-        self.norm = _Norm(size, config.eps) if is_third else None
+        self.norm = Norm(size, config.eps) if is_third else None
         is_own = lm_head is None
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if is_own else None
         if config.draft_vocab_size != config.vocab_size:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self._borrowed = (embed, lm_head)  # in a tuple, so that torch does not count them as ours
         self._angles: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def title(self) -> str:
+        """What it is, in a word."""
+        return f"EAGLE-{self.config.generation}"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's hidden states that it reads."""
+        return self.config.taps
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return self.fc.weight.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Of keys and values."""
+        return 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., h] embeddings of target tokens."""
@@ -114,22 +133,12 @@ class EagleHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., vocab_size] logits: minus infinity for tokens that it cannot draft."""
-        drafted = self.draft_logits(states)
-        if self.draft_ids is None:
-            return drafted
-        shape = (*drafted.shape[:-1], self.config.vocab_size)
-        full = drafted.new_full(shape, float("-inf"))
-        full[..., self.draft_ids] = drafted
-        return full
+        return spread(self.draft_logits(states), self.draft_ids, self.config.vocab_size)
 
     @property
     def draft_ids(self) -> Tensor | None:
         """[draft_vocab_size] the target's token for each drafted one; None = all, as they are."""
-        offsets = getattr(self, "d2t", None)
-        if offsets is None:
-            return None
-        found: Tensor = torch.arange(len(offsets), device=offsets.device) + offsets
-        return found
+        return drafted_ids(getattr(self, "d2t", None))
 
     def set_vocabulary(self, ids: Tensor) -> None:
         """Say which tokens [draft_vocab_size] a new head drafts, in rising order."""
@@ -151,7 +160,7 @@ class EagleHead(nn.Module):
         """cos and sin [R, 1, T, d] from a table that grows by doubling."""
         if self._angles is None or needed > len(self._angles[0]):
             with torch.inference_mode(False):  # training may look at it later
-                self._angles = _rotary_table(self.config, max(256, 2 * needed), self.fc.weight)
+                self._angles = rotary_table(self.config, max(256, 2 * needed), self.fc.weight)
         cos, sin = self._angles
         return cos[positions][:, None], sin[positions][:, None]
 
@@ -163,10 +172,10 @@ class _Layer(nn.Module):
         super().__init__()
         size, is_third = config.hidden_size, config.generation == 3
         self.self_attn = _Attention(config, 2 * size if is_third else size)
-        self.mlp = _Mlp(config)
-        self.post_attention_layernorm = _Norm(size, config.eps)
-        self.input_layernorm = _Norm(size, config.eps) if is_third else None
-        self.hidden_norm = _Norm(size, config.eps) if is_third else None
+        self.mlp = Mlp(config)
+        self.post_attention_layernorm = Norm(size, config.eps)
+        self.input_layernorm = Norm(size, config.eps) if is_third else None
+        self.hidden_norm = Norm(size, config.eps) if is_third else None
         self._residual_is_normed = config.norm_before_residual
 
     def third(
@@ -190,18 +199,6 @@ class _Layer(nn.Module):
         return added
 
 
-class _Norm(nn.Module):
-    """Root mean square norm that takes any precision, whatever its weight is kept in."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self._eps = nn.Parameter(torch.ones(size)), eps
-
-    def forward(self, states: Tensor) -> Tensor:
-        weight = self.weight.to(states.dtype)
-        return nn.functional.rms_norm(states, (len(weight),), weight, self._eps)
-
-
 class _Attention(nn.Module):
     def __init__(self, config: EagleConfig, num_inputs: int) -> None:
         super().__init__()
@@ -211,8 +208,8 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.v_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        self.q_norm = _Norm(self._dim, config.eps) if config.qk_norm else None
-        self.k_norm = _Norm(self._dim, config.eps) if config.qk_norm else None
+        self.q_norm = Norm(self._dim, config.eps) if config.qk_norm else None
+        self.k_norm = Norm(self._dim, config.eps) if config.qk_norm else None
 
     def forward(self, inputs: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         rows, width, _ = inputs.shape
@@ -223,40 +220,6 @@ class _Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        found = attend(_turned(q, cos, sin), _turned(k, cos, sin), v)
+        found = attend(turned(q, cos, sin), turned(k, cos, sin), v)
         output: Tensor = self.o_proj(found.transpose(1, 2).reshape(rows, width, -1))
         return output
-
-
-class _Mlp(nn.Module):
-    def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
-        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(size, inner, bias=bias)
-        self.up_proj = nn.Linear(size, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, size, bias=bias)
-        self._act = ACT2FN[config.act]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self.down_proj(self._act(self.gate_proj(hidden)) * self.up_proj(hidden))
-        return found
-
-
-def _turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions, halves as pairs (the layout of Llama and Qwen)."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def _rotary_table(config: EagleConfig, num: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [num, d], whatever kind of scaling the configuration asks for."""
-    llama = LlamaConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_positions,
-        rope_parameters=dict(config.rope),
-    )
-    rotary = LlamaRotaryEmbedding(llama).to(like.device)
-    cos, sin = rotary(like, torch.arange(num, device=like.device)[None])
-    return cos[0].to(like.dtype), sin[0].to(like.dtype)

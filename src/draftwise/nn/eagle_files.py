@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.nn.dflash import DFlashHead
 from draftwise.nn.eagle import EagleConfig, EagleHead
 from draftwise.nn.head_files import (
     find_folder,
@@ -48,7 +49,7 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
     """
     folder = find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
     settings = read_settings(folder, KIND)
-    weights = _renamed(_read_weights(folder), folder)
+    weights = _renamed(read_head_weights(folder), folder)
     config = _config(settings, weights, target, folder)
     what = f"{KIND} {folder}"
     refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
@@ -59,7 +60,7 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
             None if "embed_tokens.weight" in weights else target.module.get_input_embeddings(),
             lent,
         )
-    _fill(head, weights, target, folder)
+    fill(head, weights, target, what)
     lay_out(head)
     return head.eval().requires_grad_(False)
 
@@ -83,10 +84,11 @@ def _lent(
     is_tied = target.module.config.get_text_config().tie_word_embeddings
     if is_tied:  # the same rows, and not packed into a few bits
         theirs = target.module.get_input_embeddings()
-    return lent_rows(theirs, ids.clamp(0, target.vocab_size - 1))  # ``_fill`` refuses others
+    return lent_rows(theirs, ids.clamp(0, target.vocab_size - 1))  # ``fill`` refuses others
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
+def read_head_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a head's folder; DraftwiseError where there are none."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise DraftwiseError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
@@ -138,7 +140,7 @@ def _config(
         draft_vocab_size=settings.get("draft_vocab_size") or layer["vocab_size"],
         target_hidden_size=settings.get("target_hidden_size") or size,
         taps=_taps(settings, target) if is_third else (target.num_layers,),
-        rope=_rope(layer, target),
+        rope=rope_of(layer, target),
         max_positions=layer.get("max_position_embeddings") or 2048,
         eps=layer.get("rms_norm_eps") or 1e-6,
         act=layer.get("hidden_act") or "silu",
@@ -180,7 +182,7 @@ def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
     return tuple(sorted(given)) if given else default_taps(target.num_layers)
 
 
-def _rope(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
+def rope_of(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
     """The head's own rotary settings in the form of transformers 5, or else the target's."""
     theirs: dict[str, Any] = layer.get("rope_parameters") or {}
     if not theirs and any(layer.get(key) for key in _ROPE):
@@ -193,13 +195,15 @@ def _rope(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 10000.0} | dict(theirs)
 
 
-def _fill(head: EagleHead, weights: dict[str, Tensor], target: CausalModel, folder: Path) -> None:
+def fill(
+    head: EagleHead | DFlashHead, weights: dict[str, Tensor], target: CausalModel, what: str
+) -> None:
     """Load every weight into its place; refuse what is missing, left over or of another shape."""
     wanted = {name: tuple(place.shape) for name, place in head.state_dict().items()}
     offsets = weights.get("d2t")
     if "d2t" not in wanted and offsets is not None and not offsets.any():
         weights.pop("d2t")  # the whole vocabulary, in its own order
-    refuse_mismatch(f"{KIND} {folder}", wanted, weights)
+    refuse_mismatch(what, wanted, weights)
     cast = {
         name: tensor.to(target.device, None if name == "d2t" else target.dtype)
         for name, tensor in weights.items()
@@ -208,8 +212,7 @@ def _fill(head: EagleHead, weights: dict[str, Tensor], target: CausalModel, fold
     ids = head.draft_ids
     if ids is not None and (len(set(ids.tolist())) < len(ids) or not _inside(ids, target)):
         raise DraftwiseError(
-            f"EAGLE head {folder}: d2t does not lead to {len(ids)} different tokens below "
-            f"{target.vocab_size}"
+            f"{what}: d2t does not lead to {len(ids)} different tokens below {target.vocab_size}"
         )
 
 

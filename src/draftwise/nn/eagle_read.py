@@ -1,21 +1,46 @@
-"""An EAGLE head on a ragged KV cache: tokens and hidden states in, the head's states out."""
+"""A head of one layer on a ragged KV cache: tokens and states in, the head's states out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftwise.nn.cache import RaggedCache, Span
-from draftwise.nn.eagle import EagleHead
+from draftwise.nn.eagle import Attend
 from draftwise.nn.masks import ragged_slots, stacked_ids
 from draftwise.nn.trees import Branches, tree_masks
 
 
+class StateHead(Protocol):
+    """A head that reads tokens beside the target's states, or beside those that it made itself.
+
+    taps: which states. token_bytes: of its cache. fuse: the target's states [..., taps x D] as
+    forward takes them. logits: [..., V] of its states.
+    """
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def token_bytes(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+    def fuse(self, states: Tensor) -> Tensor: ...
+    def logits(self, states: Tensor) -> Tensor: ...
+    def __call__(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
+    ) -> Tensor: ...
+
+
 def read(
-    head: EagleHead,
+    head: StateHead,
     cache: RaggedCache,
     rows: Sequence[int],
     tokens: Sequence[Sequence[int] | Tensor],
