@@ -10,6 +10,8 @@ from draftwise import registry
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.lm_window import SINK, Window
 from draftwise.drafters.protocol import Drafter
+from draftwise.nn.borrower import load_borrower
+from draftwise.nn.folder import borrows
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs
@@ -56,7 +58,11 @@ def load_drafters(
             named[name] = registry.build("drafter", registry.DRAFTERS, spec, filled)
         else:
             source, window = _lm_parts(spec)
-            model = load_model(source, dtype=dtype, device=device)
+            model = (
+                load_borrower(source, target)
+                if borrows(source)
+                else load_model(source, dtype=dtype, device=device)
+            )
             _check_pair(model, target, source, target_source)
             named[name] = LMDrafter(name, model, target, _folder(source), window)
     return list(named.values())

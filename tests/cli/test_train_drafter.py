@@ -8,10 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from cli.conftest import Ran, run_command
 from cli.models_on_disk import make_target, save_model
+from draftwise.drafters.lm import LMDrafter
+from draftwise.nn.borrower import load_borrower, save_borrower
 from draftwise.nn.load import load_model
+from draftwise.pool import load_drafters
 from draftwise.train.drafter import DrafterOptions, drafter_batches, first_layers
 from draftwise.train.lesson import Text
 from draftwise.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
@@ -56,6 +61,47 @@ def test_a_drafter_is_trained_and_drafts(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_drafter_of_the_target_s_layers_borrows_its_embeddings(
+    prompts: Path, tmp_path: Path, tied: bool
+) -> None:
+    """It learns, stores neither embeddings nor ``lm_head``, and is the trained one with them."""
+    home = save_model(tmp_path / "target", make_target(seed=1, tie_word_embeddings=tied))
+    out = tmp_path / "new"
+    ran = train((home, home), prompts, out, "--layers", 1, "--lend", "--epochs", 20)
+    assert ran.code == 0, ran.err
+    looks = json.loads((out / "report.json").read_text())
+    assert 1 - looks[-1]["acceptance"] < 0.8 * (1 - looks[0]["acceptance"])
+    with safe_open(out / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert names
+    assert not [name for name in names if "embed_tokens" in name or "lm_head" in name]
+    target = load_model(str(home))
+    (drafter,) = load_drafters([f"lm:{out}"], target, str(home), dtype="auto", device="cpu")
+    assert isinstance(drafter, LMDrafter)
+    assert drafter.model.module.get_input_embeddings() is target.module.get_input_embeddings()
+    text = ("say one", "--target", home, "--max-new-tokens", 20, "--json")
+    plain, ours = (
+        run_command("generate", *text, *extra).objects[0]["tokens"]
+        for extra in (("--preset", "plain"), ("--drafter", f"lm:{out}"))
+    )
+    assert plain == ours
+
+
+def test_what_borrows_is_bound_to_its_target(tmp_path: Path) -> None:
+    module = first_layers(make_target(seed=1), 1, lends=True)
+    save_borrower(module, tmp_path, torch.float32)
+    with pytest.raises(DraftwiseError, match=r"no embeddings of its own: .*--drafter lm:"):
+        load_model(str(tmp_path))
+    other = load_model(make_target(seed=1, hidden_size=48))
+    with pytest.raises(DraftwiseError, match=r"target of hidden size 32, and .* has 48"):
+        load_borrower(tmp_path, other)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"model.extra.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(DraftwiseError, match=r"has 'model\.extra\.weight', which has no place"):
+        load_borrower(tmp_path, load_model(make_target(seed=1)))
+
+
 @pytest.mark.parametrize("loss", ["logits", "sequence"])
 def test_interrupted_and_resumed_gives_the_same_weights(
     pair: tuple[Path, Path], prompts: Path, tmp_path: Path, loss: str
@@ -77,6 +123,7 @@ def test_interrupted_and_resumed_gives_the_same_weights(
         ((), "say where to start"),
         (("--layers", 1, "--init", "x"), "say where to start"),
         (("--layers", 9), "the target has 2"),
+        (("--init", "x", "--lend"), "--lend is for a start from the target's own"),
         (("--layers", 1, "--loss", "x"), "logits or sequence"),
         (("--layers", 1, "--temperatures", "0,a"), "numbers of 0 or more"),
         (("--layers", 1, "--lr", -1), "above 0"),

@@ -28,6 +28,13 @@ Init = Annotated[str | None, typer.Option(help="Start from this model: PATH or z
 NumLayers = Annotated[
     int | None, typer.Option("--layers", help="Start from the target's own first layers, so many.")
 ]
+Lend = Annotated[
+    bool,
+    typer.Option(
+        "--lend",
+        help="With --layers: its embeddings and lm_head stay the target's, which stores them.",
+    ),
+]
 LossOf = Annotated[
     str, typer.Option("--loss", help="logits: the target's distribution; sequence: its tokens.")
 ]
@@ -50,6 +57,7 @@ def drafter(
     num_prompts: t.NumPrompts = 1000,
     init: Init = None,
     num_layers: NumLayers = None,
+    lend: Lend = False,
     loss: LossOf = "logits",
     temperatures: Heats = "0,0.3,0.7,1",
     samples: Samples = 1,
@@ -80,10 +88,10 @@ def drafter(
         encoded = t.encode_prompts(scene, texts, max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
-        model = _start(scene, init, num_layers, seed, threads)
+        model = _start(scene, init, num_layers, lend, seed, threads)
     inputs = {
         "target": scene.target.name,
-        "start": [init, num_layers],
+        "start": [init, num_layers, lend],
         "prompts": t.fingerprint(encoded),
         "answers": [temperatures, samples, max_new_tokens, rows, seed],
         "training": [loss, epochs, lr, given.bf16],
@@ -97,7 +105,7 @@ def drafter(
         lesson = run.answers("answers", taught, heats, max_new_tokens, rows)
         run.train(lesson, held_out, probe, probe_only)
         if not probe_only:
-            run.save(out)
+            run.save(out, lend)
 
 
 def _options(
@@ -113,11 +121,13 @@ def _options(
 
 
 def _start(
-    scene: t.Scene, init: str | None, num_layers: int | None, seed: int, threads: int
+    scene: t.Scene, init: str | None, num_layers: int | None, lend: bool, seed: int, threads: int
 ) -> Any:
     """The drafter before training, in float32; DraftwiseError unless one start was named."""
     if (init is None) == (num_layers is None):
         raise DraftwiseError("say where to start: --init MODEL, or --layers N of the target's own")
+    if lend and num_layers is None:
+        raise DraftwiseError("--lend is for a start from the target's own: --layers N")
     if init is not None:
         loaded = t.load_drafter(
             init, scene, dtype="float32", device=str(scene.target.device), threads=threads
@@ -130,7 +140,7 @@ def _start(
 
         torch.manual_seed(seed)
         assert num_layers is not None
-        return first_layers(scene.target.module, num_layers)
+        return first_layers(scene.target.module, num_layers, lends=lend)
 
 
 class _Run:
@@ -207,13 +217,17 @@ class _Run:
             update(len(losses), losses[-1])
             self.look(f"after {len(losses)} of {settings.steps} steps", held_out)
 
-    def save(self, out: Path) -> None:
+    def save(self, out: Path, lends: bool) -> None:
         """Write the drafter with the target's tokenizer, in the target's precision."""
         out.mkdir(parents=True, exist_ok=True)
+        from draftwise.nn.borrower import save_borrower
         from draftwise.nn.layout import put_back
 
         put_back(self._model)
-        self._model.to(self._scene.target.dtype).save_pretrained(out)
+        if lends:
+            save_borrower(self._model, out, self._scene.target.dtype)
+        else:
+            self._model.to(self._scene.target.dtype).save_pretrained(out)
         self._scene.tokenizer.save_pretrained(out)
         (out / "report.json").write_text(json.dumps(self.looks, indent=1) + "\n", "utf-8")
         print(f"wrote {out}; draft with it: --drafter lm:{out}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from draftwise.lines import STATE_BYTES, read_text, strict_json
 from draftwise.types import DraftwiseError
@@ -34,3 +36,15 @@ def _refuse_escapes(index: Path) -> None:
         raise DraftwiseError(f"{index} is no list of shards ({error!r})") from error
     if outside:
         raise DraftwiseError(f"{index} names {outside[0]!r}, which is not in its folder")
+
+
+BORROWS = "draftwise_borrows_embeddings"
+"""True in the ``config.json`` of a model without embeddings, which takes its target's."""
+
+
+def borrows(source: Any) -> bool:
+    """Whether this is the folder of a model without embeddings."""
+    file = Path(source) / "config.json" if isinstance(source, (str, Path)) else None
+    if file is None or not file.is_file():
+        return False
+    return bool(json.loads(file.read_text("utf-8")).get(BORROWS))

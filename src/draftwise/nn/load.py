@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
-from draftwise.nn.folder import place
+from draftwise.nn.folder import borrows, place
 from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.nn.packed import PRECISIONS, pack
@@ -58,6 +58,10 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: str) -> Any:
     if dtype != "auto" and not isinstance(known, torch.dtype) and dtype not in PRECISIONS:
         raise DraftwiseError(
             f"dtype {dtype!r}: write auto, float32, bfloat16, float16, int8 or int4"
+        )
+    if borrows(source):
+        raise DraftwiseError(
+            f"{source} has no embeddings of its own: it is a drafter, --drafter lm:{source}"
         )
     precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
     dtype = "float32" if precision else dtype

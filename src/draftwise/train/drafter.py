@@ -45,10 +45,13 @@ class DrafterOptions:
             raise ValueError(f"epochs and learning rate must be above 0: {self}")
 
 
-def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+def first_layers(
+    target: PreTrainedModel, num_layers: int, *, lends: bool = False
+) -> PreTrainedModel:
     """A drafter that starts as the target's embeddings, first layers, norm and head.
 
-    Raises DraftwiseError where the target has no more layers than that.
+    lends: embeddings and head stay as they are, to be the target's own where it drafts. Raises
+    DraftwiseError where the target has no more layers than that.
     """
     config = copy.deepcopy(target.config)
     own = config.get_text_config()
@@ -65,6 +68,9 @@ def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
         name: value for name, value in target.state_dict().items() if name in drafter.state_dict()
     }
     drafter.load_state_dict({k: v.float().cpu() for k, v in weights.items()}, strict=False)
+    if lends:
+        drafter.get_input_embeddings().requires_grad_(False)
+        drafter.get_output_embeddings().requires_grad_(False)
     return drafter.to(target.device)
 
 

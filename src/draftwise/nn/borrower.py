@@ -1,0 +1,72 @@
+"""Small models that keep no embeddings of their own: they take their target's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftwise.nn.attention import attend_raggedly
+from draftwise.nn.folder import BORROWS
+from draftwise.nn.head_files import refuse_mismatch, refuse_other_target
+from draftwise.nn.layout import lay_out
+from draftwise.nn.load import load_model
+from draftwise.nn.model import CausalModel
+from draftwise.types import DraftwiseError
+
+FILE = "model.safetensors"
+
+
+def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write all of a causal LM but its embeddings and ``lm_head``; ``module`` is not changed."""
+    own = _own(module)
+    config = AutoConfig.for_model(**module.config.to_dict())
+    setattr(config, BORROWS, True)
+    config.architectures, config.dtype = [type(module).__name__], dtype
+    config.save_pretrained(folder)
+    weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in own.items()}
+    save_file(weights, folder / FILE, metadata={"format": "pt"})
+
+
+def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
+    """A checked model from such a folder with the target's own embeddings and ``lm_head`` in it.
+
+    It has the target's precision and device. Raises DraftwiseError for a key that is missing or
+    left over, or both sizes where it was made for another target.
+    """
+    what = f"drafter {folder}"
+    config = AutoConfig.from_pretrained(folder)
+    text = config.get_text_config()
+    refuse_other_target(what, text.hidden_size, text.vocab_size, target)
+    try:
+        weights = load_file(Path(folder) / FILE)
+    except Exception as error:
+        raise DraftwiseError(f"{what}: {FILE} cannot be read as weights: {error}") from error
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    module = module.to(target.dtype)
+    wanted = _own(module)
+    refuse_mismatch(what, {name: tuple(own.shape) for name, own in wanted.items()}, weights)
+    module.load_state_dict({n: t.to(target.dtype) for n, t in weights.items()}, strict=False)
+    module.set_input_embeddings(nn.Identity())  # so that nothing of the target's is moved
+    module.set_output_embeddings(nn.Identity())
+    module.to(target.device)
+    attend_raggedly(module)
+    lay_out(module)
+    module.set_input_embeddings(target.module.get_input_embeddings())
+    module.set_output_embeddings(target.module.get_output_embeddings())
+    model = load_model(module.requires_grad_(False))
+    model.name = str(folder)
+    return model
+
+
+def _own(module: Any) -> Mapping[str, Tensor]:
+    """Its weights but for those that are borrowed."""
+    lent = (module.get_input_embeddings(), module.get_output_embeddings())
+    places = {id(tensor) for layer in lent for tensor in layer.parameters()}
+    state = module.state_dict(keep_vars=True)
+    return {name: value.detach() for name, value in state.items() if id(value) not in places}
