@@ -1,14 +1,17 @@
 """Attention of grouped heads with and without copies of the cache: a verifying forward in ms.
 
 python benchmarks/attention.py
+python benchmarks/attention.py --part token
 
 A random Llama of 4 layers (8 query heads, 2 key heads of 64) reads a context and then verifies 8
-tokens; the two kinds of attention take turns, and medians are compared.
+tokens; the two kinds of attention take turns, and medians are compared. ``token``: the kernel alone
+for one token a row (9 query heads, 3 key heads of 64), grouped by the kernel or fed as tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from shared.results import save
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftwise.nn.attention import RAGGED
@@ -39,13 +43,45 @@ def model(attention: str) -> CausalModel:
 
 
 @torch.inference_mode()
+def part_token(repeats: int) -> list[dict[str, Any]]:
+    """Processor time of one token's attention, in ms, by precision, rows and keys."""
+    table, found = Table("precision", "rows", "keys", "grouped, ms", "fed as tokens, ms"), []
+    for dtype, rows, keys in itertools.product(
+        (torch.float32, torch.bfloat16), (1, 128), (64, 300)
+    ):
+        query = torch.randn(rows, 9, 1, 64, dtype=dtype)
+        key, value = torch.randn(2, rows, 3, keys, 64, dtype=dtype)
+        ways = {
+            "grouped": lambda q=query, k=key, v=value: sdpa(q, k, v, enable_gqa=True),
+            "folded": lambda q=query, k=key, v=value: sdpa(q.reshape(len(q), 3, 3, 64), k, v),
+        }
+        spent: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(repeats + 1):
+            for name, way in ways.items():
+                start = time.process_time()
+                for _ in range(20):
+                    way()
+                spent[name].append(50 * (time.process_time() - start))
+        ms = {name: float(np.median(times[1:])) for name, times in spent.items()}
+        kind = str(dtype).removeprefix("torch.")
+        found.append({"dtype": kind, "rows": rows, "keys": keys, **ms})
+        table.add_row(kind, str(rows), str(keys), *(f"{one:.2f}" for one in ms.values()))
+    Console().print(table)
+    return found
+
+
+@torch.inference_mode()
 def main() -> None:
     """Time both at every size."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--part", choices=("verify", "token"), default="verify")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.part == "token":
+        save(args.out, {"token": part_token(args.repeats)})
+        return
     models = {name: model(name) for name in ("sdpa", RAGGED)}
     table = Table("rows", "context", "sdpa, ms", "grouped, ms", "ratio", "largest difference")
     rows: list[dict[str, Any]] = []

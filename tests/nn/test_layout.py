@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from draftwise.nn.layout import lay_out, put_back
+from draftwise.nn.layout import lay_out, put_back, weights_of
 from draftwise.nn.load import load_model
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
@@ -58,3 +58,12 @@ def test_a_loaded_model_is_laid_out_and_saved_as_it_was(tmp_path: Path) -> None:
 
 def test_other_precisions_stay_as_they_are() -> None:
     assert lay_out(a_model().to(torch.bfloat16)) == 0
+
+
+@needs_mkl
+def test_it_is_told_how_they_lie() -> None:
+    model = a_model()
+    assert weights_of(model) == "float32 as the checkpoint has it"
+    lay_out(model)
+    assert weights_of(model).endswith("it, large weights column by column")
+    assert weights_of(model.to(torch.bfloat16)).startswith("bfloat16 as")

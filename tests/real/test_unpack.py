@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cli.conftest import run_command
 from draftwise.pool import resolve_target
 from draftwise.real import catalog, unpack
 from draftwise.types import DraftwiseError
@@ -142,3 +143,10 @@ def test_a_package_that_is_not_there_names_the_command(monkeypatch: pytest.Monke
 def test_every_entry_has_an_extra(name: str) -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     assert f"\n{name} = [" in project
+
+
+def test_auto_tells_what_it_picked(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    ask = ("generate", "a", "--target", tmp_path / "tiny.gguf", "--max-new-tokens", 2)
+    assert "--dtype auto: float32 as the checkpoint has it" in run_command(*ask).err
+    assert "--dtype auto" not in run_command(*ask, "--dtype", "bfloat16").err

@@ -141,7 +141,11 @@ def load(wanted: Wanted) -> Speculator:
         )
         if wanted.state is not None and wanted.state.exists():
             speculator.memory.load(wanted.state)
-        return speculator
+    if wanted.dtype == "auto" and is_pretrained(wanted.target):
+        from draftwise.nn.layout import weights_of
+
+        say(f"--dtype auto: {weights_of(speculator.target.module)}", style="dim")
+    return speculator
 
 
 @contextmanager

@@ -41,3 +41,15 @@ def put_back(module: nn.Module) -> None:
 
 def _is_served(weight: torch.Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+def weights_of(module: nn.Module) -> str:
+    """In words: the precision of a module as its checkpoint has it, and how its weights lie.
+
+    >>> weights_of(nn.Linear(8, 8))
+    'float32 as the checkpoint has it'
+    """
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    turned = any(weight.dim() > 1 and not weight.is_contiguous() for weight in module.parameters())
+    lies = ", large weights column by column" if turned else ""
+    return f"{dtype} as the checkpoint has it{lies}"
