@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +17,8 @@ from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.cli.talk import Talk
+    from draftwise.speculator import Speculator
+    from draftwise.train.adapt import Adapter
 
 ChatTarget = Annotated[
     str,
@@ -24,6 +26,12 @@ ChatTarget = Annotated[
 ]
 ChatScope = Annotated[
     str, typer.Option("--scope", help="session: turns share what they learn; request; task:LABEL.")
+]
+Adapt = Annotated[
+    bool,
+    typer.Option(
+        "--adapt", help="EAGLE heads go on learning from the answers while you type (experimental)."
+    ),
 ]
 HELP = """\
 /stats  how fast each turn was, and who wrote what
@@ -50,6 +58,7 @@ def chat(
     device: o.Device = "auto",
     compile_: o.Compile = False,
     threads: o.Threads = 1,
+    adapt: Adapt = False,
 ) -> None:
     """Talk with a model; each token in the colour of the drafter that wrote it.
 
@@ -76,8 +85,39 @@ def chat(
         render([*opening, {"role": "user", "content": "Hello"}], speculator.tokenizer)
         from draftwise.cli.talk import Talk
 
+        adapters = adapters_of(speculator) if adapt else []
+        talk = Talk(speculator, opening, sampling)
         with keeping_memory(speculator, state):
-            converse(Talk(speculator, opening, sampling), messages())
+            converse(talk, learning(messages(), talk, adapters) if adapters else messages())
+
+
+def adapters_of(speculator: Speculator) -> list[Adapter]:
+    """One for each EAGLE head; DraftwiseError where there is none."""
+    from draftwise.nn.eagle import EagleHead
+    from draftwise.train.adapt import Adapter
+
+    heads = [getattr(drafter, "head", None) for drafter in speculator.drafters]
+    found = [Adapter(speculator.target, head) for head in heads if isinstance(head, EagleHead)]
+    if not found:
+        raise DraftwiseError("--adapt lets EAGLE heads learn: name one, --drafter eagle:HEAD")
+    return found
+
+
+def learning(lines: Iterator[str], talk: Talk, adapters: Sequence[Adapter]) -> Iterator[str]:
+    """The same lines; while one is waited for, heads learn from the answers before it."""
+    num_heard = 0
+    while True:
+        new = talk.turns[num_heard:] if num_heard <= len(talk.turns) else talk.turns
+        num_heard = len(talk.turns)
+        with ExitStack() as idle:
+            for adapter in adapters:
+                for turn in new:
+                    adapter.hear(turn.result.prompt_tokens, turn.result.tokens)
+                idle.enter_context(adapter.idle())
+            line = next(lines, None)
+        if line is None:
+            return
+        yield line
 
 
 def messages() -> Iterator[str]:

@@ -145,6 +145,11 @@ class EagleHead(nn.Module):
         self.get_buffer("d2t").copy_(ids - torch.arange(len(ids)))
 
     @property
+    def borrowed(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """The target's embeddings and output layer, where the head has none of its own."""
+        return self._borrowed
+
+    @property
     def lent_rows(self) -> nn.Module | None:
         """The part of the target's output layer that it uses, where that is not the whole."""
         return self._borrowed[1] if self.draft_ids is not None else None
