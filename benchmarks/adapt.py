@@ -3,10 +3,11 @@
     python benchmarks/adapt.py --head eagle-math --topic python
     python benchmarks/adapt.py --head eagle-generalist --topic sql
 
-The zoo's target answers prompts of one domain at temperature 1, until there are 3,000 tokens. Each
-answer is first drafted on by the head as the zoo has it and by one that has learned from the
-answers before it; then it is learned from, ``--repeats`` steps. Means of alpha along the answers, by
-depth and by thousand tokens; the same answers for both, so that the gain is the head's alone.
+The zoo's target answers prompts of one domain at temperature 1, each once, until there are 3,000
+tokens or no more prompts. Each answer is first drafted on by the head as the zoo has it, and by one
+that learned from the answers before it; then it is learned from, ``--repeats`` steps. Means of alpha
+on the answers, by depth and by thousand tokens; the same answers for both, so that the gain is the
+head's alone.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def main() -> None:
     fixed, learner = (load_head(zoo.eagle_paths()[args.head], target) for _ in range(2))
     adapter = Adapter(target, learner, lr=args.lr, repeats=args.repeats, num_passes=args.depth)
     alphas, sizes = [], []
-    prompts = zoo.prompts()[args.topic]
-    while sum(sizes) < args.tokens:
-        prompt = spec.tokenizer(prompts[len(sizes) % len(prompts)])["input_ids"]
+    for given in zoo.prompts()[args.topic]:  # none twice: it would be known by heart
+        if sum(sizes) >= args.tokens:
+            break
+        prompt = spec.tokenizer(given)["input_ids"]
         answer = spec.generate(prompt, max_new_tokens=200, temperature=1.0).tokens
         text = Text((*prompt, *answer), len(prompt))
         alphas.append(
@@ -65,7 +67,7 @@ def main() -> None:
         "tokens", "depth", "as it was", "learning", "gain", title=f"{args.head} on {args.topic}"
     )
     rows = []
-    for part in (*range(args.tokens // 1000), None):
+    for part in (*sorted({*thousand.tolist()}), None):
         chosen = thousand == part if part is not None else weights > 0
         means = np.average(found[chosen], axis=0, weights=weights[chosen])
         name = "all" if part is None else f"{part},000 to {part + 1},000"
