@@ -5,9 +5,8 @@
 
 The zoo's target answers prompts of one domain at temperature 1, each once, until there are 3,000
 tokens or no more prompts. Each answer is first drafted on by the head as the zoo has it, and by one
-that learned from the answers before it; then it is learned from, ``--repeats`` steps. Means of alpha
-on the answers, by depth and by thousand tokens; the same answers for both, so that the gain is the
-head's alone.
+that learned from the answers before; then it is learned from, ``--repeats`` steps. Mean alphas on
+the answers, by depth and by thousand tokens; the same answers for both, so the gain is the head's.
 """
 
 from __future__ import annotations

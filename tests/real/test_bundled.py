@@ -5,43 +5,29 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from draftwise.real.bundled import RETRIEVAL, drafter_specs, head_folders
 from draftwise.real.catalog import PRETRAINED
+from draftwise.train import self_prompts
+from draftwise.train.overlap import RUN, Runs, runs, runs_of
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 """Benchmarks beside the repository, where somebody put them."""
 MOST_BYTES = 30_000_000
-RUN = 10
-"""Words in a row that a prompt may not share with a benchmark."""
 HEADS = [(target, folder) for target in PRETRAINED for folder in head_folders(target)]
 
 
-def words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
-def runs(text: str) -> set[tuple[str, ...]]:
-    found = words(text)
-    return {tuple(found[i : i + RUN]) for i in range(len(found) - RUN + 1)}
-
-
-def strings(value: object) -> list[str]:
-    """Every text inside a value of json."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [text for one in value for text in strings(one)] if isinstance(value, list) else []
-
-
-def benchmark_texts() -> list[str]:
-    """Every text of the benchmarks that lie beside the repository."""
+@pytest.fixture(scope="module")
+def benchmarks() -> Runs:
     files = sorted(SHARED.rglob("*.jsonl"))
-    lines = [line for file in files for line in file.read_text("utf-8").split("\n") if line]
-    return [text for line in lines for text in strings(json.loads(line))]
+    if not files:
+        pytest.skip("no benchmarks beside the repository")
+    found = runs_of(files)
+    assert len(found) > 10_000
+    return found
 
 
 def test_overlap_is_found_where_there_is_some() -> None:
@@ -51,15 +37,40 @@ def test_overlap_is_found_where_there_is_some() -> None:
 
 
 @pytest.mark.parametrize(("target", "folder"), HEADS)
-def test_no_prompt_of_a_head_is_of_a_benchmark(target: str, folder: Path) -> None:
-    if not SHARED.exists():
-        pytest.skip("no benchmarks beside the repository")
-    known = set().union(*map(runs, benchmark_texts()))
-    assert len(known) > 10_000
+def test_no_prompt_of_a_head_is_of_a_benchmark(target: str, folder: Path, benchmarks: Runs) -> None:
     lines = (folder / "prompts.jsonl").read_text("utf-8").splitlines()
     own = [json.loads(line)["messages"][0]["content"] for line in lines]
     assert len(own) > 50
-    assert [text for text in own if runs(text) & known] == []
+    assert [text for text in own if runs(text) & benchmarks] == []
+
+
+class Parrot:
+    """Says a question of a benchmark, and one of its own; the template is a word."""
+
+    chat_template = "plain"
+
+
+def test_questions_of_benchmarks_are_never_written(
+    benchmarks: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ``make_prompts`` writes, where a model says Spec-Bench's questions by heart."""
+    lines = (SHARED / "spec_bench" / "question.jsonl").read_text("utf-8").splitlines()[::9]
+    asked = [json.loads(line)["turns"][0] for line in lines]
+    long = [text for text in asked if len(re.findall(r"\w+", text)) >= RUN]
+    own = [f"How many apples are {n} apples and some pears?" for n in ("two", "nineteen", "no")]
+    said = [*long, *own]
+    monkeypatch.setattr(
+        self_prompts,
+        "sample_prompts",
+        lambda *_, first, **__: ((first + i, text) for i, text in enumerate(said)),
+    )
+    monkeypatch.setattr(self_prompts, "_template_text", lambda _: "You are a helpful assistant")
+    model: Any = None
+    made = self_prompts.make_prompts(model, Parrot(), 1, tmp_path / "all", avoid=benchmarks)
+    assert len(long) > 30
+    assert made.texts
+    assert set(made.texts) <= set(own)
+    assert f"{len(long)} of a benchmark" in made.share
 
 
 @pytest.mark.parametrize(("target", "folder"), HEADS)

@@ -12,6 +12,7 @@ import torch
 from draftwise.nn.model import CausalModel
 from draftwise.train.answers import answers, read_kept
 from draftwise.train.generate import continue_prompts
+from draftwise.train.overlap import runs_of
 from draftwise.train.self_prompts import Filter, make_prompts, user_prefix
 from draftwise.train.stream import Ask, continuations
 from draftwise.types import DraftwiseError
@@ -93,6 +94,20 @@ def test_the_filter_says_why() -> None:
         "kept": 2, "repeated": 1, "unfinished": 1, "short": 1, "repetitive": 1, "other script": 1,
     }  # fmt: skip
     assert checked.share().startswith("kept 2 of 7 prompts (left out: ")
+
+
+def test_texts_of_a_benchmark_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    text = "Please tell me in a few short words what the capital of France may be"
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"id": 1, "turns": ["first", {"more": text}]}) + "\n\n")
+    checked = Filter("You are a helpful assistant", runs_of([file]))
+    assert not checked.keeps(f"Dear model! {text.upper()}?")
+    assert checked.keeps(text.replace("short", "long").replace("of", "in"))
+    assert checked.counts == {"of a benchmark": 1, "kept": 1}
+    file.write_text("{")
+    for broken in (file, tmp_path / "none"):
+        with pytest.raises(DraftwiseError, match="cannot be read as jsonl"):
+            runs_of([broken])
 
 
 def test_a_model_without_a_template_cannot_write_prompts() -> None:

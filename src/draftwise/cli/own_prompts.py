@@ -17,6 +17,10 @@ app = typer.Typer(no_args_is_help=True)
 Out = Annotated[Path, typer.Option(help="The jsonl file, one conversation of one turn a line.")]
 Num = Annotated[int, typer.Option("--num", min=1, help="How many prompts.")]
 Longest = Annotated[int, typer.Option(min=8, help="Tokens of a prompt, at most.")]
+Avoid = Annotated[
+    list[Path] | None,
+    typer.Option(help="jsonl whose texts may not occur, ten words in a row; repeatable."),
+]
 
 
 @app.callback()
@@ -32,6 +36,7 @@ def make(
     num: Num = 1000,
     max_tokens: Longest = 160,
     rows: t.Rows = 64,
+    avoid: Avoid = None,
     seed: t.Seed = 0,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -47,7 +52,7 @@ def make(
         scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
         everything = out.with_name(out.name + ".all")
         texts, share = t.own_prompts(
-            scene, everything, num, longest=max_tokens, rows=rows, seed=seed
+            scene, everything, num, longest=max_tokens, rows=rows, seed=seed, avoid=avoid or ()
         )
         lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts]
         out.write_text("".join(f"{line}\n" for line in lines), "utf-8")

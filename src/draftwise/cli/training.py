@@ -118,15 +118,25 @@ def gather(
 
 
 def own_prompts(
-    scene: Scene, file: Path, num: int, *, longest: int, rows: int, seed: int
+    scene: Scene,
+    file: Path,
+    num: int,
+    *,
+    longest: int,
+    rows: int,
+    seed: int,
+    avoid: Sequence[Path] = (),
 ) -> tuple[list[str], str]:
     """User turns of the model's own, with a bar, and what share of them was kept."""
+    from draftwise.train.overlap import runs_of
     from draftwise.train.self_prompts import make_prompts
 
+    avoided = runs_of(avoid)
     with keeping(file.parent), Bars() as bars:
         made = make_prompts(
             scene.target, scene.tokenizer, num, file,
-            longest=longest, rows=rows, seed=seed, progress=bars.stage("prompts", num),
+            longest=longest, rows=rows, seed=seed, avoid=avoided,
+            progress=bars.stage("prompts", num),
         )  # fmt: skip
     return made.texts[:num], made.share
 

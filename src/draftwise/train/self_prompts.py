@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.nn.model import CausalModel
+from draftwise.train.overlap import Runs, runs
 from draftwise.train.stream import Ask, continuations
 from draftwise.types import DraftwiseError
 
@@ -69,6 +70,7 @@ def make_prompts(
     longest: int = 160,
     rows: int = 64,
     seed: int = 0,
+    avoid: Runs = frozenset(),
     progress: Callable[[int], None] | None = None,
 ) -> Made:
     """At least ``num`` user turns that the model itself would write, those that ``Filter`` keeps.
@@ -76,9 +78,10 @@ def make_prompts(
     Source: Magpie (Xu et al. 2024, arXiv 2406.08464). Differs: system prompts for variety, as in
     its section on controlled instructions, and filters that need no other model. path: every turn
     is kept there as soon as it ends, so that a stopped run goes on. longest: tokens of a turn, at
-    most. Raises DraftwiseError where the model has no chat template, or hardly a turn is kept.
+    most. avoid: runs of words that no turn may have. Raises DraftwiseError where the model has no
+    chat template, or hardly a turn is kept.
     """
-    checked = Filter(_template_text(tokenizer))
+    checked = Filter(_template_text(tokenizer), avoid)
     texts = [text for _, text in _read(path) if checked.keeps(text) and text is not None]
     done = checked.counts.total()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,12 +140,13 @@ def sample_prompts(
 
 @dataclass
 class Filter:
-    """Keeps a text or says why not: unfinished, short, repetitive, other language, or repeated.
+    """Keeps a text or says why not: unfinished, short, repetitive, of a benchmark, repeated, ...
 
     State: a minhash of every kept text, and how often each answer was given.
     """
 
     template: str
+    avoid: Runs = frozenset()
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -170,6 +174,8 @@ class Filter:
             return "repetitive"
         if not _is_written_in(text, self._scripts):
             return "other script"
+        if not self.avoid.isdisjoint(runs(text)):
+            return "of a benchmark"
         sketch = _sketch(text)
         if self._seen.query(sketch):
             return "repeated"
