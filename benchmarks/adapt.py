@@ -15,9 +15,9 @@ import argparse
 
 import numpy as np
 import torch
-from paired import save
 from rich.console import Console
 from rich.table import Table
+from shared.results import save
 
 from draftwise import Speculator, zoo
 from draftwise.nn.eagle_files import load_head

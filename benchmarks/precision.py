@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from paired import save
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from shared.results import save
 
 from draftwise import Speculator
 from draftwise.bench.paired import Timing, turns

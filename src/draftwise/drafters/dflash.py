@@ -73,6 +73,7 @@ class DFlashReader:
     ``block.first`` on gives q of position s + 1 + n.
     """
 
+    remembers = True
     glance = None
     shows_hidden = False
 
