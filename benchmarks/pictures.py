@@ -27,6 +27,7 @@ HERE = Path(__file__).parents[1] / "docs" / "pictures"
 KEPT, DROPPED, BONUS, PROMPT, INK = "#00a878", "#d9d9d9", "#e69f00", "#9a8cff", "#333333"
 SAYS = {
     "choose": "the policy picks\na plan",
+    "read": "drafters read what\nthey missed",
     "draft": "a drafter proposes\ntokens",
     "verify": "one forward of\nthe target",
     "commit": "what was accepted\nenters the caches",

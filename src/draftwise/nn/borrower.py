@@ -40,7 +40,7 @@ def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
     left over, or both sizes where it was made for another target.
     """
     what = f"drafter {folder}"
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     text = config.get_text_config()
     refuse_other_target(what, text.hidden_size, text.vocab_size, target)
     try:

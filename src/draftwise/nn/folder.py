@@ -47,4 +47,8 @@ def borrows(source: Any) -> bool:
     file = Path(source) / "config.json" if isinstance(source, (str, Path)) else None
     if file is None or not file.is_file():
         return False
-    return bool(json.loads(file.read_text("utf-8")).get(BORROWS))
+    try:
+        found = json.loads(read_text(file, STATE_BYTES))
+    except (OSError, ValueError):  # whatever loads the model says what is wrong with it
+        return False
+    return isinstance(found, dict) and bool(found.get(BORROWS))

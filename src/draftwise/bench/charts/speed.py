@@ -21,7 +21,8 @@ from draftwise.bench.charts.canvas import (
 _COLUMNS = 3
 _MOST = 11
 PHASES = ("prefill", "read", "draft", "verify", "look", "choose", "reveal", "learn", "commit")
-_PHASE_COLOURS = dict(zip(PHASES, (PALETTE[i] for i in (4, 0, 1, 6, 2, 3, 5, 7)), strict=True))
+_COLOURS = [PALETTE[4], SOFT, *(PALETTE[i] for i in (0, 1, 6, 2, 3, 5, 7))]
+_PHASE_COLOURS = dict(zip(PHASES, _COLOURS, strict=True))
 
 
 def to_show(rows: Mapping[str, Any], most: int = _MOST) -> list[str]:
