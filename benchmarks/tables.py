@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from shared.listing import rows_of_the_list
@@ -89,6 +90,36 @@ def growth() -> str:
     return table(["context, rows", *heads], [["tokens/s over plain", *cells]])
 
 
+def engine() -> str:
+    """What the engine was asked to show, and what each part of ``engine.py`` found."""
+    asked = {1: "", 4: "1.3", 16: "1.00"}
+    rows = [
+        [f"{r['rows']} at once, times plain", asked[r["rows"]], _ratio(r, "times plain")]
+        for r in load("engine_together")["together"]
+    ]
+    rows += [
+        [f"64 arrivals, load {num(r['load'], 1)}", "1.3", _ratio(r, "times batches of 8")]
+        for r in load("engine_arrivals")["arrivals"]
+    ]
+    for part, key, what, bound in (
+        ("gap", "longest gap over median round", "longest gap, median rounds", "at most 3"),
+        ("chat", "turn 10 over turn 1", "tenth first token over the first", "at most 1.3"),
+    ):
+        found = [row[key] for row in load(f"engine_{part}")[part]]
+        rows.append([what, bound, span(float(median(found)), min(found), max(found))])
+    (room,) = load("engine_memory")["memory"]
+    rows.append(
+        ["bytes kept over bytes of live tokens", "at most 1.2", num(room["bytes over live"])]
+    )
+    more = num(room["MB more after 1,000"], 1)
+    rows.append(["MB more after 1,000 requests", "at most 20", more])
+    return table(["", "asked", "found"], rows)
+
+
+def _ratio(row: Any, key: str) -> str:
+    return span(row[key], row["low"], row["high"])
+
+
 def trees() -> str:
     runs = {"T = 0": load("trees_eagle")["trees"], "T = 1": load("trees_eagle_sampled")["trees"]}
     shapes = [name for name in runs["T = 0"] if name != "plain"]
@@ -152,6 +183,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "batches": batches,
     "overhead": overhead,
     "growth": growth,
+    "engine": engine,
     "trees": trees,
     "argmax": argmax,
     "misled": misled,
