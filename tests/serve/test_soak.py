@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from serve.fake import Fake, expected
 from serve.live import fake_service, serving
@@ -10,7 +11,7 @@ from serve.soak import KINDS, Soak
 
 
 def test_a_crowd_of_500() -> None:
-    fake, max_open, most = Fake(max_rows=8), 24, 0
+    fake, max_open, most = Fake(max_rows=8, pace_s=0.001), 24, 0
     before = threading.active_count()
     with serving(fake_service(fake, max_open=max_open)) as live:
         tokenizer = live.service.tokenizer
@@ -32,7 +33,8 @@ def test_a_crowd_of_500() -> None:
         assert 1 < most <= max_open
         assert not fake.engine.has_work
         assert all(row.answer.finish_reason for row in fake.rows)
-        assert {row.answer.finish_reason for row in fake.rows} == {"length", "cancelled"}
+        ended = Counter(row.answer.finish_reason for row in fake.rows)
+        assert set(ended) == {"length", "cancelled"}
         text = live.ask("/metrics").text
         assert 'status="500"' not in text
     assert threading.active_count() == before
