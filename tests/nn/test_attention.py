@@ -64,3 +64,16 @@ def test_models_from_folders_are_loaded_with_it(tmp_path: Path) -> None:
     assert model.module.config._attn_implementation == RAGGED
     assert model.packs
     assert not load_model(tiny_model("llama")).packs, "a module that is handed in stays as it is"
+
+
+@torch.inference_mode()
+def test_values_narrower_than_keys() -> None:
+    """DeepSeek's kind: 24 numbers a key, 16 a value."""
+    torch.manual_seed(0)
+    layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)
+    query, key = torch.randn(1, 4, 3, 24), torch.randn(1, 2, 9, 24)
+    value, mask = torch.randn(1, 2, 9, 16), torch.ones(3, 9, dtype=torch.bool).tril(6)[None, None]
+    found, _ = attention.ragged_attention(layer, query, key, value, mask)
+    k, v = (x.repeat_interleave(2, 1) for x in (key, value))
+    exact = scaled_dot_product_attention(query, k, v, attn_mask=mask).transpose(1, 2)
+    assert (found - exact).abs().max() < 1e-5

@@ -50,8 +50,8 @@ def ragged_attention(
 ) -> tuple[Tensor, None]:
     """As the library's ``sdpa``; under a ``PackedMask`` each row attends to its own storage.
 
-    query: [B, H, T, D]; key, value: [B, G, S, D] with H a multiple of G. Packed: [1, H, N, D], the
-    rows end to end. Returns [B, T, H, D]. Differs: groups of heads are not repeated under a mask,
+    query: [B, H, T, D]; key: [B, G, S, D] and value: [B, G, S, E] with H a multiple of G. Packed:
+    [1, H, N, D], the rows end to end. Returns [B, T, H, E]. Differs: groups of heads are not repeated under a mask,
     which would copy the whole cache in every layer; on CUDA, whose kernels for masks take no groups
     of heads, they are.
     """
@@ -89,7 +89,7 @@ def _attention(
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=more.get("scaling"), enable_gqa=shares
     )
-    return output.reshape(rows, heads, width, size).transpose(1, 2)
+    return output.reshape(rows, heads, width, -1).transpose(1, 2)  # values may be narrower
 
 
 def attend_raggedly(module: Any) -> None:
