@@ -51,9 +51,9 @@ def ragged_attention(
     """As the library's ``sdpa``; under a ``PackedMask`` each row attends to its own storage.
 
     query: [B, H, T, D]; key: [B, G, S, D] and value: [B, G, S, E] with H a multiple of G. Packed:
-    [1, H, N, D], the rows end to end. Returns [B, T, H, E]. Differs: groups of heads are not repeated under a mask,
-    which would copy the whole cache in every layer; on CUDA, whose kernels for masks take no groups
-    of heads, they are.
+    [1, H, N, D], the rows end to end. Returns [B, T, H, E]. Differs: groups of heads are not
+    repeated under a mask, which would copy the whole cache in every layer; on CUDA, whose kernels
+    for masks take no groups of heads, they are.
     """
     if not isinstance(attention_mask, PackedMask):
         return _attention(module, query, key, value, attention_mask, **more), None
