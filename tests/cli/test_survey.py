@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from draftwise.cli.survey import Finding, all_types, check_type, chi_square
-from draftwise.cli.survey_page import page
+from draftwise.cli.survey_page import findings_of, page
 
 
 def test_a_type_that_is_served_and_one_that_is_not() -> None:
     assert {"llama", "qwen3_next", "bloom"} <= set(all_types())
-    served = check_type("qwen3_next", is_quick=True)
-    assert served.is_served
-    assert served.has_states
     refused = check_type("bloom", is_quick=True)
     assert not refused.is_served
     assert "ragged KV cache" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "has_states"),
+    [
+        ("qwen3_next", ("linear", "full"), True),
+        ("inkling_text", ("hybrid_sliding", "hybrid"), True),
+        ("deepseek_v3", ("full",), False),  # values narrower than keys
+    ],
+)
+def test_types_that_are_served(name: str, kinds: tuple[str, ...], has_states: bool) -> None:
+    found = check_type(name, is_quick=True)
+    assert (found.reason, found.kinds, found.has_states) == ("", kinds, has_states)
+
+
+def test_texts_and_the_law_are_compared() -> None:
+    """XGLM takes a mask only if it has all rows."""
+    found = check_type("xglm")
+    assert found.reason == ""
+    assert found.law is not None
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -26,8 +46,19 @@ def test_chi_square_tells_laws_apart(wrong: bool) -> None:
     assert (chi_square(drawn, law * 2000) > 1e-4) is not wrong
 
 
-def test_the_page_counts_what_it_shows() -> None:
-    findings = [Finding("a", rows="packed", has_trees=True), Finding("b", "no | masks")]
-    text = page(findings, "the command")
-    assert "| served | 1 of 2 |" in text
+def test_the_page_counts_what_it_shows_and_can_be_gone_on_with() -> None:
+    findings = [
+        Finding("a", "", True, "packed", True, ("linear", "full"), 0.25),
+        Finding("b", "no | masks"),
+        Finding("c", rows="alone"),
+    ]
+    text = page(findings, Path("docs/models.md"))
+    assert "| served | 2 of 3 |" in text
     assert "| b | no / masks |" in text
+    assert "--write docs/models.md" in text
+    assert findings_of(text) == {
+        "a": findings[0],
+        "b": Finding("b", "no / masks"),
+        "c": findings[2],
+    }
+    assert findings_of(text.replace(version("transformers"), "4.0")) == {}

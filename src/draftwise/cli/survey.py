@@ -138,7 +138,7 @@ def _try(name: str, module: Any, is_quick: bool) -> Finding:
     if law is not None and law <= _FALSE_ALARM:
         reason = f"the law of a sampled token differs: p = {law:.1g}"
     return Finding(
-        name, reason, model.has_states, _rows(model), model.serves_trees, _kinds(module), law
+        name, reason, model.has_states, _rows(model), model.serves_trees, _kinds(model), law
     )
 
 
@@ -221,11 +221,15 @@ def _rows(model: CausalModel) -> str:
     return "packed" if model.packs else "alone" if model.is_alone else "padded"
 
 
-def _kinds(module: Any) -> tuple[str, ...]:
-    """The kinds of its layers."""
-    config = module.config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    return tuple(dict.fromkeys(kinds or ()))
+def _kinds(model: CausalModel) -> tuple[str, ...]:
+    """The kinds of its layers, in order; of a type that lists none, what all of them are."""
+    config = model.module.config.get_text_config()
+    names = ("layer_types", "layers_block_type", "attention_layers")
+    kinds = next((found for name in names if (found := getattr(config, name, None))), None)
+    if kinds is None:
+        window = getattr(config, "sliding_window", None)
+        kinds = ["recurrent" if model.has_states else "sliding" if window else "full"]
+    return tuple(dict.fromkeys(kind.removesuffix("_attention") for kind in kinds))
 
 
 def _short(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from draftwise.cli.survey import Finding
 
@@ -16,7 +17,7 @@ ragged rows, drafted by a disturbed copy of the model, was compared with plain f
 of a sampled token by a chi-square test. This page is written by
 
 ```
-{command}
+draftwise models --check all --write {path}
 ```
 
 | | types |
@@ -50,13 +51,13 @@ _TAIL = """
 """
 
 
-def page(findings: Sequence[Finding], command: str) -> str:
-    """The page in Markdown."""
+def page(findings: Sequence[Finding], path: Path) -> str:
+    """The page in Markdown; path: where it is to lie."""
     served = [finding for finding in findings if finding.is_served]
     rows = [finding.rows for finding in served]
     head = _HEAD.format(
         version=version("transformers"),
-        command=command,
+        path=path,
         served=len(served),
         all=len(findings),
         states=sum(finding.has_states for finding in served),
@@ -70,9 +71,29 @@ def page(findings: Sequence[Finding], command: str) -> str:
     return head + "\n".join(map(_row, served)) + "\n" + _TAIL + "\n".join(refused) + "\n"
 
 
+def findings_of(text: str) -> dict[str, Finding]:
+    """What a page says of each type; nothing where another version of transformers was asked."""
+    head, _, tables = text.partition("| type |")
+    if f" {version('transformers')} are served" not in head:
+        return {}
+    rows = [
+        [cell.strip() for cell in line[1:-1].split("|")]
+        for line in tables.splitlines()
+        if line.startswith("| ")
+    ]
+    found = [_served(*row) if len(row) > 2 else Finding(row[0], row[1]) for row in rows]
+    return {finding.type: finding for finding in found if finding.reason != "reason"}
+
+
+def _served(name: str, kinds: str, rows: str, trees: str, states: str, law: str) -> Finding:
+    told = tuple(kinds.split(", ")) if kinds else ()
+    p = None if law == "-" else float(law)
+    return Finding(name, "", states == "yes", rows, trees == "yes", told, p)
+
+
 def _row(finding: Finding) -> str:
     law = "-" if finding.law is None else f"{finding.law:.2g}"
-    kinds = ", ".join(kind.removesuffix("_attention") for kind in finding.kinds)
+    kinds = ", ".join(finding.kinds)
     marks = ["yes" if has else "" for has in (finding.has_trees, finding.has_states)]
     return f"| {finding.type} | {kinds} | {finding.rows} | {marks[0]} | {marks[1]} | {law} |"
 

@@ -1,4 +1,4 @@
-"""``draftwise models --check``: the types' findings as they come, and the page."""
+"""``draftwise models --check``: the types' findings as they come, and the page they go to."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pathlib import Path
 
 from draftwise.cli.failures import Output
 from draftwise.cli.survey import Finding, all_types, survey
-from draftwise.cli.survey_page import page
+from draftwise.cli.survey_page import findings_of, page
 from draftwise.types import DraftwiseError
 
 
 def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None) -> None:
     """Check one type, several (by commas) or all, print a line each, and write the page.
 
+    The page is written with each type that is done, and keeps its rows of types not checked now:
+    what broke off is taken up by naming the rest.
     Raises DraftwiseError for a type that the installed transformers does not have.
     """
     known = all_types()
@@ -23,7 +25,12 @@ def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None
             near = ", ".join(difflib.get_close_matches(name, known)) or "see --check all"
             raise DraftwiseError(f"no causal-LM type {name!r} in this transformers; near: {near}")
 
+    written = {} if write is None or not write.is_file() else findings_of(write.read_text("utf-8"))
+
     def show(finding: Finding) -> None:
+        if write is not None:
+            written[finding.type] = finding
+            write.write_text(page([written[name] for name in known if name in written], write))
         if not finding.is_served:
             console.print(f"{finding.type:24} refused: {finding.reason}", markup=False)
             return
@@ -35,6 +42,3 @@ def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None
     found = survey(types, show, is_quick)
     served = sum(finding.is_served for finding in found)
     console.print(f"{served} of {len(found)} are served", style="bold")
-    if write is not None:
-        options = " --quick" if is_quick else ""
-        write.write_text(page(found, f"draftwise models --check {wanted}{options} --write {write}"))

@@ -38,7 +38,9 @@ class Masks:
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         kinds, self._dtype = _layer_kinds(config), dtype
         wanted = {_KINDS.get(kind, kind) for kind in kinds}
-        self._wanted, self._has_blind = wanted - {""}, "" in wanted
+        # a hybrid layer attends and keeps a state, which takes a mask of its own (Inkling)
+        self._has_blind = "" in wanted or any("hybrid" in kind for kind in kinds)
+        self._wanted = wanted - {""}
         self._window = int(getattr(config, "sliding_window", None) or 0)
         self._chunk = int(getattr(config, "attention_chunk_size", None) or 0)
         self.is_packable = config._attn_implementation == RAGGED  # until the self-check says no

@@ -182,7 +182,7 @@ class CausalModel:
         if is_even and not trees:
             # one token sees everything; from the first on it is plain causal attention
             needs_none = self._masks.can_skip and (width == 1 or width == used)
-            positions = self._slots(used)[used - width :][None]
+            positions = self._slots(used)[used - width :].expand(len(counts), width)
             mask = None if needs_none else self._masks.make(positions, self._slots(used))
         else:
             places = ragged_slots([span.start for span in spans], counts)
@@ -196,7 +196,7 @@ class CausalModel:
         output = self._call(
             cache,
             stacked_ids(tokens, width, self.device),
-            positions.expand(len(counts), width),
+            positions,
             mask,
             bool(self.taps),
             **extra,
