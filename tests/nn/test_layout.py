@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from draftwise.nn.layout import lay_out, put_back, weights_of
+from draftwise.nn import layout
+from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
 from draftwise.nn.load import load_model
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
@@ -34,12 +36,89 @@ def test_the_same_numbers_in_another_order() -> None:
     assert lay_out(laid) == 1 + 2 * 3  # the output layer, and each layer's gate, up and down
     assert laid.lm_head.weight is laid.get_input_embeddings().weight
     assert not laid.lm_head.weight.is_contiguous()
-    assert laid.model.layers[0].self_attn.q_proj.weight.is_contiguous()  # small: as it was
+    assert laid.model.layers[0].mlp.down_proj.weight.is_contiguous()  # more inputs than outputs
+    assert type(laid.model.layers[0].self_attn.q_proj) is nn.Linear  # small: as it was
     for ours, theirs in zip(laid.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    ids = torch.randint(0, 2048, (2, 9), generator=torch.Generator().manual_seed(1))
-    assert torch.allclose(laid(ids).logits, model(ids).logits, atol=1e-5)
+    for num in (1, 2, 9, 40):
+        ids = torch.randint(0, 2048, (2, num), generator=torch.Generator().manual_seed(num))
+        assert torch.allclose(laid(ids).logits, model(ids).logits, atol=1e-5)
     assert lay_out(laid) == 0  # once
+
+
+def blocked(dtype: torch.dtype = torch.float32) -> Prepacked:
+    """A layer with a bias that has blocks; skips where this processor has none."""
+    torch.manual_seed(0)
+    layer = nn.Linear(512, 640).to(dtype)
+    lay_out(layer)
+    if not isinstance(layer, Prepacked):
+        pytest.skip(f"no blocks of {dtype} here")
+    return layer
+
+
+def uses_blocks(layer: Prepacked, states: torch.Tensor) -> bool:
+    """Tried by blocks of another weight: does the answer follow them?"""
+    right, kept = layer(states), layer._blocks
+    assert kept is not None
+    layer._blocks = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach() + 1, 16)
+    other = layer(states)
+    layer._blocks = kept
+    return not torch.equal(other, right)
+
+
+@needs_mkl
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_are_used_and_right(dtype: torch.dtype) -> None:
+    layer = blocked(dtype)
+    with torch.no_grad():
+        for num in (2, 5, 16, 130):
+            states = torch.randn(num, 512).to(dtype)
+            assert uses_blocks(layer, states)
+            expected = nn.functional.linear(states.double(), layer.weight.double())
+            found = layer(states).double() - layer.bias.double()
+            close = 1e-4 if dtype == torch.float32 else 0.05
+            assert torch.allclose(found, expected, atol=close, rtol=close)
+        assert uses_blocks(layer, torch.randn(1, 512).to(dtype)) == (dtype == torch.bfloat16)
+
+
+@needs_mkl
+def test_a_weight_that_changed_is_read_itself() -> None:
+    states = torch.randn(4, 512)
+    for change in (
+        lambda layer: layer.weight.mul_(2),  # in place
+        lambda layer: setattr(layer.weight, "data", layer.weight.data * 2),  # elsewhere
+        lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight * 2)),
+        lambda layer: layer.bfloat16(),
+    ):
+        layer = blocked()
+        with torch.no_grad():
+            change(layer)
+            states = states.to(layer.weight.dtype)
+            assert torch.equal(
+                layer(states), nn.functional.linear(states, layer.weight, layer.bias)
+            )
+            assert not uses_blocks(layer, states)
+
+
+@needs_mkl
+def test_gradients_and_copies_go_the_ordinary_way() -> None:
+    layer, states = blocked(), torch.randn(4, 512)
+    layer(states).sum().backward()
+    assert layer.weight.grad is not None
+    twin = copy.deepcopy(layer)
+    assert twin._blocks is None
+    with torch.no_grad():
+        assert torch.allclose(twin(states), layer(states), atol=1e-5)
+        assert not torch.equal(layer(states), nn.functional.linear(states, layer.weight + 1))
+
+
+@needs_mkl
+def test_no_second_copies_beyond_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model()
+    one = model.lm_head.weight.numel() * 4
+    monkeypatch.setattr(layout, "_memory_bytes", lambda: (one + 10) / layout.SHARE)
+    assert lay_out(model) == 7
+    assert sum(isinstance(layer, Prepacked) for layer in model.modules()) == 1
 
 
 @needs_mkl
@@ -49,6 +128,7 @@ def test_a_loaded_model_is_laid_out_and_saved_as_it_was(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "a")
     assert not loaded.module.lm_head.weight.is_contiguous()
     put_back(loaded.module)
+    assert not any(isinstance(layer, Prepacked) for layer in loaded.module.modules())
     loaded.module.save_pretrained(tmp_path / "b")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert files[0] == files[1]
@@ -57,7 +137,7 @@ def test_a_loaded_model_is_laid_out_and_saved_as_it_was(tmp_path: Path) -> None:
 
 
 def test_other_precisions_stay_as_they_are() -> None:
-    assert lay_out(a_model().to(torch.bfloat16)) == 0
+    assert lay_out(a_model().to(torch.float16)) == 0
 
 
 @needs_mkl
@@ -65,5 +145,5 @@ def test_it_is_told_how_they_lie() -> None:
     model = a_model()
     assert weights_of(model) == "float32 as the checkpoint has it"
     lay_out(model)
-    assert weights_of(model).endswith("it, large weights column by column")
+    assert weights_of(model).endswith("it, large weights a second time in blocks")
     assert weights_of(model.to(torch.bfloat16)).startswith("bfloat16 as")

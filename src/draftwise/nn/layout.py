@@ -2,45 +2,130 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+import os
+from pathlib import Path
+from typing import Any
 
-LEAST_BYTES = 1 << 20
+import torch
+from torch import Tensor, nn
+
+LEAST_NUMEL = 1 << 18
 """Smaller weights stay in a core's cache, where their order makes no difference."""
+SHARE = 0.25
+"""Of the machine's memory, at most so much goes into second copies of weights."""
+ROWS = 16
+"""Rows that blocks are made for: of 8, 16 and 32 none is better for all of 2 to 64."""
+
+
+class Prepacked(nn.Linear):
+    """A linear layer that keeps its weight a second time, in the blocks that oneDNN multiplies by.
+
+    A product of 2 to 64 rows with a weight as it lies packs it anew each time; from blocks eight
+    rows cost little more than one (``docs/real_models.md``). The weight itself stays where
+    everything else expects it. A weight that was changed or moved since, gradients and compiled
+    forwards go the ordinary way; copies of the layer have no blocks.
+    """
+
+    _blocks: Tensor | None = None
+    _packed_from = (0, 0)
+    _least_numel = 0
+
+    def pack(self, least_rows: int) -> None:
+        """Make the blocks; products of fewer rows go on reading the weight itself."""
+        weight = self.weight.detach()
+        self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+        self._packed_from = _mark(self.weight)
+        self._least_numel = least_rows * self.in_features
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        if (
+            torch.compiler.is_compiling()
+            or self._blocks is None
+            or input.numel() < self._least_numel
+            or input.dtype != self.weight.dtype
+            or torch.is_grad_enabled()
+            or _mark(self.weight) != self._packed_from
+        ):
+            return super().forward(input)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            input, self._blocks, self.bias, "none", [], ""
+        )
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_blocks"}
+
+
+def _mark(weight: Tensor) -> tuple[int, int]:
+    """Changes when the weight is written or put elsewhere."""
+    return weight.data_ptr(), weight._version
 
 
 @torch.no_grad()
 def lay_out(module: nn.Module) -> int:
-    """Keep the large weights of linear layers column by column; how many were laid out anew.
+    """Lay the large weights of a CPU model's linear layers out for few rows; how many it did.
 
-    MKL reads [out, in] weights row by row well for hundreds of tokens and poorly for the 1 to 16 of
-    a verification; column by column it is faster for all of them (``docs/real_models.md``). Shapes,
-    values and names stay; results differ in rounding; ``put_back`` comes before saving. Only for
-    float32 on x86 processors, where it was measured. Cost: one copy of each weight, once.
+    float32: weights with more outputs than inputs are kept column by column, which MKL reads faster
+    for a single row, and in blocks for more rows. bfloat16: in blocks alone, where the processor
+    has the instructions. Blocks are second copies: none once they would take more than ``SHARE`` of
+    the memory. Shapes, values and names stay; results differ in rounding; ``put_back`` comes
+    before saving.
     """
-    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        return 0
-    done: set[int] = set()
+    done, left = 0, SHARE * _memory_bytes()
+    turned: set[int] = set()
     for layer in module.modules():
-        if not isinstance(layer, nn.Linear):
+        if type(layer) is not nn.Linear or not _is_served(layer.weight):
             continue
         weight = layer.weight
-        is_large = weight.numel() * weight.element_size() >= LEAST_BYTES
-        if is_large and weight.is_contiguous() and _is_served(weight):
+        if weight.numel() < LEAST_NUMEL:
+            continue
+        size = weight.numel() * weight.element_size()
+        is_turned = weight.dtype == torch.float32 and layer.out_features >= layer.in_features
+        if is_turned and id(weight) not in turned and weight.is_contiguous():
             weight.data = weight.data.t().contiguous().t()
-            done.add(id(weight))  # tied weights are one tensor
-    return len(done)
+            turned.add(id(weight))  # tied weights are one tensor
+        if size <= left:
+            layer.__class__ = Prepacked
+            assert isinstance(layer, Prepacked)
+            layer.pack(least_rows=2 if weight.dtype == torch.float32 else 1)
+            left -= size
+        done += 1
+    return done
 
 
 @torch.no_grad()
 def put_back(module: nn.Module) -> None:
     """Undo ``lay_out``: files hold weights row by row, and ``save_pretrained`` insists on it."""
+    for layer in module.modules():
+        if isinstance(layer, Prepacked):
+            layer._blocks = None
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
     for weight in module.parameters():
         weight.data = weight.data.contiguous()
 
 
-def _is_served(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32
+def _is_served(weight: Tensor) -> bool:
+    """Does this build of torch, on this processor, have the kernels for such a weight?"""
+    if weight.device.type != "cpu" or weight.is_inference() or not _has_kernels():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def _has_kernels() -> bool:
+    """Is this an x86 build of torch with MKL and oneDNN?"""
+    backends: Any = torch.backends  # has no types
+    return backends.mkl.is_available() and backends.mkldnn.is_available() and hasattr(os, "sysconf")
+
+
+def _memory_bytes() -> int:
+    """Of the machine, or of the container where it is given less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    said = limit.read_text().strip() if limit.is_file() else ""
+    return min(total, int(said)) if said.isdigit() else total
 
 
 def weights_of(module: nn.Module) -> str:
@@ -50,6 +135,6 @@ def weights_of(module: nn.Module) -> str:
     'float32 as the checkpoint has it'
     """
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-    turned = any(weight.dim() > 1 and not weight.is_contiguous() for weight in module.parameters())
-    lies = ", large weights column by column" if turned else ""
+    packed = any(isinstance(layer, Prepacked) for layer in module.modules())
+    lies = ", large weights a second time in blocks" if packed else ""
     return f"{dtype} as the checkpoint has it{lies}"
