@@ -8,7 +8,7 @@ judged positions are those up to the first rejection; predicted is the mean of t
 drafter's own ``score()`` reported them, realised is the share of them that was accepted. The error
 expected of chance alone, at the same number of positions, stands beside the difference.
 
-Watched is another prediction, of those who do not play: every drafter is scored along answers that
+Watched is another prediction, of drafters that do not play: all are scored along answers that
 were decoded plainly, and rounds are followed along them, a token being kept with the probability
 min(1, q/p) that it has in the text (HedgeSpec, theorem 3).
 """

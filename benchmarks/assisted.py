@@ -1,7 +1,7 @@
 """draftwise beside transformers' own assisted generation and plain decoding, on the zoo, greedy.
 
     python benchmarks/assisted.py --part loop    # same drafter, same length: the loop itself
-    python benchmarks/assisted.py --part best    # everyone's best setting
+    python benchmarks/assisted.py --part best    # the best setting of each
 
 The second part first ranks transformers' settings (drafter x length x constant, heuristic or
 confidence threshold, and prompt lookup) on a few prompts, then times the best ones, every single
@@ -76,7 +76,7 @@ def part_loop(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def part_best(args: argparse.Namespace) -> dict[str, Any]:
-    """Everyone's best: others tuned in hindsight, draftwise as it is."""
+    """The best of each: others tuned in hindsight, draftwise as it is."""
     spec = Speculator.from_pretrained("zoo", preset="draftwise")
     prompts = prompts_of(spec, args.prompts)
     drafters = list(zoo.drafter_paths())

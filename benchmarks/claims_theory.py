@@ -82,7 +82,7 @@ def misled(seeds: int) -> list[Row]:
 
 
 def trap_of(tokens: int) -> dict[str, list[float]]:
-    """Whoever leads is wrong at the next token, and the other is right."""
+    """The leader is wrong at the next token, and the other is right."""
     sums, alphas = [0.0, 0.5], ([], [])  # type: ignore[var-annotated]
     for _ in range(tokens):
         leader = int(sums[1] > sums[0])

@@ -5,7 +5,7 @@
     python benchmarks/large.py --size 170M --device cuda
 
 The pair is random and made to agree: the drafter is the target's first layers, and the branches of
-all layers behind them are scaled down. Everybody answers the same prompts, in turns, greedily;
+all layers behind them are scaled down. All methods answer the same prompts, in turns, greedily;
 ratios have bootstrap intervals over prompts. Compiling is done before, and its seconds are told.
 """
 

@@ -1,6 +1,6 @@
 """Batches of 1 to 50: lengths fixed, lengths learned, and never below plain (BanditSpec, figure 3).
 
-    python benchmarks/load.py --part lengths --clock cpu   # each length, and who learns it
+    python benchmarks/load.py --part lengths --clock cpu   # each length, and policies that learn it
     python benchmarks/load.py --part lengths --clock wall
     python benchmarks/load.py --part tasks                 # batches of one task, and of several
 
@@ -56,7 +56,7 @@ class Contestant:
 
 
 def lengths(clock: str) -> dict[str, Contestant]:
-    """Figure 3: one drafter at lengths 0 to 4, and who learns which; ``draftwise`` as it comes."""
+    """Figure 3: one drafter at lengths 0 to 4, policies that learn them; ``draftwise`` as it is."""
     one = ["zoo:generalist"]
     found = {"0": Contestant([], clock, preset="plain")}
     for k in (1, 2, 3, 4):
@@ -164,7 +164,7 @@ def part_tasks(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare(played: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Everybody over plain; learners over the fixed length that was best at this batch size."""
+    """Every method over plain; learners over the fixed length that was best at this batch size."""
 
     def over(one: str, other: str) -> dict[str, float]:
         a, b = played[one], played[other]

@@ -48,7 +48,7 @@ def commit() -> str | None:
     root = Path(__file__).parent
     revision = _git(root, "rev-parse", "--short", "HEAD")
     if not revision or not _git(root, "ls-files", str(Path(__file__))):
-        return None  # installed inside somebody else's checkout, or none at all
+        return None  # installed inside another project's checkout, or none at all
     changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "..")
     return f"{revision}-dirty" if changed else revision
 

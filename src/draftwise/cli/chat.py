@@ -34,7 +34,7 @@ Adapt = Annotated[
     ),
 ]
 HELP = """\
-/stats  how fast each turn was, and who wrote what
+/stats  how fast each turn was, and tokens by drafter
 /plain  the last answer again by plain decoding: the same text? how much slower?
 /reset  begin a new conversation
 /quit   leave (so does Ctrl-D); Ctrl-C stops an answer"""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward", "vocab_size", "home", "target"} | {
     f"make_{part}" for part in ("base", "rule", "bandit")
 }
-"""Parameters that the engine fills in: nobody writes them in a spec."""
+"""Parameters that the engine fills in: they are not written in specs."""
 
 _MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
 """Drafters that are a model: where it lies, and the options behind that."""

@@ -65,7 +65,7 @@ def sweep(
     """Compare fixed draft lengths with acceptance heads at many thresholds.
 
     Prints, for each way to stop, discarded tokens and target forwards for each token of the answer,
-    the limit of one who knew every rejection in advance, and what forwards cost.
+    the limit if every rejection were known in advance, and what forwards cost.
     """
     with quiet(), refused_values():
         from draftwise.bench.environment import command, environment
@@ -126,7 +126,7 @@ def _run(
     found: dict[str, list[Run]] = {way.name: [] for way in ways}
     starts = range(0, len(rows), size)
     done = 0
-    for way in ways:  # warm-up, which nobody counts
+    for way in ways:  # warm-up, not counted
         field.run(way, rows[:1], 0, 0)
     with t.Bars() as bars:
         update = bars.stage(name, repeats * len(starts) * len(ways))

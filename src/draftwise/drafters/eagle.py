@@ -35,7 +35,7 @@ def load_eagle(
     """An EAGLE-1, EAGLE-2 or EAGLE-3 head from a folder or hub id, in either layout.
 
     depth: the longest draft. top_k, total_tokens: the shape of its trees; with either, its plans
-    draft trees where nobody asks for another shape. Raises DraftwiseError for a head that cannot
+    draft trees unless a plan asks for another shape. Raises DraftwiseError for a head that cannot
     be read or was made for another target, ValueError for a limit below 1.
     """
     tree = head_tree(depth, top_k, total_tokens)

@@ -27,7 +27,7 @@ class LMDrafter:
     Source: Leviathan et al. (2023); several of them are the pool of MetaSD and HedgeSpec. Index:
     none. Memory: one ragged KV cache a batch. Time: one forward a token, the first over whatever it
     missed. probs: q after temperature, top-k and top-p (None when greedy); trees are made of the
-    likeliest tokens, which nobody draws (None). Both are lossless: ``docs/verification.md``.
+    likeliest tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``.
     home: the folder it was loaded from, where a head for it may lie. window: what it reads of a
     long text; None = everything. Raises DraftwiseError for a window that its positions cannot hold.
     """

@@ -92,7 +92,7 @@ Peek = Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A draft that others write at, too: who says so, and how to see what they would write."""
+    """A draft that other drafters write, too: what chooses them, and what they would write."""
 
     mixer: Mixer
     peek: Peek

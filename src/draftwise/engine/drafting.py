@@ -1,4 +1,4 @@
-"""All drafters of an engine: who drafts for which rows, and what became known of each."""
+"""All drafters of an engine: which rows each drafts for, and what became known of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ First = Callable[[Context, DraftSession], Ask[list[Scores | None]]]
 
 
 class Drafting:
-    """Who drafts for which rows: rows that chose the same drafter draft together."""
+    """Which rows each drafter drafts for: rows that chose the same one draft together."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.sessions = pool, Sessions(pool)
@@ -97,7 +97,7 @@ class Drafting:
         return found - {NONE}
 
     def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
-        """Who says who writes this draft, if the policy mixes and the drafter lets others in."""
+        """What chooses each token's writer, if the policy mixes and the drafter allows it."""
         mixer = request.mixer
         can = mixer is not None and self.sessions.mixes(mixer.drafter)
         return mixer if can and plan.tree is None and request.num_draftable > 0 else None

@@ -23,7 +23,7 @@ from draftwise.types import DraftwiseError
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """A request that has no row yet: the higher priority first, then who came first."""
+    """A request that has no row yet: the higher priority first, then the earlier."""
 
     priority: int
     number: int
@@ -89,7 +89,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Round]:
-        """Seat who fits, read some of their prompts, and run a round; its records.
+        """Seat the requests that fit, read some of their prompts, and run a round; its records.
 
         Empty where no row had its prompt read by now, or nothing is left to do.
         """

@@ -48,7 +48,7 @@ class Memory:
     def begin(self, policy: Policy, prompt: Sequence[int], label: str, private: bool) -> None:
         """A request begins with its own policy, which is told what the memory knows.
 
-        label: whatever tells its kind, such as a task. private: nobody shall learn from it.
+        label: whatever tells its kind, such as a task. private: no other request learns from it.
         """
         if self._shared is not None and isinstance(policy, Remembering):
             policy.recall(self._shared, prompt, label, private)

@@ -20,7 +20,7 @@ PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "rev
 class Round:
     """One request's round: what was chosen, drafted, kept, and what it cost.
 
-    tokens, sources: what was emitted and who wrote each token (``target`` for the bonus token).
+    tokens, sources: what was emitted and each token's drafter (``target`` for the bonus token).
     seconds: of the round's phases; shared by all rows of a batch, which run together. estimates:
     [K] the policy's values after learning. scores: what became known of each drafter.
     """

@@ -163,7 +163,7 @@ class Request:
 
     @property
     def mixer(self) -> Mixer | None:
-        """Who writes which token of the coming draft, if the policy has an opinion on that."""
+        """Which drafter writes each token of the coming draft, if the policy chooses that."""
         mixer: Mixer | None = getattr(self.policy, "mixer", None)
         return mixer
 
@@ -177,7 +177,7 @@ class Request:
         return _one_each(self.plans) if plays_all(self.policy) else [self.plans[decision.plan]]
 
     def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
-        """The plan as it was really played: of a mixed draft, who wrote most of it, and how far."""
+        """The plan as it was really played: of a mixed draft, its main writer and its length."""
         if self.mixer is None or plan.tree is not None or len(draft) != len(draft.confidences):
             return plan
         writers = Counter(draft.sources).most_common()
@@ -279,6 +279,6 @@ def plays_all(policy: Policy) -> bool:
 
 
 def _one_each(plans: Sequence[Plan]) -> list[Plan]:
-    """The first plan of every drafter; plain decoding only where there is nobody."""
+    """The first plan of every drafter; plain decoding only where there is none."""
     first = {plan.drafter: plan for plan in reversed(plans)}
     return [plan for name, plan in reversed(first.items()) if name != NONE] or [PLAIN]

@@ -88,7 +88,7 @@ class Sessions:
     def ask(
         self, questions: Mapping[str, Callable[[DraftSession], Ask[T]]]
     ) -> tuple[dict[str, T], dict[str, float]]:
-        """Answers by drafter, and the seconds that each took; who raises gives none.
+        """Answers by drafter, and the seconds that each took; one that raises gives none.
 
         What the questions look at in the same turn travels in one transfer, whose seconds they
         share.

@@ -61,7 +61,7 @@ def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | No
     tensors = {k: v.detach().cpu().half().clone() for k, v in head.state_dict().items()}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
     save_file(tensors, folder / "model.tmp", {"format": "pt"})
-    os.replace(folder / "model.tmp", folder / "model.safetensors")  # somebody may be reading it
+    os.replace(folder / "model.tmp", folder / "model.safetensors")  # it may be being read
 
 
 def load(folder: str | Path) -> AcceptanceHead:

@@ -24,7 +24,7 @@ class Span:
     (``start`` is then the text's end, and ``skip`` 0), after the path to node t - 1. drafted: a
     tensor where the host does not know the tokens, which ``process`` would have to. num_prompt:
     tokens of the text that no answer has: they count for the repetition penalty alone. seen: the
-    text's occurrences, where somebody keeps them up to date.
+    text's occurrences, where they are kept up to date.
     """
 
     sampling: SamplingParams

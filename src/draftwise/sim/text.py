@@ -1,4 +1,4 @@
-"""One text and how every drafter fares along it: what an environment draws before anyone plays.
+"""One text and how every drafter fares along it: what an environment draws before a policy plays.
 
 Everything that chance decides is drawn here, by position of the text and from the environment's
 own stream, so all policies see the same text, the same end and the same coins. That is exact: a

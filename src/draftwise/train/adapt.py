@@ -109,7 +109,7 @@ class Adapter:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Learn in a thread of its own while the block runs (it waits for somebody), then apply."""
+        """Learn in a thread of its own while the block runs (it waits for the user), then apply."""
         ended = threading.Event()
 
         def learn() -> None:

@@ -45,7 +45,7 @@ class Site:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def model(self, name: str) -> PreTrainedModel:
-        """A packed model of this build, as anyone would load it."""
+        """A packed model of this build, loaded as a user's."""
         return AutoModelForCausalLM.from_pretrained(self.work / name).to(self.device).eval()
 
 

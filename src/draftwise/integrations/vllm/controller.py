@@ -60,7 +60,7 @@ class Fact:
 class Controller:
     """Chooses and learns for every running request of one engine.
 
-    Each step: ``saw_step``, then ``learn`` for what it emitted, ``begin`` and ``end`` for who came
+    Each step: ``saw_step``, then ``learn`` for what it emitted, ``begin`` and ``end`` for what came
     and went, then ``draft`` for the next one. vLLM's own drafter writes for all requests or for
     none, before anything of its step is known: ``num_to_draft`` is decided one step ahead, at
     its full price; once it has written, its tokens cost nothing more than their verification.
