@@ -42,6 +42,7 @@ def load_drafters(
 ) -> list[Drafter]:
     """Load each spec (or the one), in order; a name that occurs twice gets a number.
 
+    target_source: the target's tokenizer, or where it was loaded from.
     Raises DraftwiseError for an unknown spec or option, a folder without a model, or a vocabulary
     (or tokenizer) that is not the target's.
     """
@@ -63,8 +64,8 @@ def load_drafters(
                 if borrows(source)
                 else load_model(source, dtype=dtype, device=device)
             )
-            _check_pair(model, target, source, target_source)
-            named[name] = LMDrafter(name, model, target, _folder(source), window)
+            shared = _num_shared(model, target, source, target_source)
+            named[name] = LMDrafter(name, model, target, _folder(source), window, shared)
     return list(named.values())
 
 
@@ -112,27 +113,42 @@ def _expand(specs: Sequence[Any]) -> list[Any]:
     return expanded
 
 
-def _check_pair(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> None:
-    """A drafter must speak the target's tokens."""
-    if model.vocab_size != target.vocab_size:
-        raise DraftwiseError(
-            f"drafter {model.name} has a vocabulary of {model.vocab_size} tokens and target "
-            f"{target.name} one of {target.vocab_size}: a drafter must share the target's tokenizer"
-        )
-    vocabularies = [_vocabulary(where) for where in (source, target_source)]
-    if None not in vocabularies and vocabularies[0] != vocabularies[1]:
+def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:
+    """Tokens that both number alike, from the first on: all that the tokenizers have, or rows.
+
+    Rows of logits may be padded to different sizes. DraftwiseError where the tokenizers differ, or
+    where there are none to tell padding from tokens.
+    """
+    sizes = (model.vocab_size, target.vocab_size)
+    ours, theirs = (_vocabulary(where, min(sizes)) for where in (source, target_source))
+    if ours is None or theirs is None:
+        if sizes[0] != sizes[1]:
+            raise DraftwiseError(
+                f"drafter {model.name} has logits for {sizes[0]} tokens and target {target.name} "
+                f"for {sizes[1]}, and no two tokenizers to tell whether that is padding: a drafter "
+                "must share the target's tokenizer. Name folders, or pass tokenizer=..."
+            )
+        return sizes[0]
+    if ours != theirs:
         raise DraftwiseError(
             f"drafter {model.name} and target {target.name} have tokenizers that number tokens "
             "differently: a drafter must share the target's tokenizer"
         )
+    return max(ours.values(), default=min(sizes) - 1) + 1
 
 
-def _vocabulary(source: Any) -> Mapping[str, int] | None:
-    """What a folder's or hub id's tokenizer calls its tokens; None where there is none to load."""
-    if not isinstance(source, (str, Path)):
+def _vocabulary(source: Any, size: int) -> Mapping[str, int] | None:
+    """What a tokenizer calls the first tokens; None where there is none to be had.
+
+    source: the tokenizer, a folder or hub id, or a module, which may say where it came from.
+    """
+    is_place = isinstance(source, (str, Path))
+    where = source if is_place else getattr(getattr(source, "config", None), "_name_or_path", "")
+    if where:
+        try:
+            source = load_tokenizer(where, asks_hub=is_place)
+        except DraftwiseError:
+            return None
+    if not hasattr(source, "get_vocab"):
         return None
-    try:
-        vocabulary: Mapping[str, int] = load_tokenizer(source).get_vocab()
-    except DraftwiseError:
-        return None
-    return vocabulary
+    return {name: token for name, token in source.get_vocab().items() if token < size}

@@ -108,7 +108,7 @@ class Speculator:
             tokenizer = load_tokenizer(path)
         if drafters is None:  # no default is loaded for a setting that has no length to draft
             drafters = defaults if setting.lengths else []
-        loaded = load_drafters(drafters, model, path, dtype=dtype, device=device)
+        loaded = load_drafters(drafters, model, tokenizer or path, dtype=dtype, device=device)
         if compile:
             model.compile()
             for drafting in models_of(loaded):

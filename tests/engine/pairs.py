@@ -38,6 +38,7 @@ POOLS = {
     "window+lookup": ["window", "lookup"],
     "good+suffix+datastore": ["good", "suffix", "datastore"],
     "all": ["good", "bad", "lookup"],
+    "longer+shorter": ["longer", "shorter"],
     "eagle": ["eagle"],
     "eagle+good+lookup": ["eagle", "good", "lookup"],
     "medusa": ["medusa"],
@@ -92,6 +93,23 @@ def lm(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
         else reader(kind, seed=7, vocab_size=vocab_size)
     )
     return LMDrafter(name, CausalModel(module, name), model, head_home(model.hidden_size))
+
+
+@cache
+def padded(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
+    """``good`` with other rows of logits than its target: three more, or two less.
+
+    Of the ``shorter`` one's the last is padding, too. Padding is what it would say most.
+    """
+    model, num = target(kind, vocab_size), vocab_size + 3 if name == "longer" else vocab_size - 2
+    module = near_copy(model.module, noise=0.04)
+    module.resize_token_embeddings(num, mean_resizing=False)
+    shared = min(num, vocab_size) - (name == "shorter")
+    head, generator = module.get_output_embeddings().weight, torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        head[shared:] = torch.randn(head[shared:].shape, generator=generator)
+    home = head_home(model.hidden_size)
+    return LMDrafter(name, CausalModel(module, name), model, home, None, shared)
 
 
 @cache
@@ -176,6 +194,8 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
     return [
         lm(name, kind, vocab_size)
         if name in {"good", "bad"}
+        else padded(name, kind, vocab_size)
+        if name in {"longer", "shorter"}
         else store(vocab_size)
         if name == "datastore"
         else windowed(kind, vocab_size)

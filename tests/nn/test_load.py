@@ -89,7 +89,9 @@ def test_tokenizers_are_compared_wherever_a_drafter_comes_from(
     # a hub id is no folder: what decides is the tokenizer that its name loads
     monkeypatch.setattr("draftwise.pool.load_model", lambda *_, **__: load_model(other))
     known = {"org/drafter": other, str(folder): folder}
-    monkeypatch.setattr("draftwise.pool.load_tokenizer", lambda name: load_tokenizer(known[name]))
+    monkeypatch.setattr(
+        "draftwise.pool.load_tokenizer", lambda name, **_: load_tokenizer(known[name])
+    )
     with pytest.raises(DraftwiseError, match="number tokens differently"):
         load_drafters(["lm:org/drafter"], target, str(folder), dtype="auto", device="cpu")
 

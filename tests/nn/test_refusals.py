@@ -283,7 +283,7 @@ def test_plain_decoding_loads_no_drafter_by_default() -> None:
 
 
 def test_a_drafter_with_another_vocabulary() -> None:
-    with pytest.raises(DraftwiseError, match=r"vocabulary of 48 tokens .* one of 64"):
+    with pytest.raises(DraftwiseError, match=r"logits for 48 tokens and target .* for 64"):
         Speculator.from_pretrained(tiny_model(), [tiny_model(vocab_size=48)])
 
 

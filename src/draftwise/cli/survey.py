@@ -129,7 +129,7 @@ def _try(name: str, module: Any, is_quick: bool) -> Finding:
 
         attend_raggedly(module)
     made = Speculator.from_pretrained(
-        module, [drafter], policy="fixed:0", lengths=(_LENGTH,), feedback="bandit"
+        module, [drafter], policy="fixed:1", lengths=(_LENGTH,), feedback="bandit"
     )
     model, reason, law = made.target, "", None
     if not is_quick:
@@ -145,8 +145,11 @@ def _try(name: str, module: Any, is_quick: bool) -> Finding:
 def _greedy_differs(made: Any, module: Any) -> str:
     """Where a text is not the argmax of plain forwards; empty = nowhere."""
     options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
-    alone = [made.generate(prompt, **options).tokens for prompt in _PROMPTS[:2]]
-    ragged = [result.tokens for result in made.generate(list(_PROMPTS), **options)]
+    results = [made.generate(prompt, **options) for prompt in _PROMPTS[:2]]
+    results += made.generate(list(_PROMPTS), **options)
+    if not all(result.stats.num_drafted for result in results):
+        return "nothing was drafted"
+    alone, ragged = [r.tokens for r in results[:2]], [r.tokens for r in results[2:]]
     for who, prompts, texts in (
         ("one row", _PROMPTS, alone),
         ("ragged rows", _PROMPTS, ragged),

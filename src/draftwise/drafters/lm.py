@@ -15,6 +15,7 @@ from draftwise.drafters.protocol import Context
 from draftwise.drafters.reader import Reading
 from draftwise.nn.logits import Logits
 from draftwise.nn.model import CausalModel
+from draftwise.nn.vocabulary import Shared
 from draftwise.types import DraftwiseError
 
 GLANCE = 32
@@ -29,7 +30,9 @@ class LMDrafter:
     missed. probs: q after temperature, top-k and top-p (None when greedy); trees are made of the
     likeliest tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``.
     home: the folder it was loaded from, where a head for it may lie. window: what it reads of a
-    long text; None = everything. Raises DraftwiseError for a window that its positions cannot hold.
+    long text; None = everything. num_shared: tokens that both number alike, from the first on;
+    None = as many as both have logits for. Raises DraftwiseError for a window that its positions
+    cannot hold.
     """
 
     retrieves, can_mix = False, True
@@ -41,7 +44,10 @@ class LMDrafter:
         target: CausalModel,
         home: Path | None = None,
         window: Window | None = None,
+        num_shared: int | None = None,
     ) -> None:
+        own, size = model.vocab_size, target.vocab_size
+        self._shared = Shared(num_shared or min(own, size), own, size)
         self.name, self.model, self.can_branch = name, model, model.serves_trees
         self.home, self.hidden_size, self.window = home, model.hidden_size, window
         if window is not None and window.sink + window.window >= model.max_positions:
@@ -58,7 +64,7 @@ class LMDrafter:
 
     def start(self) -> NeuralSession:
         """An empty cache and nothing scored."""
-        return NeuralSession(self.name, LMReader(self.model, self.window))
+        return NeuralSession(self.name, LMReader(self.model, self._shared, self.window))
 
 
 class LMReader:
@@ -68,8 +74,8 @@ class LMReader:
     its position less those skipped.
     """
 
-    def __init__(self, model: CausalModel, window: Window | None = None) -> None:
-        self._model, self._window = model, window
+    def __init__(self, model: CausalModel, shared: Shared, window: Window | None) -> None:
+        self._model, self._shared, self._window = model, shared, window
         most = model.max_positions
         capacity = most if window is None else min(most, window.num_slots)
         self._cache = model.new_cache(capacity=capacity)
@@ -148,18 +154,22 @@ class LMReader:
             if reading.most is not None and reading.end - self._skipped[row] > length + len(tokens):
                 self._cache.lengths[row] = start
         found = [logits.last(index, reading.num) for index, reading in enumerate(readings)]
-        return torch.cat(found) if len(found) > 1 else found[0], self._hidden(logits)
+        flat = torch.cat(found) if len(found) > 1 else found[0]
+        return self._shared.spread(flat), self._hidden(logits)
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """One token more of each row."""
         logits = self._model.extend(self._cache, rows, list(tokens[:, None]), keep=1)
-        return logits.flat, self._hidden(logits)
+        return self._shared.spread(logits.flat), self._hidden(logits)
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
         """A level of each tree, behind those before it."""
-        fed, trees = [feed.tokens for feed in feeds], [feed.tree for feed in feeds]
+        # a level may be wider than what is shared
+        fed = [feed.tokens.clamp(max=self._shared.own - 1) for feed in feeds]
+        trees = [feed.tree for feed in feeds]
         logits = self._model.extend(self._cache, rows, fed, max(map(len, fed)), trees)
-        return [logits.last(index, len(tokens)) for index, tokens in enumerate(fed)]
+        found = [logits.last(index, len(tokens)) for index, tokens in enumerate(fed)]
+        return [self._shared.spread(own) for own in found]
 
     def settle(self, context: Context, base: int, agreed: int) -> None:
         """Cut the cache back to where draft and text agree, and the text's last token off."""
@@ -179,7 +189,7 @@ class LMReader:
         kept = text[start:sink] if skipped else []
         first = max(start, sink) + skipped if skipped else start
         behind = reading.drafted[max(0, first - len(text)) :]
-        return [*kept, *text[first : reading.end], *behind]
+        return self._shared.readable([*kept, *text[first : reading.end], *behind])
 
     def _hidden(self, logits: Logits) -> Tensor | None:
         """[R, D] at the token that was fed last, where some guide reads it."""

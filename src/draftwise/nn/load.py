@@ -85,11 +85,16 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: str) -> Any:
         raise _refusal("causal LM", source, error) from error
 
 
-def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer of a folder or hub id; raises DraftwiseError where there is none."""
+def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
+    """The tokenizer of a folder or hub id; raises DraftwiseError where there is none.
+
+    asks_hub: whether one that is neither in a folder nor in the cache is fetched.
+    """
     source = place(str(source))
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, local_files_only=not asks_hub
+        )
     except Exception as error:
         raise DraftwiseError(
             f"{_refusal('tokenizer', source, error)}. Pass token ids, or tokenizer=..."
