@@ -21,7 +21,7 @@ import multiprocessing
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from importlib.abc import MetaPathFinder
 from itertools import count
 from pathlib import Path
@@ -57,6 +57,9 @@ OPERATORS = [
     *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak"),
 ]  # fmt: skip
 
+Key = tuple[str, str]
+"""What a mutant is known by though lines were added above: ``was`` and ``becomes``."""
+
 
 class Mutant(NamedTuple):
     """A module's source with one change, ``was`` -> ``becomes`` on a line of it."""
@@ -66,11 +69,6 @@ class Mutant(NamedTuple):
     was: str
     becomes: str
     source: str
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What is the same though lines were added above."""
-        return self.module, self.was, self.becomes
 
 
 def meaning(source: str) -> str:
@@ -105,7 +103,9 @@ def change(source: str, mutated: str) -> tuple[int, str, str]:
     before, after = source.splitlines(), mutated.splitlines()
     blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     _, first, last, start, end = next(block for block in blocks if block[0] != "equal")
-    was, becomes = (" ".join(map(str.strip, part)) for part in (before[first:last], after[start:end]))
+    was, becomes = (
+        " ".join(map(str.strip, part)) for part in (before[first:last], after[start:end])
+    )
     return first + 1, was, becomes
 
 
@@ -154,7 +154,10 @@ def in_a_fork(work: Callable[[], int], cpu_s: float) -> int:
         os._exit(3)
 
 
-def tested(module: str, source: str | None = None, report: Callable[[], None] = lambda: None) -> int:
+Report = Callable[[], None]
+
+
+def outcome(module: str, source: str | None = None, report: Report | None = None) -> int:
     """What pytest ends with, where the module has this source; 0 = all passed."""
     import hypothesis
     import pytest
@@ -166,7 +169,8 @@ def tested(module: str, source: str | None = None, report: Callable[[], None] = 
     if source is not None:
         sys.meta_path.insert(0, Planted(module, source))
     code = int(pytest.main([*PYTEST, *MODULES[module]]))
-    report()
+    if report:
+        report()
     return code
 
 
@@ -177,13 +181,13 @@ def warmed(module: str) -> float:
     """
     ours, theirs = multiprocessing.Pipe()
     report = functools.partial(_tell, theirs)
-    if code := in_a_fork(lambda: tested(module, report=report), 600):
+    if code := in_a_fork(lambda: outcome(module, report=report), 600):
         sys.exit(f"{module}: its tests end with {code} before anything is planted")
     for name in ours.recv():
         importlib.import_module(name)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     source = (ROOT / f"src/draftwise/{module}.py").read_text("utf-8")
-    if in_a_fork(lambda: tested(module, source), 600):
+    if in_a_fork(lambda: outcome(module, source), 600):
         sys.exit(f"{module}: its tests fail where it is planted as it is")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -204,30 +208,33 @@ def _has_spec(module: ModuleType, name: str) -> bool:
     return spec is not None and spec.name == name and spec.origin is not None
 
 
-def tried(module: str, chosen: Callable[[Mutant], bool]) -> dict[str, Any]:
-    """Counts, seconds, and the survivors of one module's mutants."""
+def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
+    """Counts, seconds, and the survivors of one module's mutants; only: try these again."""
     cpu_s = warmed(module)
     num, out_of_time, survivors = 0, 0, []
-    for mutant in filter(chosen, mutants(module)):
-        code = in_a_fork(lambda m=mutant: tested(module, m.source), max(LEAST_S, PATIENCE * cpu_s))
+    for mutant in mutants(module):
+        if only is not None and (mutant.was, mutant.becomes) not in only:
+            continue
+        work = functools.partial(outcome, module, mutant.source)
+        code = in_a_fork(work, max(LEAST_S, PATIENCE * cpu_s))
         num += 1
         out_of_time += code < 0
         if code == 0:
             survivors.append({"line": mutant.line, "was": mutant.was, "becomes": mutant.becomes})
             print(f"{module}:{mutant.line}\n  {mutant.was}\n  {mutant.becomes}", flush=True)
     print(f"{module}: {num - len(survivors)} of {num} killed, tests {cpu_s:.1f} s", flush=True)
-    return {"mutants": num, "out_of_time": out_of_time, "survivors": survivors, "tests_s": cpu_s}
-
-
-def merged(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    """A module's former results, of which the survivors were tried again."""
-    return {**old, "survivors": new["survivors"]}
+    return {
+        "mutants": num,
+        "out_of_time": out_of_time,
+        "tests_s": round(cpu_s, 1),
+        "survivors": survivors,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--module", nargs="*", default=list(MODULES), choices=list(MODULES))
-    parser.add_argument("--again", help="results of which only the survivors are tried again")
+    parser.add_argument("--again", help="results: of what survived there, try it once more")
     parser.add_argument("--out")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -235,9 +242,12 @@ def main() -> None:
     former = json.loads(Path(options.again).read_text())["modules"] if options.again else {}
     found = dict(former)
     for module in options.module:
-        known = {(module, s["was"], s["becomes"]) for s in former.get(module, {}).get("survivors", ())}
-        results = tried(module, lambda m, known=known: module not in former or m.key in known)
-        found[module] = merged(results, former[module]) if module in former else results
+        old = former.get(module)
+        only = (
+            None if old is None else {(each["was"], each["becomes"]) for each in old["survivors"]}
+        )
+        new = tried(module, only)
+        found[module] = new if old is None else {**old, "survivors": new["survivors"]}
     from shared.results import save  # late: it imports draftwise, which forks must not have yet
 
     save(options.out, {"modules": found})

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.instant_regrets import instant_regrets
-from draftwise.policies.parts.probability import draw
-from draftwise.policies.parts.state import dump, load
-from draftwise.policies.parts.tally import Tally
-from draftwise.types import Decision, Feedback, Floats
-
-_FIELDS = ("_regrets", "_sizes", "_tally", "_rng")
+from draftwise.policies.parts.drawn import Hedging
+from draftwise.types import Floats
 
 
 def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
@@ -35,7 +26,7 @@ def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
     return normalised
 
 
-class AdaNormalHedge:
+class AdaNormalHedge(Hedging):
     """Draw plans by how far each is ahead of the draw, for how much they differed so far.
 
     Source: Luo and Schapire 2015 (COLT; arXiv 1502.05934), with a uniform prior and their sleeping
@@ -48,52 +39,25 @@ class AdaNormalHedge:
     State: regrets R and sizes C float64[K] (unitless); a Tally of the values.
     Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
 
+    >>> from draftwise.types import Decision, Feedback
     >>> policy = AdaNormalHedge(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> bool(policy.probabilities()[1] > 0.5)
     True
     """
 
+    KEPT = ("_regrets", "_sizes", "_tally", "_rng")
+
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        self._rng, self._tally = rng, Tally(num_plans)
+        super().__init__(num_plans, rng)
         self._regrets: Floats = np.zeros(num_plans)
         self._sizes: Floats = np.zeros(num_plans)
-        self._cached: Floats | None = None
 
-    def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
-        probabilities = self._current()
-        plan = draw(probabilities, self._rng)
-        return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
+    def take(self, regrets: Floats) -> None:
+        """R += r; C += |r|."""
+        self._regrets += regrets
+        self._sizes += np.abs(regrets)
 
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Add each seen plan's lead over the draw, and its size."""
-        values, seen = check_feedback(decision, feedback, len(self._regrets))
-        if seen.any():
-            regrets = instant_regrets(values, seen, self._current())
-            self._regrets += regrets
-            self._sizes += np.abs(regrets)
-            self._tally.add(values, seen)
-            self._cached = None
-
-    def probabilities(self) -> Floats:
-        """[K] what the regrets say."""
-        return self._current().copy()
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
-        self._cached = None
-
-    def _current(self) -> Floats:
-        if self._cached is None:
-            self._cached = adanormalhedge_probabilities(self._regrets, self._sizes)
-        return self._cached
+    def weights(self) -> Floats:
+        """[K] ``adanormalhedge_probabilities``."""
+        return adanormalhedge_probabilities(self._regrets, self._sizes)

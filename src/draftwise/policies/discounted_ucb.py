@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from draftwise.policies.parts.checks import check_feedback, check_positive, check_share
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.policies.parts.tally import Tally
 from draftwise.policies.ucb1 import ucb1_indices
 from draftwise.types import Decision, Feedback, Floats
 
-_FIELDS = ("_tally", "_counts", "_sums")
 _LEAST = 1e-9  # values seen; a plan unseen for ages must not divide by an underflown 0
 
 
-class DiscountedUCB:
+class DiscountedUCB(Kept):
     """Play the plan with the highest upper bound on its discounted mean.
 
     Source: MetaSD, Algorithm 6 (Kocsis and Szepesvari 2006).
@@ -42,6 +38,8 @@ class DiscountedUCB:
     >>> policy.estimates().round(6).tolist()
     [0.333333, 0.0]
     """
+
+    KEPT = ("_tally", "_counts", "_sums")
 
     def __init__(self, num_plans: int, beta: float = 0.01, discount: float = 0.98) -> None:
         self._beta = check_positive("beta", beta)
@@ -72,14 +70,6 @@ class DiscountedUCB:
         """[K] discounted mean value seen."""
         average: Floats = self._sums / np.maximum(self._counts, _LEAST)
         return average
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
 
     def _best(self) -> int:
         untried = self._tally.unseen()

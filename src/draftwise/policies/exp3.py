@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback, check_share
-from draftwise.policies.parts.probability import draw, softmax
-from draftwise.policies.parts.state import dump, load
-from draftwise.types import Decision, Feedback, Floats
-
-_FIELDS = ("_gains", "_num_learned", "_num_chosen", "_rng")
+from draftwise.policies.parts.checks import check_share
+from draftwise.policies.parts.drawn import PlayedOnly
+from draftwise.policies.parts.probability import softmax
+from draftwise.types import Floats
 
 
 def exp3_probabilities(gains: Floats, gamma: float) -> Floats:
@@ -25,7 +20,7 @@ def exp3_probabilities(gains: Floats, gamma: float) -> Floats:
     return (1.0 - gamma) * softmax(gamma / num_plans * gains) + gamma / num_plans
 
 
-class EXP3:
+class EXP3(PlayedOnly):
     """Draw plans by exponential weights, and uniformly with probability ``gamma``.
 
     Source: MetaSD, Algorithm 7 (Auer et al. 2002); gamma 0.4 is its appendix F.4.
@@ -37,30 +32,23 @@ class EXP3:
     State: gains float64[K] (cumulative value estimates, unitless); rounds learned and chosen.
     Cost: O(K) a round. Errors: ValueError if gamma is not in (0, 1].
 
+    >>> from draftwise.types import Decision, Feedback
     >>> policy = EXP3(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.ones(2), np.array([True, False])))
     >>> bool(policy.probabilities()[0] > 0.5)
     True
     """
 
+    KEPT = ("_gains", "_num_learned", "_num_chosen", "_rng")
+
     def __init__(self, num_plans: int, rng: np.random.Generator, gamma: float = 0.4) -> None:
-        self._gamma, self._rng = check_share("gamma", gamma), rng
+        super().__init__(num_plans, rng)
+        self._gamma = check_share("gamma", gamma)
         self._gains: Floats = np.zeros(num_plans)
-        self._num_learned, self._num_chosen = 0, 0
 
-    def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
-        probabilities = self.probabilities()
-        plan = draw(probabilities, self._rng)
-        self._num_chosen += 1
-        return Decision(plan, float(probabilities[plan]), self._num_chosen)
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Credit the played plan with its value over its probability."""
-        values, seen = check_feedback(decision, feedback, len(self._gains))
-        if seen[decision.plan]:
-            self._gains[decision.plan] += values[decision.plan] / decision.prob
-            self._num_learned += 1
+    def credit(self, plan: int, value: float, prob: float) -> None:
+        """Credit the plan with its value over its probability."""
+        self._gains[plan] += value / prob
 
     def probabilities(self) -> Floats:
         """[K] exponential weights, mixed with uniform."""
@@ -69,11 +57,3 @@ class EXP3:
     def estimates(self) -> Floats:
         """[K] mean value estimate, cut to [0, 1]."""
         return np.clip(self._gains / max(self._num_learned, 1), 0.0, 1.0)
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.probability import draw, softmax
-from draftwise.policies.parts.state import dump, load
-from draftwise.types import Decision, Feedback, Floats
-
-_FIELDS = ("_losses", "_num_learned", "_num_chosen", "_rng")
+from draftwise.policies.parts.drawn import PlayedOnly
+from draftwise.policies.parts.probability import softmax
+from draftwise.types import Floats
 
 
 def exp3spec_probabilities(losses: Floats, round: int) -> Floats:
@@ -26,7 +21,7 @@ def exp3spec_probabilities(losses: Floats, round: int) -> Floats:
     return softmax(-math.sqrt(math.log(num_plans) / (round * num_plans)) * losses)
 
 
-class EXP3Spec:
+class EXP3Spec(PlayedOnly):
     """Draw plans by exponential weights whose rate falls with the rounds.
 
     Source: BanditSpec (Hou et al.), Algorithm 5 and eq. (6) (full version: Algorithm 9).
@@ -40,30 +35,22 @@ class EXP3Spec:
     Cost: O(K) a round.
     Errors: ValueError from ``check_feedback``.
 
+    >>> from draftwise.types import Decision, Feedback
     >>> policy = EXP3Spec(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.zeros(2), np.array([True, False])))
     >>> bool(policy.probabilities()[1] > 0.5)
     True
     """
 
+    KEPT = ("_losses", "_num_learned", "_num_chosen", "_rng")
+
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        self._rng = rng
+        super().__init__(num_plans, rng)
         self._losses: Floats = np.zeros(num_plans)
-        self._num_learned, self._num_chosen = 0, 0
 
-    def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
-        probabilities = self.probabilities()
-        plan = draw(probabilities, self._rng)
-        self._num_chosen += 1
-        return Decision(plan, float(probabilities[plan]), self._num_chosen)
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Charge the played plan its loss over its probability."""
-        values, seen = check_feedback(decision, feedback, len(self._losses))
-        if seen[decision.plan]:
-            self._losses[decision.plan] += (1.0 - values[decision.plan]) / decision.prob
-            self._num_learned += 1
+    def credit(self, plan: int, value: float, prob: float) -> None:
+        """Charge the plan its loss over its probability: eq. (6)."""
+        self._losses[plan] += (1.0 - value) / prob
 
     def probabilities(self) -> Floats:
         """[K] exponential weights of the losses."""
@@ -72,11 +59,3 @@ class EXP3Spec:
     def estimates(self) -> Floats:
         """[K] one minus the mean loss estimate, cut to [0, 1]."""
         return np.clip(1.0 - self._losses / max(self._num_learned, 1), 0.0, 1.0)
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)

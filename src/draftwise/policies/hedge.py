@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback, check_positive
-from draftwise.policies.parts.instant_regrets import instant_regrets
-from draftwise.policies.parts.probability import draw, softmax
-from draftwise.policies.parts.state import dump, load
-from draftwise.policies.parts.tally import Tally
-from draftwise.types import Decision, Feedback, Floats
-
-_FIELDS = ("_gains", "_tally", "_rng")
+from draftwise.policies.parts.checks import check_positive
+from draftwise.policies.parts.drawn import Hedging
+from draftwise.policies.parts.probability import softmax
+from draftwise.types import Floats
 
 
 def hedge_probabilities(gains: Floats, eta: float | None, round: int) -> Floats:
@@ -28,7 +22,7 @@ def hedge_probabilities(gains: Floats, eta: float | None, round: int) -> Floats:
     return softmax(rate * gains)
 
 
-class Hedge:
+class Hedge(Hedging):
     """Draw plans by exponential weights on all plans' losses.
 
     Source: HedgeSpec, appendix B.1, remark on Algorithm 1: w_i <- w_i exp(-eta * loss_i), PREDICT
@@ -43,42 +37,24 @@ class Hedge:
     Cost: O(K) a round.
     Errors: ValueError if eta is not a finite number above 0.
 
+    >>> from draftwise.types import Decision, Feedback
     >>> policy = Hedge(num_plans=2, rng=np.random.default_rng(0), eta=math.log(3))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> policy.probabilities().round(9).tolist()
     [0.25, 0.75]
     """
 
+    KEPT = ("_gains", "_tally", "_rng")
+
     def __init__(self, num_plans: int, rng: np.random.Generator, eta: float | None = None) -> None:
+        super().__init__(num_plans, rng)
         self._eta = None if eta is None else check_positive("eta", eta)
-        self._rng, self._tally = rng, Tally(num_plans)
         self._gains: Floats = np.zeros(num_plans)
 
-    def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
-        probabilities = self.probabilities()
-        plan = draw(probabilities, self._rng)
-        return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
+    def take(self, regrets: Floats) -> None:
         """Raise the gains of the plans that lost less than the draw does on average."""
-        values, seen = check_feedback(decision, feedback, len(self._gains))
-        if seen.any():
-            self._gains += instant_regrets(values, seen, self.probabilities())
-            self._tally.add(values, seen)
+        self._gains += regrets
 
-    def probabilities(self) -> Floats:
+    def weights(self) -> Floats:
         """[K] exponential weights."""
         return hedge_probabilities(self._gains, self._eta, self._tally.num_rounds + 1)
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)

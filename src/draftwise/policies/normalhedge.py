@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.instant_regrets import instant_regrets
-from draftwise.policies.parts.probability import draw
-from draftwise.policies.parts.state import dump, load
-from draftwise.policies.parts.tally import Tally
-from draftwise.types import Decision, Feedback, Floats
+from draftwise.policies.parts.drawn import Hedging
+from draftwise.types import Floats
 
-_FIELDS = ("_regrets", "_tally", "_rng")
 _TOLERANCE = 1e-12  # relative; far above rounding, so Newton's falling steps always end
 _ROUNDING = 1e-9  # a lead this small is rounding; the weights know no scale and would follow it
 
@@ -58,7 +51,7 @@ def normalhedge_probabilities(regrets: Floats) -> Floats:
     return normalised
 
 
-class NormalHedge:
+class NormalHedge(Hedging):
     """Draw plans by how far each one is ahead of the draw itself.
 
     Source: HedgeSpec, Figure 7 (NormalHedge, Chaudhuri et al. 2009).
@@ -73,49 +66,23 @@ class NormalHedge:
     Cost: O(K) a round, times about five Newton steps.
     Errors: ValueError from ``check_feedback``.
 
+    >>> from draftwise.types import Decision, Feedback
     >>> policy = NormalHedge(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> policy.choose()
     Decision(plan=1, prob=1.0, round=1)
     """
 
+    KEPT = ("_regrets", "_tally", "_rng")
+
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        self._rng, self._tally = rng, Tally(num_plans)
+        super().__init__(num_plans, rng)
         self._regrets: Floats = np.zeros(num_plans)
-        self._cached: Floats | None = None
 
-    def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
-        probabilities = self._current()
-        plan = draw(probabilities, self._rng)
-        return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
+    def take(self, regrets: Floats) -> None:
+        """R += r."""
+        self._regrets += regrets
 
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Add each seen plan's lead over the draw."""
-        values, seen = check_feedback(decision, feedback, len(self._regrets))
-        if seen.any():
-            self._regrets += instant_regrets(values, seen, self._current())
-            self._tally.add(values, seen)
-            self._cached = None
-
-    def probabilities(self) -> Floats:
-        """[K] what the regrets say."""
-        return self._current().copy()
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
-        self._cached = None
-
-    def _current(self) -> Floats:
-        if self._cached is None:
-            self._cached = normalhedge_probabilities(self._regrets)
-        return self._cached
+    def weights(self) -> Floats:
+        """[K] ``normalhedge_probabilities``."""
+        return normalhedge_probabilities(self._regrets)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from draftwise.policies.parts.checks import check_count, check_positive
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.policies.sequential_halving import SequentialHalving
 from draftwise.types import Decision, Feedback, Floats
 
@@ -23,7 +21,7 @@ def exploration_budget(c: float, num_tokens: int) -> int:
     return max(1, math.floor(c * math.log(num_tokens)))
 
 
-class PETC:
+class PETC(Kept):
     """Explore for ``c ln B`` rounds by Sequential Halving, then play the survivor for ever.
 
     Source: MetaSD, Algorithm 4 and Theorem 8 (B0 = c ln B).
@@ -39,6 +37,8 @@ class PETC:
     >>> policy.choose().plan, policy.choose().plan
     (0, 1)
     """
+
+    KEPT = ("_explorer",)
 
     def __init__(
         self, num_plans: int, c: float = 4.0, num_tokens: int | None = None,
@@ -64,11 +64,3 @@ class PETC:
     def estimates(self) -> Floats:
         """[K] mean value seen."""
         return self._explorer.estimates()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, ("_explorer",))
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, ("_explorer",), state)

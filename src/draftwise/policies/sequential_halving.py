@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from draftwise.policies.parts.checks import check_count, check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.policies.parts.tally import Tally
 from draftwise.types import Bools, Decision, Feedback, Floats
-
-_FIELDS = ("_alive", "_phase_counts", "_phase_sums", "_phase_chosen", "_tally")
 
 
 def pulls_per_plan(budget: int, num_alive: int, num_plans: int) -> int:
@@ -38,7 +34,7 @@ def better_half(means: Floats, alive: Bools) -> Bools:
     return kept
 
 
-class SequentialHalving:
+class SequentialHalving(Kept):
     """Play all surviving plans alike, keep the better half, and end with one for ever.
 
     Source: MetaSD, Algorithm 5 (Karnin et al. 2013). Its experiments set the "period" to 1
@@ -61,6 +57,8 @@ class SequentialHalving:
     >>> [policy.choose().plan for _ in range(3)]
     [1, 1, 1]
     """
+
+    KEPT = ("_alive", "_phase_counts", "_phase_sums", "_phase_chosen", "_tally")
 
     def __init__(self, num_plans: int, budget: int | None = None, period: int = 1) -> None:
         self._budget = None if budget is None else check_count("budget", budget)
@@ -94,14 +92,6 @@ class SequentialHalving:
     def estimates(self) -> Floats:
         """[K] mean value seen, in all phases."""
         return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
 
     def _next(self) -> int:
         return int(np.where(self._alive, self._phase_chosen, np.inf).argmin())

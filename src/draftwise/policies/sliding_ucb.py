@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from draftwise.policies.parts.checks import check_count, check_feedback, check_positive
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.policies.ucb1 import ucb1_indices
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
-_FIELDS = ("_values", "_seen", "_chosen", "_num_rounds")
 
-
-class SlidingUCB:
+class SlidingUCB(Kept):
     """Play the plan with the highest upper bound on its mean over the last ``window`` rounds.
 
     Source: MetaSD, Algorithm 8 (Garivier and Moulines 2011).
@@ -36,6 +31,8 @@ class SlidingUCB:
     >>> policy.estimates().tolist()
     [0.375]
     """
+
+    KEPT = ("_values", "_seen", "_chosen", "_num_rounds")
 
     def __init__(self, num_plans: int, beta: float = 0.01, window: int = 100) -> None:
         self._beta, self._window = check_positive("beta", beta), check_count("window", window)
@@ -67,14 +64,6 @@ class SlidingUCB:
         """[K] mean value seen in the window; 0 where nothing was."""
         average: Floats = self._values.sum(axis=0) / np.maximum(self._seen.sum(axis=0), 1)
         return average
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
 
     def _best(self) -> int:
         counts = self._seen.sum(axis=0)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from draftwise.policies.parts.argmax_law import argmax_law, shared_cells
 from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.probability import draw
-from draftwise.policies.parts.state import dump, load
-from draftwise.policies.parts.tally import Tally
+from draftwise.policies.parts.drawn import Drawn
 from draftwise.types import Bools, Decision, Feedback, Floats
 
-_FIELDS = ("_tally", "_rng")
 _NUM_CELLS = 96
 
 
@@ -48,7 +43,7 @@ def beta_best_probabilities(successes: Floats, failures: Floats, log_scales: Flo
     return probabilities
 
 
-class ThompsonBernoulli:
+class ThompsonBernoulli(Drawn):
     """Draw each plan with the probability that it is the best, under Beta beliefs.
 
     Source: TapOut, section 3.3, token level: the standard Beta-Bernoulli configuration.
@@ -67,16 +62,12 @@ class ThompsonBernoulli:
     0.25
     """
 
+    KEPT = ("_tally", "_rng")
+
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
+        super().__init__(num_plans, rng)
         self._log_scales: Floats = np.zeros(num_plans)
         self._stale: Bools = np.zeros(num_plans, dtype=np.bool_)
-
-    def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
-        probabilities = self.probabilities()
-        plan = draw(probabilities, self._rng)
-        return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Count the seen values as successes and failures."""
@@ -98,11 +89,6 @@ class ThompsonBernoulli:
         average: Floats = (self._tally.sums + 1.0) / (self._tally.counts + 2.0)
         return average
 
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
+    def forget_what_follows(self) -> None:
+        """The logarithms are computed anew."""
         self._stale[:] = True

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from draftwise.policies.parts.argmax_law import argmax_law, shared_cells
 from draftwise.policies.parts.checks import check_feedback, check_positive
-from draftwise.policies.parts.probability import draw
-from draftwise.policies.parts.state import dump, load
-from draftwise.policies.parts.tally import Tally
+from draftwise.policies.parts.drawn import Drawn
 from draftwise.types import Decision, Feedback, Floats
 
-_FIELDS = ("_tally", "_rng")
 _NUM_CELLS = 48
 _ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
 
@@ -49,7 +44,7 @@ def gaussian_best_probabilities(means: Floats, sds: Floats) -> Floats:
     return probabilities
 
 
-class ThompsonGaussian:
+class ThompsonGaussian(Drawn):
     """Draw each plan with the probability that it is the best, under Gaussian beliefs.
 
     Source: TapOut, section 3.3, sequence level: a Gaussian prior with a known noise variance.
@@ -67,19 +62,15 @@ class ThompsonGaussian:
     0.5
     """
 
+    KEPT = ("_tally", "_rng")
+
     def __init__(
         self, num_plans: int, rng: np.random.Generator, prior_mean: float = 0.5,
         prior_sd: float = 0.5, noise_sd: float = 0.5,
     ) -> None:  # fmt: skip
         self._prior = prior_mean, check_positive("prior_sd", prior_sd)
         self._noise_sd = check_positive("noise_sd", noise_sd)
-        self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
-
-    def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
-        probabilities = self.probabilities()
-        plan = draw(probabilities, self._rng)
-        return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
+        super().__init__(num_plans, rng)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Add the seen values to the sums of the posteriors."""
@@ -92,14 +83,6 @@ class ThompsonGaussian:
     def estimates(self) -> Floats:
         """[K] posterior mean."""
         return self._posterior()[0]
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
 
     def _posterior(self) -> tuple[Floats, Floats]:
         tally = self._tally

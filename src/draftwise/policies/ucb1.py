@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback, check_positive
-from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.checks import check_positive
 from draftwise.policies.parts.tally import Tally
-from draftwise.types import Decision, Feedback, Floats
+from draftwise.policies.parts.upper_bounds import UpperBounds
+from draftwise.types import Floats
 
 
 def ucb1_indices(means: Floats, counts: Floats, num_rounds: float, beta: float) -> Floats:
@@ -25,7 +22,7 @@ def ucb1_indices(means: Floats, counts: Floats, num_rounds: float, beta: float) 
     return means + bonus
 
 
-class UCB1:
+class UCB1(UpperBounds):
     """Play the plan with the highest upper confidence bound.
 
     Source: MetaSD (Kim et al.), Algorithm 2, lines 2-5 (each plan once) and 7-9; beta 0.01 is
@@ -42,43 +39,16 @@ class UCB1:
 
     >>> policy = UCB1(num_plans=2, beta=1.0)
     >>> first = policy.choose()
+    >>> from draftwise.types import Feedback
     >>> policy.learn(first, Feedback(np.array([1.0, 0.0]), np.array([True, False])))
     >>> policy.choose().plan
     1
     """
 
     def __init__(self, num_plans: int, beta: float = 0.01) -> None:
+        super().__init__(num_plans)
         self._beta = check_positive("beta", beta)
-        self._num_plans, self._tally = num_plans, Tally(num_plans)
 
-    def choose(self) -> Decision:
-        """An untried plan, else the best index (ties go to the first)."""
-        plan = self._best()
-        return Decision(plan, 1.0, self._tally.choose(plan))
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Add the seen values to the means."""
-        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
-
-    def probabilities(self) -> Floats:
-        """[K] one-hot on the plan that ``choose`` would play."""
-        return one_hot(self._best(), self._num_plans)
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, ("_tally",))
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, ("_tally",), state)
-
-    def _best(self) -> int:
-        tally, untried = self._tally, self._tally.unseen()
-        if untried is not None:
-            return untried
-        indices = ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)
-        return int(indices.argmax())
+    def indices(self, tally: Tally) -> Floats:
+        """[K] ``ucb1_indices``."""
+        return ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
 from draftwise.policies.parts.tally import Tally
-from draftwise.types import Decision, Feedback, Floats
+from draftwise.policies.parts.upper_bounds import UpperBounds
+from draftwise.types import Floats
 
 
 def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_rounds: int) -> Floats:
@@ -28,7 +24,7 @@ def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_roun
     return indices
 
 
-class UCBTuned:
+class UCBTuned(UpperBounds):
     """Play the plan with the highest upper bound, tighter where values vary little.
 
     Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002).
@@ -44,38 +40,8 @@ class UCBTuned:
     [0, 1, 2]
     """
 
-    def __init__(self, num_plans: int) -> None:
-        self._num_plans, self._tally = num_plans, Tally(num_plans)
-
-    def choose(self) -> Decision:
-        """An untried plan, else the best index (ties go to the first)."""
-        plan = self._best()
-        return Decision(plan, 1.0, self._tally.choose(plan))
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Add the seen values to the means and variances."""
-        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
-
-    def probabilities(self) -> Floats:
-        """[K] one-hot on the plan that ``choose`` would play."""
-        return one_hot(self._best(), self._num_plans)
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, ("_tally",))
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, ("_tally",), state)
-
-    def _best(self) -> int:
-        tally, untried = self._tally, self._tally.unseen()
-        if untried is not None:
-            return untried
+    def indices(self, tally: Tally) -> Floats:
+        """[K] ``ucb_tuned_indices``."""
         means = tally.means()
         variances = np.maximum(tally.squares / tally.counts - means * means, 0.0)
-        return int(ucb_tuned_indices(means, variances, tally.counts, tally.num_rounds).argmax())
+        return ucb_tuned_indices(means, variances, tally.counts, tally.num_rounds)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback, check_share
-from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.checks import check_share
 from draftwise.policies.parts.tally import Tally
-from draftwise.types import Decision, Feedback, Floats
+from draftwise.policies.parts.upper_bounds import UpperBounds
+from draftwise.types import Floats
 
 
 def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
@@ -27,7 +24,7 @@ def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
     return radii
 
 
-class UCBSpec:
+class UCBSpec(UpperBounds):
     """Play the plan with the highest bound, whose radius allows values that depend on the past.
 
     Source: BanditSpec (Hou et al.), Algorithm 4 (full version: Algorithm 8).
@@ -42,43 +39,16 @@ class UCBSpec:
     Errors: ValueError if delta is not in (0, 1].
 
     >>> policy = UCBSpec(num_plans=2)
+    >>> from draftwise.types import Feedback
     >>> policy.learn(policy.choose(), Feedback(np.ones(2), np.ones(2, dtype=bool)))
     >>> policy.choose().plan
     0
     """
 
     def __init__(self, num_plans: int, delta: float = 0.5) -> None:
+        super().__init__(num_plans)
         self._delta = check_share("delta", delta)
-        self._num_plans, self._tally = num_plans, Tally(num_plans)
 
-    def choose(self) -> Decision:
-        """An untried plan, else the best bound (ties go to the first)."""
-        plan = self._best()
-        return Decision(plan, 1.0, self._tally.choose(plan))
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Add the seen values to the means."""
-        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
-
-    def probabilities(self) -> Floats:
-        """[K] one-hot on the plan that ``choose`` would play."""
-        return one_hot(self._best(), self._num_plans)
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, ("_tally",))
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, ("_tally",), state)
-
-    def _best(self) -> int:
-        tally, untried = self._tally, self._tally.unseen()
-        if untried is not None:
-            return untried
-        radii = ucbspec_radii(tally.counts, tally.num_rounds, self._delta)
-        return int((tally.means() + radii).argmax())
+    def indices(self, tally: Tally) -> Floats:
+        """[K] means and their radii."""
+        return tally.means() + ucbspec_radii(tally.counts, tally.num_rounds, self._delta)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
 
-class DraftAll:
+class DraftAll(Kept):
     """Play all plans at once: the baseline that shows what drafting and verifying all costs.
 
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
@@ -30,6 +29,8 @@ class DraftAll:
     """
 
     plays_all: ClassVar[bool] = True
+
+    KEPT = ("_tally",)
 
     def __init__(self, num_plans: int) -> None:
         self._num_plans, self._tally = num_plans, Tally(num_plans)
@@ -49,11 +50,3 @@ class DraftAll:
     def estimates(self) -> Floats:
         """[K] mean value seen."""
         return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, ("_tally",))
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, ("_tally",), state)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.types import Decision, Feedback, Floats
 
 
-class Fixed:
+class Fixed(Kept):
     """Play one plan for ever.
 
     Source: the static baseline of all five papers (Leviathan et al. 2023).
@@ -22,6 +19,8 @@ class Fixed:
     >>> Fixed(num_plans=3, plan=2).choose()
     Decision(plan=2, prob=1.0, round=1)
     """
+
+    KEPT = ("_round",)
 
     def __init__(self, num_plans: int, plan: int = 0) -> None:
         if not 0 <= plan < num_plans:
@@ -44,11 +43,3 @@ class Fixed:
     def estimates(self) -> Floats:
         """[K] one-hot: the only opinion it has."""
         return self.probabilities()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, ("_round",))
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, ("_round",), state)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
-_FIELDS = ("_rng", "_tally")
 
-
-class Random:
+class Random(Kept):
     """Play a plan drawn uniformly.
 
     Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random).
@@ -25,6 +20,8 @@ class Random:
     >>> Random(num_plans=4, rng=np.random.default_rng(0)).probabilities().tolist()
     [0.25, 0.25, 0.25, 0.25]
     """
+
+    KEPT = ("_rng", "_tally")
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
@@ -45,11 +42,3 @@ class Random:
     def estimates(self) -> Floats:
         """[K] mean value seen."""
         return self._tally.means()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)

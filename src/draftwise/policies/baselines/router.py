@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from draftwise.policies.baselines.router_examples import read_examples
 from draftwise.policies.parts.checks import check_count, check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.types import Decision, Feedback, Floats, Ints, Plan
-
-_FIELDS = ("_plan", "_counts", "_num_chosen")
 
 
 def trigram_cells(text: str, num_cells: int) -> Ints:
@@ -39,7 +36,7 @@ def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
     return scores
 
 
-class Router:
+class Router(Kept):
     """Play for ever the plan that a prompt classifier picked: the offline baseline.
 
     Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
@@ -58,6 +55,8 @@ class Router:
     >>> router.route("SELECT id FROM orders"), router.choose().plan
     (0, 0)
     """
+
+    KEPT = ("_plan", "_counts", "_num_chosen")
 
     def __init__(
         self, num_plans: int, plan: int = 0, num_cells: int = 1024, examples: str | None = None,
@@ -103,11 +102,3 @@ class Router:
     def estimates(self) -> Floats:
         """[K] one-hot: the only opinion it has."""
         return self.probabilities()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.types import Floats
 
 PRIOR = 0.55
@@ -32,10 +31,8 @@ FAST_ODDS = math.log(0.12 / 0.88)
 ERROR_WEIGHT = 3.0
 """Log odds for each unit of squared error that one rate made and the other did not."""
 
-_FIELDS = ("_table", "_pool", "_prior", "_prior_weight")
 
-
-class Rates:
+class Rates(Kept):
     """How often each LM drafter's tokens are accepted, on this text and of late; all at once.
 
     Source: this project's own; the two memories are weighted as in Hedge.
@@ -53,6 +50,8 @@ class Rates:
     >>> rates.of().round(3).tolist()
     [0.02, 0.189]
     """
+
+    KEPT = ("_table", "_pool", "_prior", "_prior_weight")
 
     def __init__(self, num_drafters: int, discount: float, prior: float = PRIOR) -> None:
         self._discount = discount
@@ -108,14 +107,6 @@ class Rates:
         self._table[:, drafter] = num, den, fast_num, fast_den, error, fast_error
         self._pool[0] += weight * sum(alphas)
         self._pool[1] += weight * len(alphas)
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
 
     def _granted(self) -> float:
         """The share of its prior that an unknown drafter is granted."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from draftwise.policies.goodput.pricing import PlanCosts, expected_tokens
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.types import Floats
 
 LOOK_TOKENS = 32
@@ -23,7 +21,6 @@ ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
 
 _NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other row
 _ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
-_FIELDS = ("_told", "_read", "_end", "_num_new", "missed_s")
 
 
 @functools.cache
@@ -42,7 +39,7 @@ def _beliefs() -> Floats:
     return table
 
 
-class Looks:
+class Looks(Kept):
     """Whom to score on the last tokens of the text, though it did not draft them.
 
     Source: this project's own; the value of information (Howard 1966), and the rule of ski rental:
@@ -58,6 +55,8 @@ class Looks:
         share if they share a memory.
     Cost: O(D) a round, O(K) every 16 rounds.
     """
+
+    KEPT = ("_told", "_read", "_end", "_num_new", "missed_s")
 
     def __init__(self, num_drafters: int, memory: float) -> None:
         self._memory = memory
@@ -119,11 +118,3 @@ class Looks:
             self._age = 0
         self._age += 1
         return self._ideal
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)

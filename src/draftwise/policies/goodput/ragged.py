@@ -37,7 +37,7 @@ def best_ragged(
 
     >>> tokens = np.array([[1.0, 4.0], [1.0, 1.1]])
     >>> plans = np.array([0, 8]), np.array([0, 1]), np.zeros(2)
-    >>> best_ragged(tokens, *plans, np.linspace(1.0, 2.0, 18)).tolist()
+    >>> best_ragged(tokens, *plans, np.linspace(1.0, 1.5, 18)).tolist()
     [1, 0]
     """
     rounds = 1 / np.maximum(tokens, _NOTHING)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from draftwise.policies.goodput.acceptance import PRIOR_WEIGHT
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.types import Bools, Floats
 
-_FIELDS = ("_sums", "_counts")
 
-
-class SeenValues:
+class SeenValues(Kept):
     """Discounted means of the values that plans were seen with, shrunk to a prior.
 
     State: discounted sums and counts float64[K].
     """
+
+    KEPT = ("_sums", "_counts")
 
     def __init__(self, num_plans: int, prior: float, discount: float) -> None:
         self._prior, self._discount = prior, discount
@@ -34,11 +31,3 @@ class SeenValues:
         """[K] each plan's mean."""
         means: Floats = (self._sums + PRIOR_WEIGHT * self._prior) / (self._counts + PRIOR_WEIGHT)
         return means
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)

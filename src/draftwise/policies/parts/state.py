@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+
+
+class Kept:
+    """Whose memory is the attributes ``KEPT``."""
+
+    KEPT: ClassVar[tuple[str, ...]]
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, self.KEPT)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        load(self, self.KEPT, state)
+        self.forget_what_follows()
+
+    def forget_what_follows(self) -> None:
+        """Drop what was computed from another memory; most have nothing of the kind."""
 
 
 def dump(owner: object, names: Sequence[str]) -> dict[str, Any]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.types import Bools, Floats
 
-_FIELDS = ("counts", "sums", "squares", "chosen", "num_rounds")
 
-
-class Tally:
+class Tally(Kept):
     """Running sums of the values seen.
 
     State: counts [K] values seen; sums, squares [K] of the values; chosen [K] times chosen;
@@ -24,6 +19,8 @@ class Tally:
     >>> tally.means().tolist(), tally.unseen()
     ([0.25, 0.0], 1)
     """
+
+    KEPT = ("counts", "sums", "squares", "chosen", "num_rounds")
 
     def __init__(self, num_plans: int) -> None:
         self.counts: Floats = np.zeros(num_plans)
@@ -56,11 +53,3 @@ class Tally:
         if self.counts.min() > 0:
             return None
         return int(np.where(self.counts > 0, np.inf, self.chosen).argmin())
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.parts.state import Kept
 from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 
-_FIELDS = ("_base",)
 
-
-class OnePlan:
+class OnePlan(Kept):
     """Choose once a round, for all rows that share this policy; learn from each of them.
 
     Source: BanditSpec, section 6.2: the speculation length is the batch's, as all rows wait for the
@@ -31,6 +28,8 @@ class OnePlan:
     >>> [decision.plan for decision in OnePlan.choose_together([policy] * 4)]
     [0, 0, 0, 0]
     """
+
+    KEPT = ("_base",)
 
     def __init__(
         self, num_plans: int, rng: np.random.Generator,
@@ -63,11 +62,3 @@ class OnePlan:
     def estimates(self) -> Floats:
         """[K] the base's."""
         return self._base.estimates()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _FIELDS)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        load(self, _FIELDS, state)
