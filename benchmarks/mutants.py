@@ -35,8 +35,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "nn/verify": ("tests/nn/test_verify.py",),
     "nn/cache": ("tests/nn/test_cache.py", "tests/nn/test_trees.py"),
     "engine/costs": ("tests/engine/test_costs.py",),
-    "policies/goodput/acceptance": ("tests/policies/test_goodput.py",),
-    "policies/goodput/pricing": ("tests/policies/test_goodput.py",),
+    "policies/goodput/acceptance": ("tests/policies/test_acceptance.py",),
+    "policies/goodput/pricing": ("tests/policies/test_pricing.py",),
     "policies/goodput/ragged": ("tests/policies/test_ragged.py",),
 }
 """A module, and the tests that ought to kill its mutants: seconds, all of them."""

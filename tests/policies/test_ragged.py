@@ -6,8 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from draftwise.policies.goodput.ragged import best_ragged
+from draftwise.policies.goodput.ragged import NUM_STEPS, WIDTHS, best_ragged
 
 SIZES = np.array([0, 1, 3, 6, 1, 3])
 DRAFTERS = np.array([0, 1, 1, 1, 2, 2])
@@ -56,3 +58,66 @@ def test_the_more_a_token_costs_the_shorter_are_drafts() -> None:
     assert drafted == sorted(drafted, reverse=True)
     assert drafted[0] == 48
     assert drafted[-1] == 0
+
+
+def by_the_book(tokens, sizes, drafters, draft_s, batch_s) -> list[int]:
+    """The docstring's update in plain loops."""
+    rows, plans = range(len(tokens)), range(len(sizes))
+    plain = min(plans, key=lambda plan: sizes[plan])
+
+    def target_s(num: int) -> float:
+        return batch_s[min(num, len(batch_s)) - 1]
+
+    def seconds(chosen: list[int]) -> float:
+        longest: dict[int, float] = {}
+        for plan in chosen:
+            name = drafters[plan]
+            longest[name] = max(longest.get(name, 0.0), draft_s[plan])
+        return target_s(len(rows) + sum(sizes[plan] for plan in chosen)) + sum(longest.values())
+
+    def rounds(row: int, plan: int) -> float:
+        return 1 / max(tokens[row][plan], 1e-6)
+
+    def cost(chosen: list[int]) -> float:
+        return seconds(chosen) * sum(rounds(row, plan) for row, plan in enumerate(chosen))
+
+    best = [plain] * len(rows)
+    for free_only in (False, True) if any(s > 0 for s in draft_s) else (False,):
+        for width in (1, 2, 4, 8, 16):
+            tried, payers = [plain] * len(rows), dict.fromkeys(drafters, len(rows))
+            end, start = (min(len(rows) * n, len(batch_s)) for n in (1 + width, 1))
+            price = (target_s(end) - target_s(start)) / max(end - start, 1)
+            for _ in range(3):
+                needed = sum(rounds(row, plan) for row, plan in enumerate(tried))
+                lasts = seconds(tried)
+
+                bills = [
+                    [
+                        rounds(row, plan) / needed
+                        + (price * sizes[plan] + draft_s[plan] / payers[drafters[plan]]) / lasts
+                        if draft_s[plan] == 0 or not free_only
+                        else np.inf
+                        for plan in plans
+                    ]
+                    for row in rows
+                ]
+                tried = [bill.index(min(bill)) for bill in bills]
+                names = [drafters[plan] for plan in tried]
+                payers = {name: max(names.count(name), 1) for name in drafters}
+                if cost(tried) < cost(best) * (1 - 1e-12):
+                    best = tried
+    return best
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(1, 5), st.integers(1, 60), st.sampled_from([0.0, 1.0]), st.integers(0, 2**32))
+def test_every_step_against_plain_loops(num: int, known: int, dear: float, seed: int) -> None:
+    assert (NUM_STEPS, WIDTHS) == (3, (1, 2, 4, 8, 16))
+    rng = np.random.default_rng(seed)
+    tokens = rng.uniform(0.0, 6.0, size=(num, 6)) * (rng.random((num, 6)) < 0.9)
+    draft_s = dear * rng.choice([0.0, 1.0], 6) * rng.uniform(0.01, 0.6, 6)
+    batch_s = 1 + np.cumsum(rng.uniform(0, 0.2, known))
+    sizes = np.array([0, *rng.integers(1, 9, 5)])
+    found = best_ragged(tokens, sizes, DRAFTERS, draft_s, batch_s)
+    expected = by_the_book(*(each.tolist() for each in (tokens, sizes, DRAFTERS, draft_s, batch_s)))
+    assert found.tolist() == expected

@@ -41,7 +41,7 @@ class PlanCosts:
         self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
         self.target_s: list[float] = [1.0]
         self.batch_s: Floats | None = None
-        self.take(Costs(np.ones(1), {}))
+        self.take(Costs(np.zeros(0), {}))
 
     def take(self, costs: Costs) -> None:
         """Costs as they are now; where no forward is measured yet the former stay in place."""

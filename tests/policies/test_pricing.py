@@ -1,0 +1,114 @@
+"""What plans cost and bring: by hand, and for any lists of seconds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise.policies.goodput.pricing import PlanCosts, expected_tokens, retrieved_tokens
+from draftwise.types import NONE, Costs, Plan
+
+PLANS = [Plan(NONE, 0), Plan("a", 1), Plan("a", 3), Plan("b", 2)]
+SECONDS = st.floats(1e-6, 1e3)
+
+
+def test_by_hand() -> None:
+    costs = PlanCosts(PLANS)
+    costs.take(Costs(np.array([2.0, 3.0, 5.0]), {"a": 0.25}, None, {"a": 0.125}))
+    assert costs.names == ["a", "b", NONE]
+    assert costs.draft_s.tolist() == [0.25, 0.05 * 2, 0.0]
+    growth = (5 / 2 - 1) / 2
+    assert costs.read_s.tolist() == pytest.approx([0.125, growth * 0.1, 0.0])
+    assert costs.seconds.tolist() == pytest.approx([2.0, 3.25, 5.75, 5.2])
+    assert costs.drafting().tolist() == pytest.approx([0.0, 0.25, 0.75, 0.2])
+    assert [places.tolist() for places in costs.places] == [[1, 2], [3], [0]]
+    costs.take(Costs(np.array([2.0, 5.0]), {"b": 0.5}))
+    assert costs.read_s.tolist() == pytest.approx([1.5 * 0.1, 1.5 * 0.5, 0.0])
+    costs.take(Costs(np.array([4.0]), {"b": 0.5}))
+    assert costs.read_s.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_nothing_measured_is_a_second_a_forward() -> None:
+    costs = PlanCosts(PLANS)
+    assert costs.target_s == [1.0]
+    assert costs.seconds.tolist() == pytest.approx([1.0, 1.05, 1.15, 1.1])
+    costs.take(Costs(np.array([0.0, 3.0]), {}))
+    assert costs.target_s == [1e-12, 3.0]
+
+
+def test_the_longest_draft_is_at_least_one() -> None:
+    assert PlanCosts(PLANS).longest == 3
+    assert PlanCosts([Plan(NONE, 0)]).longest == 1
+    assert PlanCosts(PLANS[:2]).longest == 1
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(SECONDS, min_size=1, max_size=6),
+    st.none() | st.lists(SECONDS, min_size=1, max_size=6),
+    st.dictionaries(st.sampled_from("ab"), SECONDS),
+    st.dictionaries(st.sampled_from("ab"), SECONDS),
+)
+def test_saved_costs_are_the_same_costs(target_s, batch_s, draft_s, read_s) -> None:
+    costs, again = PlanCosts(PLANS), PlanCosts(PLANS)
+    batch = None if batch_s is None else np.array(batch_s)
+    costs.take(Costs(np.array(target_s), draft_s, batch, read_s))
+    again.load_state(costs.state())
+    for name in ("seconds", "draft_s", "read_s", "batch_s", "target_s"):
+        assert np.array_equal(getattr(again, name), getattr(costs, name), equal_nan=False), name
+    expected = [
+        target_s[min(plan.num_tokens, len(target_s) - 1)]
+        + plan.length * draft_s.get(plan.drafter, 0.05 * target_s[0])
+        for plan in PLANS
+    ]
+    assert costs.seconds.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("names", ["a"], "it is of the drafters"),
+        ("target_s", [math.nan], "no seconds"),
+        ("batch_s", [math.inf], "no seconds"),
+        ("draft_s", [1.0, math.inf, 0.0], "no seconds"),
+        ("read_s", [math.nan, 1.0, 0.0], "no seconds"),
+        ("draft_s", [1.0, 1.0], "shorter"),
+        ("read_s", [1.0] * 4, "longer"),
+    ],
+)
+def test_damaged_costs_are_refused(key: str, value: list[object], says: str) -> None:
+    costs = PlanCosts(PLANS)
+    with pytest.raises(ValueError, match=says):
+        costs.load_state(costs.state() | {key: value})
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.floats(0, 1), st.integers(0, 20))
+def test_expected_tokens_are_the_sum(rate: float, length: int) -> None:
+    found = expected_tokens(np.array([rate]), np.array([length])).item()
+    assert found == pytest.approx(sum(rate**i for i in range(length + 1)), rel=1e-5)
+    if rate == 1.0:
+        assert found == pytest.approx(length + 1, rel=1e-7)
+
+
+def test_certain_acceptance_is_all_tokens() -> None:
+    assert expected_tokens(np.ones(2), np.array([3, 8])).tolist() == pytest.approx([4, 9], rel=1e-7)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(-1, 12), st.data())
+def test_retrieved_tokens_climb_the_ladder(ladder: list[float], match: int, data) -> None:
+    longest = data.draw(st.integers(0, len(ladder)))
+    found = retrieved_tokens(ladder, match, longest)
+    assert len(found) == longest + 1
+    if match <= 0:
+        assert not any(found)
+        return
+    first = min(match - 1, len(ladder) - longest)
+    for length, tokens in enumerate(found):
+        steps = [math.prod(ladder[first : first + k]) for k in range(length + 1)]
+        assert tokens == pytest.approx(sum(steps))
