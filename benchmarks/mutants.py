@@ -33,7 +33,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "dist": ("tests/test_dist.py",),
     "engine/verify": ("tests/engine/test_lossless_exact.py",),
     "nn/verify": ("tests/nn/test_verify.py",),
-    "nn/cache": ("tests/nn/test_cache.py", "tests/nn/test_trees.py"),
+    "nn/cache": ("tests/nn/test_storage.py", "tests/nn/test_cache.py", "tests/nn/test_trees.py"),
     "engine/costs": ("tests/engine/test_costs.py",),
     "policies/goodput/acceptance": ("tests/policies/test_acceptance.py",),
     "policies/goodput/pricing": ("tests/policies/test_pricing.py",),
