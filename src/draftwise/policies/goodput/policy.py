@@ -23,7 +23,7 @@ from draftwise.policies.parts.state import dump, load
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Plan, Scores
 
 ANSWER_TOKENS = 256.0
-"""Tokens that an answer is believed to have, where no one knows."""
+"""Tokens that an answer is believed to have, until that is known."""
 
 _TINY = 1e-12  # a price that nothing is divided by
 _PARTS = ("_rates", "_looks", "_seen", "_costs")
