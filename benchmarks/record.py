@@ -1,19 +1,22 @@
 """Record generations of the zoo for the simulator: what every drafter thinks along the answers.
 
     python benchmarks/record.py --prompts 5 --temperature 0 --out greedy.npz
+    python benchmarks/record.py --stream test --temperature 0 --temperature 0.7 --out new.npz
     draftwise simulate --trace greedy.npz --costs cpu
 
-Held-out prompts of every domain, or those of ``--skip`` on, are answered; then
-each drafter reads prompt and answer once: its alpha, ratio and confidence at each position, what
-the prompt's last tokens alone say of it, as in the engine's first impression, and what each that
-retrieves would have copied. The arrays are those of docs/simulator.md, with
-the prompts' lengths and ends.
+Held-out prompts of every domain, or those of ``--skip`` on, are answered; with ``--stream`` others
+from the same held-out sources, drawn under that name: as many as wanted. Then each drafter reads
+prompt and answer once: its alpha, ratio and confidence at each position, what the prompt's last
+tokens alone say of it, as in the engine's first impression, and what each that retrieves would
+have copied. The arrays are those of docs/simulator.md, with the prompts' lengths and ends, and the
+tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,9 @@ from draftwise.dist import overlap, ratio
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.guides.fixed import Fixed
 from draftwise.nn.sampling import distributions
+from draftwise.nn.transfer import answered
+from draftwise.policies.goodput.experience import WINDOW
+from draftwise.zoo.samples import drawn
 
 DEPTH, PROMPT, GLANCE = 16, 16, 32
 """Tokens of a copied draft, of the prompt that is scored, and that a first impression reads."""
@@ -58,15 +64,17 @@ def copied(
     drafter: Any, text: Sequence[int], start: int, p: Sequence[Any], sampling: SamplingParams
 ) -> dict[str, Any]:
     """What a retrieval drafter proposes from each position on, and along the prompt's end."""
-    session, num = drafter.start(1, len(text) + DEPTH), len(text) - start
+    session, num = drafter.start(), len(text) - start
     found: dict[str, Any] = {
         "avail": np.zeros(num, int), "mlen": np.zeros(num, int),
         "propP": np.zeros((num, DEPTH)), "match": np.zeros((num, DEPTH), int),
         "pprop": np.zeros(PROMPT), "pmlen": np.zeros(PROMPT, int),
     }  # fmt: skip
+    context = Context(0, list(text[: start - PROMPT]), sampling, np.random.default_rng(0))
+    session.open(context, len(text))
     for place in range(start - PROMPT, len(text)):
-        context = Context(0, list(text[:place]), sampling, np.random.default_rng(0))
-        [draft] = session.propose([DraftTask(context, DEPTH, Fixed())])
+        context.tokens[:] = text[:place]
+        [draft] = answered(session.propose([DraftTask(context, DEPTH, Fixed())]))
         length = session.match_length(context)
         tokens = draft.tokens.tolist()
         probs = [_prob(p, place + d, token) for d, token in enumerate(tokens)]
@@ -103,6 +111,8 @@ def record(spec: Speculator, prompt: str, tokens: int, temperature: float, seed:
     sampling = SamplingParams(temperature)
     p, _ = along(spec.target, text, sampling)
     columns: dict[str, Any] = {"plen": start, "models": {}, "first": {}, "copies": {}}
+    before = [-1] * (WINDOW - start) + text[max(0, start - WINDOW) : start]
+    columns["tokens"] = np.array([*before, *result.tokens])
     for drafter in spec.drafters:
         own: Any = drafter
         if drafter.retrieves:
@@ -118,8 +128,13 @@ def record(spec: Speculator, prompt: str, tokens: int, temperature: float, seed:
     return columns
 
 
-def arrays(found: Sequence[dict[str, Any]], domains: Sequence[str], temperature: float) -> Any:
-    """All answers' columns as the arrays of a replay file."""
+def arrays(
+    found: Sequence[dict[str, Any]], domains: Sequence[str], temperature: float | Sequence[float]
+) -> Any:
+    """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P].
+
+    temperature: of all answers, or of each. A short prompt's tokens begin with -1.
+    """
     models, copies = list(found[0]["models"]), list(found[0]["copies"])
     kept = [
         np.stack([one["models"][name] for name in models], axis=1)[one["plen"] - 1 :]
@@ -127,7 +142,8 @@ def arrays(found: Sequence[dict[str, Any]], domains: Sequence[str], temperature:
     ]
     own = np.stack(kept).astype(np.float32)  # [n, P, M, 5]
     result = {
-        "fam": np.array(domains), "temp": np.full(len(found), temperature),
+        "fam": np.array(domains), "temp": np.zeros(len(found)) + temperature,
+        "tokens": np.stack([one["tokens"] for one in found]),
         "drafters": np.array([*models, *copies]), "plen": np.array([one["plen"] for one in found]),
         "pgam": np.stack([[one["first"][name] for name in models] for one in found]).swapaxes(1, 2),
     }  # fmt: skip
@@ -138,27 +154,40 @@ def arrays(found: Sequence[dict[str, Any]], domains: Sequence[str], temperature:
     return result
 
 
+def prompts_of(domain: str, stream: str | None) -> list[str] | Any:
+    """The held-out prompts that come with the zoo, or endless others of such a stream."""
+    if stream is None:
+        return zoo.prompts()[domain]
+    document = drawn(domain, stream, heldout=True)
+    found = (document(number) for number in count())
+    return (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
+
+
 def main() -> None:
     """Answer, read, save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=5, help="a domain")
     parser.add_argument("--skip", type=int, default=0, help="held-out prompts left out first")
+    parser.add_argument("--stream", help="not the zoo's prompts, but those drawn under this name")
     parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=float, action="append", default=[], help="default: 0")
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     spec = Speculator.from_pretrained("zoo")
-    found, domains = [], []
-    for domain, prompts in zoo.prompts().items():
-        chosen = prompts[options.skip : options.skip + options.prompts]
+    found, domains, temperatures = [], [], []
+    for domain in zoo.prompts():
+        own = prompts_of(domain, options.stream)
+        chosen = list(islice(own, options.skip, options.skip + options.prompts))
         for seed, prompt in enumerate(track(chosen, domain, console=Console(stderr=True))):
-            one = record(spec, prompt, options.tokens, options.temperature, options.skip + seed)
-            if one is not None:
-                found.append(one)
-                domains.append(domain)
-    np.savez_compressed(options.out, **arrays(found, domains, options.temperature))
+            for temperature in options.temperature or [0.0]:
+                one = record(spec, prompt, options.tokens, temperature, options.skip + seed)
+                if one is not None:
+                    found.append(one)
+                    domains.append(domain)
+                    temperatures.append(temperature)
+    np.savez_compressed(options.out, **arrays(found, domains, temperatures))
     print(f"{len(found)} answers of {options.tokens} tokens in {options.out}")
 
 
