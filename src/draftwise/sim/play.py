@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from draftwise import registry
-from draftwise.protocols import Guide
+from draftwise.protocols import Guide, Looking, Policy
 from draftwise.sim.costs import CostTable
 from draftwise.sim.hindsight import rounds_to_reach
 from draftwise.sim.request import SimulatedRequest
 from draftwise.sim.text import Text
-from draftwise.types import Decision, DraftwiseError, Plan
+from draftwise.types import Decision, DraftwiseError, Evidence, Plan
 
 Row = dict[str, Any]
 """One round: seed, domain, text, policy, round, plan, plan_index, drafted, accepted, emitted,
@@ -56,6 +56,19 @@ def guides_of(plans: Sequence[Plan]) -> dict[str, Guide]:
     return guides
 
 
+def first_impressions(
+    request: SimulatedRequest, policy: Policy, *, everyone: bool
+) -> Iterator[Evidence]:
+    """What the prompt tells, as the engine asks it: a policy that takes looks chooses them.
+
+    The policy has to learn each before the next is asked for.
+    """
+    asks_itself = isinstance(policy, Looking) and not everyone
+    yield request.prompt_evidence(request.retrieving if asks_itself else None)
+    if asks_itself and isinstance(policy, Looking) and (looks := policy.curious()):
+        yield request.prompt_evidence(looks)
+
+
 def play(
     text: Text, contestant: Contestant, costs: CostTable, reference: Reference,
     seed: np.random.SeedSequence, tags: Mapping[str, Any], *, with_estimates: bool = False,
@@ -74,9 +87,10 @@ def play(
     revealer = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
     told_s = 0.0  # seconds that rows have told so far; the first row carries the prompt's
-    if contestant.feedback.partition(":")[0] in {"free", "panoramic"}:  # as the engine does
-        for made, feedback in revealer.reveal(Decision(0, 1.0, 0), request.prompt_evidence()):
-            policy.learn(made, feedback)
+    if contestant.feedback.partition(":")[0] in {"free", "panoramic"}:
+        for evidence in first_impressions(request, policy, everyone=revealer.panoramic):
+            for made, feedback in revealer.reveal(Decision(0, 1.0, 0), evidence):
+                policy.learn(made, feedback)
     while not request.is_done:
         decision = policy.choose()
         position = request.position
@@ -87,7 +101,7 @@ def play(
             evidence = request.play(
                 plans[decision.plan], scores_everyone=everyone,
                 mixer=getattr(policy, "mixer", None),
-                looks=policy.curious() if hasattr(policy, "curious") else (),
+                looks=policy.curious() if isinstance(policy, Looking) else (),
             )  # fmt: skip
         for made, feedback in revealer.reveal(decision, evidence):
             policy.learn(made, feedback)

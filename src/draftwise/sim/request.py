@@ -42,19 +42,28 @@ class SimulatedRequest:
         self.position, self.seconds, self.num_rounds = 0, 0.0, 0
 
     @property
+    def retrieving(self) -> Collection[str]:
+        """Drafters that have no model."""
+        return self._retrieval
+
+    @property
     def is_done(self) -> bool:
         """Whether the target has ended the text."""
         return self.position >= self._text.length
 
-    def prompt_evidence(self) -> Evidence:
-        """Round 0: first impressions from the prompt's end, at their price, and what all costs."""
-        found = {name: track.prompt_scores() for name, track in self._text.tracks.items()}
+    def prompt_evidence(self, drafters: Collection[str] | None = None) -> Evidence:
+        """Round 0: what the prompt's end tells of these (None = all), and what all costs.
+
+        A look by a drafter with a model has its price; retrieval is free.
+        """
+        names = self._text.tracks if drafters is None else drafters
+        found = {name: self._text.tracks[name].prompt_scores() for name in names}
         scores = {name: s for name, s in found.items() if s is not None}
         for name in scores.keys() - self._retrieval.keys():
             self.seconds += self._reading.glance(name, 0)[0]
         return Evidence(
             PLAIN, 0, 0, scores, emitted_start=PROMPT_TOKENS, costs=self._costs,
-            matches=self._matches(),
+            matches=self._matches(), num_left=self._text.limit,
         )  # fmt: skip
 
     def play(
@@ -82,6 +91,7 @@ class SimulatedRequest:
             made.plan, made.num_drafted, made.num_accepted, scores,
             made.alphas, start + PROMPT_TOKENS, seconds, self._costs,
             self._matches(), confidences=made.confidences,
+            num_left=self._text.limit - self.position,
         )  # fmt: skip
 
     def play_all(self, plans: Sequence[Plan]) -> Evidence:

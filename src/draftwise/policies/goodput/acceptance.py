@@ -59,19 +59,20 @@ class Rates(Kept):
         self._prior_weight: Floats = np.full(num_drafters, PRIOR_WEIGHT)
         self._table: Floats = np.zeros((6, num_drafters))
         self._pool = [0.0, 0.0]
+        self._weigh()
 
     def expect(self, priors: Floats, weights: Floats) -> None:
         """[D] what is believed of each drafter before it is scored, and for how many alphas."""
         self._prior, self._prior_weight = priors, weights
+        self._weigh()
 
     def of(self) -> Floats:
         """[D] the slow and the fast rate, weighted by how well each has predicted."""
-        num, den, fast_num, fast_den, error, fast_error = self._table
-        prior = self._prior * self._granted()
-        slow = (num + self._prior_weight * prior) / (den + self._prior_weight)
-        fast = (fast_num + PRIOR_WEIGHT * prior) / (fast_den + PRIOR_WEIGHT)
-        odds = FAST_ODDS + ERROR_WEIGHT * (error - fast_error)
-        share = 0.5 + 0.5 * np.tanh(0.5 * odds)
+        table, granted = self._table, self._granted()
+        held = self._held if granted == 1.0 else self._held * granted
+        slow, fast = (table[0:4:2] + held) / (table[1:4:2] + self._weights)
+        half_odds = 0.5 * FAST_ODDS + (0.5 * ERROR_WEIGHT) * (table[4] - table[5])
+        share = 0.5 + 0.5 * np.tanh(half_odds)
         rates: Floats = slow + share * (fast - slow)
         return rates
 
@@ -84,10 +85,10 @@ class Rates(Kept):
         """So many tokens were emitted, and all drafters but these were not scored on them."""
         kept = self._discount**num_emitted
         self._pool = [kept * part for part in self._pool]
-        stay = {drafter: self._table[:, drafter].copy() for drafter in scored}
-        self._table *= kept
-        for drafter, column in stay.items():
-            self._table[:, drafter] = column
+        fading = [kept] * len(self._prior)
+        for drafter in scored:
+            fading[drafter] = 1.0
+        self._table *= fading
 
     def add(self, drafter: int, alphas: Sequence[float], weight: float = 1.0) -> None:
         """A drafter's alphas, in text order; each judges both rates before it moves them."""
@@ -107,6 +108,17 @@ class Rates(Kept):
         self._table[:, drafter] = num, den, fast_num, fast_den, error, fast_error
         self._pool[0] += weight * sum(alphas)
         self._pool[1] += weight * len(alphas)
+
+    def forget_what_follows(self) -> None:
+        """What was loaded has priors of its own."""
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """[2, D] what priors count for in the slow and the fast rate, and that times the priors."""
+        self._weights: Floats = np.stack(
+            [self._prior_weight, np.full_like(self._prior, PRIOR_WEIGHT)]
+        )
+        self._held: Floats = self._weights * self._prior
 
     def _granted(self) -> float:
         """The share of its prior that an unknown drafter is granted."""

@@ -49,11 +49,12 @@ _PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
 class Features:
     """A text as the model sees it: hashed tokens and how many there are, of length 1.
 
-    ids, values: [n] features that are present, and sqrt(counts) over their norm.
+    ids, values, squares: [n] features that are present, sqrt(counts) over their norm, its squares.
     """
 
     ids: Ints
     values: Floats
+    squares: Floats
 
 
 def features(tokens: Sequence[int], label: str = "") -> Features:
@@ -68,7 +69,7 @@ def features(tokens: Sequence[int], label: str = "") -> Features:
         counts[zlib.crc32(label.encode()) % NUM_FEATURES] += LABEL_WEIGHT
     ids = np.flatnonzero(counts)
     values = np.sqrt(counts[ids] / max(int(counts.sum()), 1))
-    return Features(ids, values)
+    return Features(ids, values, values * values)
 
 
 class Experience:
@@ -104,8 +105,8 @@ class Experience:
 
     def predict(self, seen: Features) -> tuple[Floats, Floats]:
         """[D] acceptance behind such a text, and how many alphas that counts for."""
-        variance = self._variance[:, seen.ids] @ (seen.values * seen.values)
-        logit = _BIAS + self._mean[:, seen.ids] @ seen.values
+        variance = self._variance.take(seen.ids, axis=1) @ seen.squares
+        logit = _BIAS + self._mean.take(seen.ids, axis=1) @ seen.values
         rates = 1.0 / (1.0 + np.exp(-logit / np.sqrt(1.0 + _PROBIT * variance)))
         rates = rates.clip(_SURE, 1.0 - _SURE)
         return rates, 1.0 / (1.0 / MOST_WEIGHT + rates * (1.0 - rates) * variance)
@@ -113,15 +114,16 @@ class Experience:
     def add(self, drafter: int, seen: Features, alpha: float, num: float) -> None:
         """A drafter's mean alpha behind such a text, over so many tokens."""
         mean, variance = self._mean[drafter], self._variance[drafter]
-        old, squares, weight = variance[seen.ids], seen.values * seen.values, TOKEN_WEIGHT * num
-        spread, logit = float(old @ squares), _BIAS + float(mean[seen.ids] @ seen.values)
+        old, own, weight = variance.take(seen.ids), mean.take(seen.ids), TOKEN_WEIGHT * num
+        spread, logit = float(old @ seen.squares), _BIAS + float(own @ seen.values)
         if self._is_surprised(drafter, logit, spread, alpha, weight):
             mean[:], variance[:] = 0.0, PRIOR_VARIANCE
-            old, spread, logit = variance[seen.ids], PRIOR_VARIANCE, _BIAS
+            old, own, spread, logit = variance.take(seen.ids), 0.0 * own, PRIOR_VARIANCE, _BIAS
         p = 1.0 / (1.0 + math.exp(-logit))
         curvature = weight * max(p * (1.0 - p), _SURE)
-        mean[seen.ids] += old * seen.values * (weight * (alpha - p) / (1.0 + curvature * spread))
-        variance[seen.ids] = old / (1.0 + curvature * squares * old)
+        step = weight * (alpha - p) / (1.0 + curvature * spread)
+        mean[seen.ids] = own + step * (old * seen.values)
+        variance[seen.ids] = old / (1.0 + (curvature * seen.squares) * old)
 
     def _is_surprised(
         self, drafter: int, logit: float, spread: float, alpha: float, weight: float

@@ -25,7 +25,7 @@ _ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
 
 @functools.cache
 def _beliefs() -> Floats:
-    """[mean, weight, acceptance] mass of Beta beliefs around each of ``ACCEPTANCES``."""
+    """[mean x weight, acceptance] mass of Beta beliefs around each of ``ACCEPTANCES``."""
     found = 1.0 / (1.0 + np.exp(-np.linspace(-12.0, 12.0, 1201)))
     points = np.array(ACCEPTANCES)
     nearest = np.searchsorted((points[1:] + points[:-1]) / 2, found)
@@ -36,7 +36,7 @@ def _beliefs() -> Floats:
             logs = weight * (mean * np.log(found) + (1.0 - mean) * np.log1p(-found))
             mass = np.exp(logs - logs.max())
             table[row, column] = np.bincount(nearest, mass / mass.sum(), minlength=len(points))
-    return table
+    return table.reshape(-1, len(points))
 
 
 class Looks(Kept):
@@ -84,29 +84,33 @@ class Looks(Kept):
         return missed * read_s / max(1.0, min(left, self._memory))
 
     def due(
-        self, best: float, rates: Floats, weights: Floats, costs: PlanCosts, left: float, rows: int
-    ) -> list[int]:
+        self, best: float, rates: Floats, weights: Floats, costs: PlanCosts, left: float, rows: int,
+        catching_up: Floats,
+    ) -> list[int]:  # fmt: skip
         """Drafters to look at now: before the first round all that are worth it, then the best.
 
         best: tokens a second of the best plan. rates, weights: [D] beliefs, 0 where a drafter has
-        no model to look at. left: tokens of the answer. rows: that wait for the look.
+        no model to look at. left: tokens of the answer. rows: that wait for the look. catching_up:
+        [D] what the method of this name gave.
         """
         unread, num = self._end - self._read, np.minimum(LOOK_TOKENS, self._end - self._told)
+        read = np.minimum(LOOK_TOKENS, unread)
         num = np.where(unread > LOOK_TOKENS, HASTY, 1.0) * num + 1e-3
         narrow = np.maximum((weights + 1.0) * (num + weights) / num - 1.0, _LEAST_WEIGHT)
         column = np.minimum(2.0 * np.log2(narrow / _LEAST_WEIGHT) + 0.5, _NUM_WEIGHTS - 1)
         row = rates * (_NUM_MEANS - 1) + 0.5
-        chances = _beliefs()[row.astype(np.int64), column.astype(np.int64)]
-        spared = (1.0 / best - self.catching_up(costs.read_s, left))[:, np.newaxis]
-        gains = (chances * np.maximum(spared - self._ideal_s(costs), 0.0)).sum(axis=1)
+        place = row.astype(np.int64) * _NUM_WEIGHTS + column.astype(np.int64)
+        spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
+        gains = (_beliefs().take(place, axis=0) * spared).sum(axis=1)
         self.missed_s += gains * self._num_new
         self._num_new = 0
-        price_s = rows * (costs.draft_s + costs.read_s * np.minimum(LOOK_TOKENS, unread))
-        value = gains * min(left, self._memory) + self.missed_s - price_s
+        value = gains * min(left, self._memory) + self.missed_s
+        value -= rows * (costs.draft_s + costs.read_s * read)
         value[(weights <= 0.0) | (num < 1.0)] = 0.0
-        is_first = not self._told.any()
-        ranked = np.argsort(-value)[: None if is_first else 1]
-        return [int(drafter) for drafter in ranked if value[drafter] > 0.0]
+        if self._told.any():
+            best_one = int(value.argmax())
+            return [best_one] if value[best_one] > 0.0 else []
+        return [int(drafter) for drafter in np.argsort(-value) if value[drafter] > 0.0]
 
     def _ideal_s(self, costs: PlanCosts) -> Floats:
         """[D, A] seconds of a token by each drafter's best plan, if its acceptance were such."""

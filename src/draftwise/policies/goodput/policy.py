@@ -85,6 +85,7 @@ class Goodput:
         self.mixer: Mixer | None = None
         self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
         self._made: Floats | None = None
+        self._reading_s = np.zeros(len(self._row))
         self._tell_apart()
 
     def new_memory(self) -> Experience:
@@ -145,7 +146,8 @@ class Goodput:
             return []
         best, weights = float(self._prices().max()), self._rates.weights() * self._has_model
         beliefs = self._believed, weights
-        due = self._looks.due(best, *beliefs, self._costs, self._left, self._num_rows)
+        left, rows = self._left, self._num_rows
+        due = self._looks.due(best, *beliefs, self._costs, left, rows, self._reading_s)
         return [self._costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -264,8 +266,9 @@ class Goodput:
         elif self._made is None:
             costs = self._costs
             prices = self._tokens() / costs.seconds
-            reading_s = self._looks.catching_up(costs.read_s, self._left) * self._has_model
-            self._made = prices / (1.0 + prices * reading_s[costs.drafters])
+            self._reading_s = self._looks.catching_up(costs.read_s, self._left)
+            reading_s = (self._reading_s * self._has_model).take(costs.drafters)
+            self._made = prices / (1.0 + prices * reading_s)
         return self._made
 
     def _tokens(self) -> Floats:
@@ -276,7 +279,7 @@ class Goodput:
         tokens = expected_tokens(self._believed[costs.drafters], costs.lengths)
         for name, ladder in self._ladders.items():
             if name in self._row:
-                own, match = costs.places[self._row[name]], self._matches.get(name, 0)
-                found = np.array(retrieved_tokens(ladder, match, costs.longest))
-                tokens[own] = found[costs.lengths[own]]
+                match = self._matches.get(name, 0)
+                found = retrieved_tokens(ladder, match, costs.longest)
+                costs.retrieved(tokens, self._row[name], found)
         return tokens

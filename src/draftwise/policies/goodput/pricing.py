@@ -39,12 +39,17 @@ class PlanCosts:
         self.sizes: Ints = np.array([plan.num_tokens for plan in plans])
         self.longest = max(int(self.lengths.max()), 1)
         self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
+        self._own_lengths = [self.lengths[own] for own in self.places]
+        self._taken: Costs | None = None
         self.target_s: list[float] = [1.0]
         self.batch_s: Floats | None = None
         self.take(Costs(np.zeros(0), {}))
 
     def take(self, costs: Costs) -> None:
         """Costs as they are now; where no forward is measured yet the former stay in place."""
+        if self._taken is not None and _are_equal(self._taken, costs):
+            return
+        self._taken = costs
         if len(costs.target_s):
             self.target_s = np.maximum(costs.target_s, _TINY).tolist()
         self.batch_s = costs.batch_s
@@ -78,10 +83,27 @@ class PlanCosts:
         batch_s = None if state["batch_s"] is None else np.array(state["batch_s"])
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
+    def retrieved(self, tokens: Floats, row: int, found: Sequence[float]) -> None:
+        """Into tokens [K], for the plans of a drafter, those found by length."""
+        tokens[self.places[row]] = np.array(found)[self._own_lengths[row]]
+
     def drafting(self) -> Floats:
         """[K] seconds of drafting alone."""
         seconds: Floats = self.lengths * self.draft_s[self.drafters]
         return seconds
+
+
+def _are_equal(costs: Costs, others: Costs) -> bool:
+    """Whether they say the same; False where finding out takes as long as taking them."""
+    if costs is others:
+        return True
+    return (
+        costs.batch_s is others.batch_s is None
+        and costs.draft_s == others.draft_s
+        and costs.read_s == others.read_s
+        and len(costs.target_s) == len(others.target_s)
+        and bool((costs.target_s == others.target_s).all())
+    )
 
 
 def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
