@@ -85,14 +85,16 @@ class Looks(Kept):
 
     def due(
         self, best: float, rates: Floats, weights: Floats, costs: PlanCosts, left: float, rows: int,
-        catching_up: Floats,
+        catching_up: Floats | None = None,
     ) -> list[int]:  # fmt: skip
         """Drafters to look at now: before the first round all that are worth it, then the best.
 
         best: tokens a second of the best plan. rates, weights: [D] beliefs, 0 where a drafter has
         no model to look at. left: tokens of the answer. rows: that wait for the look. catching_up:
-        [D] what the method of this name gave.
+        [D] what the method of this name has given, None = it is asked.
         """
+        if catching_up is None:
+            catching_up = self.catching_up(costs.read_s, left)
         unread, num = self._end - self._read, np.minimum(LOOK_TOKENS, self._end - self._told)
         read = np.minimum(LOOK_TOKENS, unread)
         num = np.where(unread > LOOK_TOKENS, HASTY, 1.0) * num + 1e-3

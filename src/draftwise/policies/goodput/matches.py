@@ -64,10 +64,9 @@ class MatchTable:
         >>> [round(alpha, 3) for alpha in MatchTable().ladder(5)]
         [0.3, 0.45, 0.55, 0.55, 0.65]
         """
-        rates = self.rates()
-        reached = min(num, LONGEST_MATCH)
-        rungs = [rates[row] for row in _BUCKET_OF[1 : reached + 1]]
-        return rungs + [rates[-1]] * (num - reached)
+        one, two, four, eight, sixteen, more = self.rates()
+        rungs = [one, two, four, four, *[eight] * 4, *[sixteen] * 8, *[more] * (num - 16)]
+        return rungs[:num]
 
     def state(self) -> dict[str, Any]:
         """The sums as plain JSON."""

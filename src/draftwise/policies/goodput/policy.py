@@ -13,7 +13,7 @@ from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.looks import Looks
 from draftwise.policies.goodput.matches import LONGEST_MATCH, MatchTable
 from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
-from draftwise.policies.goodput.pricing import PlanCosts, expected_tokens, retrieved_tokens
+from draftwise.policies.goodput.pricing import PlanCosts, retrieved_tokens
 from draftwise.policies.goodput.ragged import best_ragged
 from draftwise.policies.goodput.seen import SeenValues
 from draftwise.policies.goodput.together import best_together
@@ -276,7 +276,7 @@ class Goodput:
         costs, reach = self._costs, LONGEST_MATCH + self._costs.longest
         self._believed = self._rates.of()
         self._ladders = {name: table.ladder(reach) for name, table in self._tables.items()}
-        tokens = expected_tokens(self._believed[costs.drafters], costs.lengths)
+        tokens = costs.expected_tokens(self._believed)
         for name, ladder in self._ladders.items():
             if name in self._row:
                 match = self._matches.get(name, 0)

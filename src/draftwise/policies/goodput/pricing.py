@@ -40,6 +40,7 @@ class PlanCosts:
         self.longest = max(int(self.lengths.max()), 1)
         self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
         self._own_lengths = [self.lengths[own] for own in self.places]
+        self._exponents: Floats = self.lengths + 1.0
         self._taken: Costs | None = None
         self.target_s: list[float] = [1.0]
         self.batch_s: Floats | None = None
@@ -82,6 +83,13 @@ class PlanCosts:
         steps = (dict(zip(self.names, state[key], strict=True)) for key in ("draft_s", "read_s"))
         batch_s = None if state["batch_s"] is None else np.array(state["batch_s"])
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
+
+    def expected_tokens(self, rates: Floats) -> Floats:
+        """[K] as the function of this name, by the acceptance of each drafter [D]."""
+        alphas = np.minimum(rates, _CERTAIN)
+        missed = (1.0 - alphas).take(self.drafters)
+        found: Floats = (1.0 - alphas.take(self.drafters) ** self._exponents) / missed
+        return found
 
     def retrieved(self, tokens: Floats, row: int, found: Sequence[float]) -> None:
         """Into tokens [K], for the plans of a drafter, those found by length."""

@@ -30,7 +30,7 @@ def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tu
             f"both must be ({num_plans},), and seen boolean"
         )
     told = values[seen]
-    if told.size and not (told.min() >= 0.0 and told.max() <= 1.0):
+    if told.size and not (np.minimum.reduce(told) >= 0.0 and np.maximum.reduce(told) <= 1.0):
         raise ValueError(
             f"a seen value lies outside [0, 1]: {told.tolist()}; rewards must be scaled to [0, 1]"
         )
