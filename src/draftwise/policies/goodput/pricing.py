@@ -40,7 +40,7 @@ class PlanCosts:
         self.longest = max(int(self.lengths.max()), 1)
         self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
         self._own_lengths = [self.lengths[own] for own in self.places]
-        self._exponents: Floats = self.lengths + 1.0
+        self._exponents: Floats = (self.lengths + 1).astype(np.float64)
         self._taken: Costs | None = None
         self.target_s: list[float] = [1.0]
         self.batch_s: Floats | None = None
