@@ -13,7 +13,7 @@ from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.looks import Looks
 from draftwise.policies.goodput.matches import LONGEST_MATCH, MatchTable
 from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
-from draftwise.policies.goodput.pricing import PlanCosts, retrieved_tokens
+from draftwise.policies.goodput.pricing import PlanCosts
 from draftwise.policies.goodput.ragged import best_ragged
 from draftwise.policies.goodput.seen import SeenValues
 from draftwise.policies.goodput.together import best_together
@@ -146,8 +146,8 @@ class Goodput:
             return []
         best, weights = float(self._prices().max()), self._rates.weights() * self._has_model
         beliefs = self._believed, weights
-        left, rows = self._left, self._num_rows
-        due = self._looks.due(best, *beliefs, self._costs, left, rows, self._reading_s)
+        asked = self._left, self._num_rows, self._reading_s
+        due = self._looks.due(best, *beliefs, self._costs, *asked)
         return [self._costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -279,7 +279,5 @@ class Goodput:
         tokens = costs.expected_tokens(self._believed)
         for name, ladder in self._ladders.items():
             if name in self._row:
-                match = self._matches.get(name, 0)
-                found = retrieved_tokens(ladder, match, costs.longest)
-                costs.retrieved(tokens, self._row[name], found)
+                costs.retrieved(tokens, self._row[name], ladder, self._matches.get(name, 0))
         return tokens

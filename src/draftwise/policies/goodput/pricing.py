@@ -91,9 +91,10 @@ class PlanCosts:
         found: Floats = (1.0 - alphas.take(self.drafters) ** self._exponents) / missed
         return found
 
-    def retrieved(self, tokens: Floats, row: int, found: Sequence[float]) -> None:
-        """Into tokens [K], for the plans of a drafter, those found by length."""
-        tokens[self.places[row]] = np.array(found)[self._own_lengths[row]]
+    def retrieved(self, tokens: Floats, row: int, ladder: Sequence[float], match: int) -> None:
+        """Into tokens [K], for the plans of a drafter: ``retrieved_tokens`` of their lengths."""
+        found = np.array(retrieved_tokens(ladder, match, self.longest))
+        tokens[self.places[row]] = found[self._own_lengths[row]]
 
     def drafting(self) -> Floats:
         """[K] seconds of drafting alone."""
