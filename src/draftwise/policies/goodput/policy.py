@@ -85,7 +85,7 @@ class Goodput:
         self.mixer: Mixer | None = None
         self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
         self._made: Floats | None = None
-        self._reading_s = np.zeros(len(self._row))
+        self._reading_s: Floats = np.zeros(len(self._row))
         self._tell_apart()
 
     def new_memory(self) -> Experience:
@@ -144,10 +144,9 @@ class Goodput:
         """LM drafters to be scored on the last tokens now, though they were not played."""
         if not self._wants_looks or self._is_blind or not self._has_lms:
             return []
-        best, weights = float(self._prices().max()), self._rates.weights() * self._has_model
-        beliefs = self._believed, weights
-        asked = self._left, self._num_rows, self._reading_s
-        due = self._looks.due(best, *beliefs, self._costs, *asked)
+        best, left, rows = float(self._prices().max()), self._left, self._num_rows
+        beliefs = self._believed, self._rates.weights() * self._has_model
+        due = self._looks.due(best, *beliefs, self._costs, left, rows, self._reading_s)
         return [self._costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
