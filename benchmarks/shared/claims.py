@@ -19,11 +19,14 @@ from shared.results import save
 from draftwise.sim.costs import CostTable
 from draftwise.sim.environments import Environment
 from draftwise.sim.environments.iid import IndependentAlphas
+from draftwise.sim.hindsight import fixed_path
+from draftwise.sim.play import Reference, play
 from draftwise.sim.presets import Setting
-from draftwise.sim.run import Outcome, run_match
+from draftwise.sim.run import Outcome, best_plans, look_back, policy_seed, run_match
 from draftwise.sim.setup import make_match
 from draftwise.sim.summary import results
 from draftwise.sim.tables import METASD_LENGTH, alpha_of
+from draftwise.types import Floats
 
 Row = dict[str, Any]
 
@@ -48,6 +51,30 @@ def played(
     match = make_match(setting, list(labels))
     outcome: Outcome = run_match(match, range(seeds))
     return {(row["domain"], row["policy"]): row for row in results(match, outcome)}
+
+
+def switches(
+    world: Environment, labels: Sequence[str], seeds: int, *, length: int, tokens: int
+) -> dict[str, tuple[Floats, Floats]]:
+    """By policy, of each seed: rounds above the best plan's, and how often the drafter changed."""
+    setting = Setting("claim", lambda _: world, (length,), tuple(labels), tokens)
+    match = make_match(setting, list(labels))
+    found: dict[str, list[tuple[float, float]]] = {label: [] for label in labels}
+    for seed in range(seeds):
+        best = best_plans(match, look_back(match, seed))
+        for domain, text in match.texts(seed):
+            for one in match.contestants:
+                ends, _ = fixed_path(text, best[domain, one.label][0], {})
+                stream = policy_seed(seed, text.name, one.label)
+                rows = list(play(text, one, world.costs, Reference(ends, 0), stream, {}))
+                changed = np.diff([row["plan_index"] for row in rows]) != 0
+                found[one.label].append((rows[-1]["regret"], changed.sum()))
+    return {label: tuple(np.array(pairs, float).T) for label, pairs in found.items()}
+
+
+def half_interval(values: Floats) -> float:
+    """Half of the 95% interval of a mean."""
+    return float(1.96 * values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def from_speedups(rows: Mapping[str, Sequence[float]], overhead: float, names: str) -> Environment:
