@@ -12,6 +12,9 @@ WIDTHS = (1, 2, 4, 8, 16)
 NUM_STEPS = 3
 """Of the iteration, for each price."""
 
+FEW_ROWS = 16
+"""Rows up to which each in turn takes its best plan in the end: prices are those of small steps."""
+
 _NOTHING = 1e-6  # tokens of a plan that cannot be played, where no row may divide by zero
 
 
@@ -31,6 +34,7 @@ def best_ragged(
         of the step before. Prices are the mean slopes of T over 1, 2, 4, 8 and 16 tokens a row; a
         drafter's seconds are split among the rows that played it in the step before (at first all),
         and once more without those that take time. The best that was seen is kept.
+        Up to 16 rows then take, one after another, their best plan while the others stay.
     Cost: O(B K) for each of 15 or 30 steps. Plain decoding for all is among what is compared.
 
     Of two rows one has a good draft: the other need not draft because of it.
@@ -67,7 +71,26 @@ def best_ragged(
                 found = seconds(tried) * float(rounds[rows, tried].sum())
                 if found < lowest:
                     best, lowest = tried, found
+    if len(tokens) <= FEW_ROWS:
+        best = _one_by_one(best, rounds, sizes, drafters, draft_s, batch_s)
     return best
+
+
+def _one_by_one(
+    plans: Ints, rounds: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, batch_s: Floats
+) -> Ints:
+    """[B] each row's best answer to the others, row after row, at what a round really takes."""
+    plans, rows = plans.copy(), np.arange(len(plans))
+    for row in rows:
+        others = np.delete(plans, row)
+        longest = np.zeros(int(drafters.max()) + 1)
+        np.maximum.at(longest, drafters[others], draft_s[others])
+        widths = len(plans) + int(sizes[others].sum()) + sizes
+        forward_s = batch_s[np.minimum(widths, len(batch_s)) - 1]
+        drafting_s = longest.sum() + np.maximum(draft_s - longest[drafters], 0.0)
+        all_rounds = rounds[np.delete(rows, row), others].sum() + rounds[row]
+        plans[row] = ((forward_s + drafting_s) * all_rounds).argmin()
+    return plans
 
 
 def _slope(batch_s: Floats, rows: int, width: int) -> float:
