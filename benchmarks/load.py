@@ -3,6 +3,7 @@
     python benchmarks/load.py --part lengths --clock cpu   # each length, and policies that learn it
     python benchmarks/load.py --part lengths --clock wall
     python benchmarks/load.py --part tasks                 # batches of one task, and of several
+    python benchmarks/load.py --part scopes --sizes 4 16 64    # what batches teach each other
 
 Batches are drawn from the held-out prompts of the zoo. Every answer is really generated; the clock
 is that of the machine, or one that moves by given costs (``clock.py``).
@@ -37,7 +38,7 @@ class Contestant:
 
     def __init__(self, drafters: Sequence[str] | None, clock: str, **options: Any) -> None:
         self._make = functools.partial(Speculator.from_pretrained, "zoo", drafters, **options)
-        self._clock, self._shares = clock, "scope" in options
+        self._clock, self._shares = clock, options.get("scope") == "session"
         self._spec, self._now = self._load()
 
     def _load(self) -> tuple[Speculator, Callable[[], float]]:
@@ -78,6 +79,15 @@ def tasks(clock: str) -> dict[str, Contestant]:
         ),
         "metasd": Contestant(["zoo"], clock, preset="metasd"),
         "draftwise": Contestant(None, clock),
+    }
+
+
+def scopes(clock: str) -> dict[str, Contestant]:
+    """The default, learning anew with each request, and with a memory from batch to batch."""
+    return {
+        "plain": Contestant([], clock, preset="plain"),
+        "request": Contestant(None, clock, scope="request"),
+        "auto": Contestant(None, clock, scope="auto"),
     }
 
 
@@ -131,6 +141,24 @@ def part_lengths(args: argparse.Namespace) -> dict[str, Any]:
             )  # fmt: skip
     Console(width=200).print(table)
     return {"clock": args.clock, "lengths": results}
+
+
+def part_scopes(args: argparse.Namespace) -> dict[str, Any]:
+    """Batches of all domains mixed: the default over plain, and what its memory brings."""
+    contestants, results = scopes(args.clock), []
+    nums = [max(args.batches, args.prompts // size) for size in args.sizes]
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("batches", total=sum(nums) * len(contestants))
+        for size, num in zip(args.sizes, nums, strict=True):
+            drawn = batches(size, num, 0, list(zoo.prompts()))
+            played = race(contestants, drawn, args.tokens, lambda: bar.advance(task))
+            row: dict[str, Any] = {"rows": size, "batches": num}
+            for one, other in (("request", "plain"), ("auto", "plain"), ("auto", "request")):
+                a, b = played[one], played[other]
+                found = ratio(a["tokens"], a["seconds"], b["tokens"], b["seconds"])
+                row[f"{one} over {other}"] = dataclasses.asdict(found)
+            results.append(row)
+    return {"clock": args.clock, "scopes": results}
 
 
 def part_tasks(args: argparse.Namespace) -> dict[str, Any]:
@@ -192,7 +220,7 @@ def compare(played: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Run one part and write its numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--part", choices=["lengths", "tasks"], default="lengths")
+    parser.add_argument("--part", choices=["lengths", "tasks", "scopes"], default="lengths")
     parser.add_argument("--clock", choices=[*CLOCKS, "wall"], default="cpu")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 50])
     parser.add_argument("--prompts", type=int, default=32, help="at each size, at least")
@@ -202,7 +230,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    parts = {"lengths": part_lengths, "tasks": part_tasks}
+    parts = {"lengths": part_lengths, "tasks": part_tasks, "scopes": part_scopes}
     save(args.out, parts[args.part](args))
 
 
