@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from draftwise.policies.goodput.experience import PRIOR_VARIANCE, Experience, features
+from draftwise.policies.goodput.experience import PRIOR_VARIANCE, Experience, Recall, features
 from draftwise.policies.goodput.policy import Goodput
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
@@ -155,3 +155,19 @@ def test_tables_that_cannot_be_are_refused() -> None:
         state = Experience(["copy"]).state() | {"tables": {"copy": table}}
         with pytest.raises(ValueError, match="table"):
             Experience(["copy"]).load_state(state)
+
+
+def test_a_drafter_that_failed_for_long_may_be_better_by_now() -> None:
+    """What others fail at is forgotten by requests, not by time, and not by private ones."""
+    memory, text = Experience(["a"]), features([1, 2, 3, 4])
+    for _ in range(100):
+        memory.begin()
+        memory.add(0, text, 0.0, 30.0)
+    failed = float(memory.predict(text)[0][0])
+    Recall(memory, [1, 2, 3, 4], private=True)
+    assert float(memory.predict(text)[0][0]) == failed < 0.05
+    for _ in range(100):
+        Recall(memory, [5, 6, 7])
+    rate, weight = (float(found[0]) for found in memory.predict(text))
+    assert rate > 0.2
+    assert weight < 2.0

@@ -37,6 +37,9 @@ MOST_WEIGHT = 20.0
 SURPRISE = 6.0
 """Log odds, against what was learnt of a drafter, from which on it is forgotten."""
 
+FORGOTTEN = 0.02
+"""Of what was learnt, with every request: a drafter that failed may be better by now."""
+
 LABEL_WEIGHT = 16
 """Tokens that a request's label counts for."""
 
@@ -80,8 +83,10 @@ class Experience:
     Update: z = b + w x for the features x of the text's end; an alpha a of weight n moves w by V x
         n (a - p) / (1 + n h v) and lowers the variances, 1/V += n h x^2, with p = sigma(z), h =
         p (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and the alphas that it
-        counts for, 1 / (1/20 + p (1 - p) v). What was learnt of a drafter is forgotten as soon as
-        it foretells worse than nothing at all by e^6 (a one-sided cumulative sum).
+        counts for, 1 / (1/20 + p (1 - p) v). With every request means and variances go .02 of the
+        way back to those of the prior: without it a drafter that failed for long would never be
+        looked at again. What was learnt of a drafter is forgotten at once where it foretells worse
+        than nothing at all by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; sums of surprise, and seconds that not looking may have
         cost, [D]; bins of confidence by LM drafter and tables by retrieval drafter; tokens and
         answers. All of it is bounded by the drafters.
@@ -102,6 +107,12 @@ class Experience:
     def answer_tokens(self) -> float:
         """Tokens of an answer, on average; one of 256 is believed in before there are any."""
         return self.num_tokens / self.num_answers
+
+    def begin(self) -> None:
+        """One more request that it learns from."""
+        self.num_answers += 1
+        self._mean *= 1.0 - FORGOTTEN
+        self._variance += FORGOTTEN * (PRIOR_VARIANCE - self._variance)
 
     def predict(self, seen: Features) -> tuple[Floats, Floats]:
         """[D] acceptance behind such a text, and how many alphas that counts for."""
@@ -201,14 +212,14 @@ class Recall:
         self, experience: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
         self._experience, self._label, self._private = experience, label, private
+        if not private:
+            experience.begin()
         mine = deepcopy if private else _shared
         self.bins, self.missed_s = mine(experience.bins), mine(experience.missed_s)
         self.tables = mine(experience.tables)
         self._tokens, self._num_new = list(prompt[-WINDOW:]), 0
         self._seen = features(self._tokens, label)
         self.expected = experience.predict(self._seen)
-        if not private:
-            experience.num_answers += 1
 
     @property
     def answer_tokens(self) -> float:
