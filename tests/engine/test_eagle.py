@@ -172,11 +172,11 @@ def test_the_engine_keeps_the_targets_states_of_every_position(
             assert torch.allclose(ours, theirs, atol=1e-4)
 
 
-def test_whoever_has_no_eagle_pays_nothing() -> None:
+def test_without_an_eagle_head_nothing_is_tapped() -> None:
     made = speculator(["good", "lookup"])
     generation = made.start(PROMPTS, max_new_tokens=6)
     list(generation)
-    assert made.target.taps == frozenset()
+    assert not made.target.taps
     assert [r.context.features for r in generation._requests] == [None] * 4
 
 

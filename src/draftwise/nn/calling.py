@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from draftwise.nn.cache import RaggedCache, Shelf
 from draftwise.nn.masks import Mask
 from draftwise.nn.recurrent import Key, States, Trace
 from draftwise.nn.shadow import Watch, keeps_states, shadow
+from draftwise.nn.taps import Taps
 
 _NUM_RWKV = 5
 """Tensors of an RWKV state, each of all layers."""
@@ -24,7 +26,7 @@ class Caller:
     can_keep: whether logits may be wanted of some tokens only. has_states: whether layers keep any.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, num_layers: int) -> None:
         names = inspect.signature(module.forward).parameters
         self.can_keep = "logits_to_keep" in names
         self._config = module.config
@@ -37,6 +39,7 @@ class Caller:
         )
         self._watch = Watch()
         self._view = shadow(module, self._watch)
+        self.taps = Taps(module, self._view, num_layers)
 
     def new_cache(self, num_rows: int, capacity: int, shelf: Shelf | None) -> RaggedCache:
         """A cache that the module takes for one of its own (MiniMax looks at its class)."""
@@ -53,13 +56,13 @@ class Caller:
         tokens: Tensor,
         positions: Tensor,
         mask: Mask,
-        hidden: bool,
         **extra: Any,
-    ) -> Any:
-        """The module's output. tokens, positions: [R, T]; extra: more of its options."""
+    ) -> tuple[Any, Mapping[int, Tensor]]:
+        """The module's output, and the hidden states that are tapped.
+
+        tokens, positions: [R, T]; extra: more of the module's options.
+        """
         trace = cache.states.trace
-        if hidden:
-            extra["output_hidden_states"] = True
         if self._positions:
             extra["position_ids"] = positions
         extra[self._cache_name] = cache
@@ -69,7 +72,9 @@ class Caller:
             extra[self._cache_name] = _xlstm_cache(trace, self._config, tokens, self._view.dtype)
         self._watch.trace = trace
         try:
-            output = self._view(input_ids=tokens, attention_mask=mask, use_cache=True, **extra)
+            output, hidden = self.taps.call(
+                self._view, input_ids=tokens, attention_mask=mask, use_cache=True, **extra
+            )
         finally:
             self._watch.trace = None
         cache.states.finish()
@@ -78,7 +83,7 @@ class Caller:
         elif self._config.model_type == "xlstm":
             rnn = output.cache_params.rnn_state
             _put(trace, {Key(layer, n): s for layer in rnn for n, s in enumerate(rnn[layer])})
-        return output
+        return output, hidden
 
 
 def _rwkv_state(trace: Trace) -> list[Tensor] | None:

@@ -38,7 +38,6 @@ class CausalModel:
         self.serves_trees = True  # until the self-check says otherwise
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
-        self.taps: frozenset[int] = frozenset()
         self.compiled: CompiledSteps | None = None
         self.token_bytes = 0  # of keys and values; the self-check measures it
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
@@ -48,9 +47,14 @@ class CausalModel:
         self._masks = Masks(config, self.dtype)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
         self._numbers = torch.arange(0, device=self.device)
-        self._call = Caller(module)
+        self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
         self.is_alone = False  # each row in a forward of its own; the self-check says
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The hidden states that forwards return, in order."""
+        return self._call.taps.places
 
     def tap(self, indices: Iterable[int]) -> None:
         """Return hidden states from now on: 0 = embeddings, i = after layer i, the last normed.
@@ -60,7 +64,7 @@ class CausalModel:
         """
         places = range(self.num_layers + 1)
         try:
-            self.taps |= {places[index] for index in indices}
+            self._call.taps.ask([places[index] for index in indices])
         except IndexError:
             raise ValueError(
                 f"hidden states {sorted(indices)} are asked of {self.name}, which has "
@@ -161,10 +165,10 @@ class CausalModel:
         positions, mask = self._look(trees, places, storage.num_slots)
         ids = stacked_ids(tokens, width, self.device)
         feed = (ids, positions, self._tensor(places), mask)
-        output = self.compiled(storage, *feed, taps=sorted(self.taps))
+        output = self.compiled(storage, *feed, taps=self.taps)
         if output is None:
             return None
-        hidden = {tap: [output.hidden_states[tap][0, : span.count]] for tap in sorted(self.taps)}
+        hidden = {tap: [output.hidden_states[tap][0, : span.count]] for tap in self.taps}
         return output.logits[0, : span.count], hidden, [span.count]
 
     def _padded_forward(
@@ -193,17 +197,16 @@ class CausalModel:
         if len(kept) < width and self._call.can_keep:
             is_end = kept[0] == width - len(kept)
             extra["logits_to_keep"] = len(kept) if is_end else self._tensor(list(kept))
-        output = self._call(
+        output, found = self._call(
             cache,
             stacked_ids(tokens, width, self.device),
             positions,
             mask,
-            bool(self.taps),
             **extra,
         )
         hidden = {
-            tap: [output.hidden_states[tap][row, :count] for row, count in enumerate(counts)]
-            for tap in sorted(self.taps)
+            tap: [states[row, :count] for row, count in enumerate(counts)]
+            for tap, states in found.items()
         }
         columns = output.logits.shape[1]
         if columns < width:
@@ -232,16 +235,14 @@ class CausalModel:
             tails = zip(edges[1:], kept, strict=True)
             places = [place for end, num in tails for place in range(end - num, end)]
             extra["logits_to_keep"] = self._tensor(places or [0])
-        output = self._call(
+        output, found = self._call(
             cache,
             packed_ids(tokens, self.device),
             torch.cat(positions)[None],
             self._masks.pack(masks, [counts[index] for index in fed], cache),
-            bool(self.taps),
             **extra,
         )
-        found = {tap: output.hidden_states[tap][0] for tap in sorted(self.taps)}
-        hidden = {tap: [h[a:b] for a, b in pairwise(edges)] for tap, h in found.items()}
+        hidden = {tap: [h[0, a:b] for a, b in pairwise(edges)] for tap, h in found.items()}
         return output.logits[0], hidden, list(accumulate(kept)) if extra else edges[1:]
 
     def _look_alone(self, span: Span, tree: Branches | None) -> tuple[Tensor, Mask]:
