@@ -12,6 +12,7 @@ from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
+from draftwise.nn.again import all_after
 from draftwise.nn.kernels import FAMILIES, STEPS, Call, Family, given
 
 ROWS, TOKENS, HEADS, SIZE, STATE = 2, 6, 4, 8, 5
@@ -126,3 +127,25 @@ def test_arguments_by_name() -> None:
     def kernel(a: int, b: int = 2, **kwargs: int) -> None: ...
 
     assert given(kernel, (1,), {"b": 3, "c": 4}) == {"a": 1, "b": 3, "c": 4}
+
+
+@pytest.mark.parametrize(("rows", "nums"), [([0, 1], [2, 5]), ([1], [3]), ([1, 0], [4, 1])])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.chunk)
+def test_rows_and_layers_run_again_as_one(family: Family, rows: list[int], nums: list[int]) -> None:
+    layers = [call(family), call(family)]
+    for tensor in layers[1].given.values():
+        if isinstance(tensor, Tensor):
+            tensor.mul_(0.9)
+    made = all_after(layers, rows, nums)
+    assert (made is not None) == ("delta" in family.chunk)
+    for layer, states in zip(layers, made or (), strict=False):
+        for row, num, state in zip(rows, nums, states, strict=True):
+            assert torch.allclose(state, layer.after(row, num), atol=1e-6)
+
+
+def test_what_cannot_run_as_one_does_not() -> None:
+    delta = FAMILIES[0]
+    assert all_after([call(delta)], [0], [2]) is None
+    assert all_after([call(delta), call(delta, from_zero=True)], [0], [2]) is None
+    assert all_after([call(delta), call(delta, num=TOKENS + 1)], [0], [2]) is None
+    assert all_after([call(delta, STEPS + 4)] * 2, [0], [STEPS + 2]) is None

@@ -20,6 +20,9 @@ from torch import Tensor
 STEPS = 16
 """Tokens up to which a feed goes step by step; chunks of the library's kernels hold 64 and more."""
 
+TOKENWISE = ("query", "key", "value", "g", "beta")
+"""What the delta rules are given of each token."""
+
 Kernel = Callable[..., Any]
 Given = Mapping[str, Any]
 
@@ -90,7 +93,7 @@ class Delta:
 
     def cut(self, given: Given, row: int, num: int) -> dict[str, Any]:
         """Time is the second axis."""
-        told = {n: given[n][row : row + 1, :num] for n in ("query", "key", "value", "g", "beta")}
+        told = {n: given[n][row : row + 1, :num] for n in TOKENWISE}
         return {**given, **told}
 
     def run(

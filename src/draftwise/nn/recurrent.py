@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from draftwise.nn.again import all_after
 from draftwise.nn.kernels import STEPS, Call
 
 MOST_STEPS = 24
@@ -56,6 +57,7 @@ class Trace:
         self._inputs: dict[Key, tuple[Tensor, int]] = {}  # works in them. [R, C, K + T] and K
         self._states: dict[Key, Tensor] = {}  # states given out, or written back
         self._calls: dict[int, list[Call]] = {}
+        self._again: dict[tuple[int, int, int], Tensor] = {}  # by layer, row, number of tokens
 
     @property
     def is_empty(self) -> bool:
@@ -130,8 +132,20 @@ class Trace:
     def _recurrent(self, key: Key, row: int, num: int) -> Tensor:
         if num == self.width:
             return self._states[key][row : row + 1].clone()
+        if (key.layer, row, num) in self._again:
+            return self._again[key.layer, row, num]
         heads = [call.after(row, num) for call in self._calls[key.layer]]
         return heads[0] if len(heads) == 1 else torch.stack(heads, dim=1)
+
+    def run_again(self, rows: Sequence[int], nums: Sequence[int]) -> None:
+        """These rows go on after so many of their tokens: make all their states at once."""
+        cut = [(row, num) for row, num in zip(rows, nums, strict=True) if 0 < num < self.width]
+        known = [layer for layer, calls in self._calls.items() if len(calls) == 1]
+        if not (cut and known and self.rewinds):
+            return
+        made = all_after([self._calls[layer][0] for layer in known], *zip(*cut, strict=True))
+        for layer, states in zip(known, made or (), strict=False):
+            self._again |= {(layer, *at): new for at, new in zip(cut, states, strict=True)}
 
 
 @dataclass(slots=True)
@@ -191,6 +205,7 @@ class States:
         self, rows: Sequence[int], starts: Sequence[int], fed: Sequence[Sequence[int]]
     ) -> None:
         """A forward feeds these rows these tokens from there on."""
+        self._run_again(rows, starts)
         before = [self._at(row, start) for row, start in zip(rows, starts, strict=True)]
         self.trace = Trace(before, max(map(len, fed)))
         for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
@@ -202,6 +217,21 @@ class States:
             surplus = len(self._steps[row]) - MOST_STEPS
             if surplus > 0:
                 self._forget(row, surplus)
+
+    def _run_again(self, rows: Sequence[int], starts: Sequence[int]) -> None:
+        """Rows that go on within the last forward: the kernels for all of them together."""
+        last = [
+            (self._steps[row][-1], start)
+            for row, start in zip(rows, starts, strict=True)
+            if self._steps[row]
+        ]
+        found = [
+            (step.row, start - step.start)
+            for step, start in last
+            if step.trace is self.trace and start > step.start
+        ]
+        if found:
+            self.trace.run_again(*zip(*found, strict=True))
 
     def finish(self) -> None:
         """The forward is over. Of a wide one only the end is kept: it would be much to hold."""
