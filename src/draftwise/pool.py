@@ -38,15 +38,18 @@ def resolve_target(target: Any) -> tuple[Any, list[str]]:
 
 
 def load_drafters(
-    specs: str | Sequence[Any], target: CausalModel, target_source: Any, *, dtype: Any, device: str
+    specs: str | Sequence[Any], target: CausalModel, target_source: Any, *, dtype: Any, device: Any
 ) -> list[Drafter]:
     """Load each spec (or the one), in order; a name that occurs twice gets a number.
 
-    target_source: the target's tokenizer, or where it was loaded from.
+    target_source: the target's tokenizer, or where it was loaded from. device: where the target is
+    spread over several, drafters go whole to its first one.
     Raises DraftwiseError for an unknown spec or option, a folder without a model, or a vocabulary
     (or tokenizer) that is not the target's.
     """
     named: dict[str, Drafter] = {}
+    if isinstance(device, dict) or device.startswith("map:"):
+        device = str(target.device)
     for given in _expand([specs] if isinstance(specs, (str, Path)) else specs):
         name, spec = name_and_spec(given)
         base, number = name, 2

@@ -71,7 +71,7 @@ class Speculator:
         trees: Sequence[str] | None = None,
         tokenizer: Any = None,
         dtype: Any = "auto",
-        device: str = "auto",
+        device: str | dict[str, Any] = "auto",
         compile: bool = False,
         scope: str = "request",
         seed: int | None = None,
@@ -80,14 +80,14 @@ class Speculator:
     ) -> Speculator:
         """Load a target and its drafters.
 
-        target: a folder, a hub id, a ``transformers`` model, or ``"zoo"`` for the bundled one.
+        target: a folder, also of a PEFT adapter, a hub id, a ``transformers`` model, or ``"zoo"``.
         drafters: specs such as ``"lm:PATH"``, ``"lookup"``, ``"suffix"``, ``"datastore:FILE"``,
             ``"zoo"`` (all bundled ones), ``"NAME=SPEC"``; models. Default ``["lookup"]``; for the
             zoo ``["zoo", "lookup"]``.
-        trees: shapes such as ``"4x16"`` (children x tokens), ``"chain"``; plans are multiplied by
-            lengths, rules and trees.
+        trees: shapes such as ``"4x16"`` (children x tokens), ``"chain"``; all combine.
         preset: where policy, reward, feedback and lengths come from, unless given.
-        dtype: ``auto``, a name such as ``bfloat16``, or a ``torch.dtype``; device: as in torch.
+        dtype: ``auto``, a name such as ``bfloat16``, or a ``torch.dtype``. device: as in torch, or
+            ``map:auto``, ``map:balanced``, a dict: the target's ``device_map``.
         compile: target and drafters that are models go through ``torch.compile`` where a request
             runs alone: each shape takes seconds once, said on stderr, and no round counts them.
         seed: of the randomness of all calls that bring no seed of their own, each of which draws

@@ -27,8 +27,8 @@ Target = Annotated[
     str,
     _option(
         _MODELS,
-        "A model folder, a hub id, a `.gguf` file, `smollm2` or `gemma3` (pretrained, from extras "
-        "of those names), or `zoo`, the bundled model.",
+        "A model folder (of a PEFT adapter, too), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
+        "(pretrained, from extras of those names), or `zoo`, the bundled model.",
         "--target",
     ),
 ]
@@ -62,7 +62,15 @@ WritePage = Annotated[
 Dtype = Annotated[
     str, _option(_MODELS, "auto, float32, bfloat16, float16; on CPUs also int8, int4.", "--dtype")
 ]
-Device = Annotated[str, _option(_MODELS, "auto, cpu, cuda, cuda:1, ...", "--device")]
+Device = Annotated[
+    str,
+    _option(
+        _MODELS,
+        "auto, cpu, cuda, cuda:1, ...; `map:auto`, `map:balanced`: the target over all devices "
+        "(accelerate).",
+        "--device",
+    ),
+]
 Compile = Annotated[
     bool,
     _option(_MODELS, "torch.compile the models: minutes to start, faster steps.", "--compile"),

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from draftwise.nn.cache import RaggedCache, Shelf
@@ -84,6 +85,13 @@ class Caller:
             rnn = output.cache_params.rnn_state
             _put(trace, {Key(layer, n): s for layer in rnn for n, s in enumerate(rnn[layer])})
         return output, hidden
+
+
+def first_device(module: Any) -> torch.device:
+    """Where tokens go in: of a module on several devices, the first that holds any weights."""
+    places = (weights.device for weights in module.parameters() if not weights.is_meta)
+    found: torch.device = next(places, torch.device("cpu"))
+    return found
 
 
 def _rwkv_state(trace: Trace) -> list[Tensor] | None:

@@ -96,8 +96,13 @@ def _refuse_broken(model: CausalModel) -> None:
 
 
 def _is_finite(weights: Tensor) -> bool:
-    """Of one tensor, in one pass; those in formats of their own are taken as they are."""
-    if not weights.is_floating_point() or type(weights.data) is not Tensor or not weights.numel():
+    """Of one tensor, in one pass; those in formats of their own, or on disk, are not looked at."""
+    if (
+        weights.is_meta
+        or not weights.is_floating_point()
+        or type(weights.data) is not Tensor
+        or not weights.numel()
+    ):
         return True
     least, most = torch.aminmax(weights.detach())
     return bool(least.isfinite() & most.isfinite())

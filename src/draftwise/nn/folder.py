@@ -20,7 +20,8 @@ def place(source: str) -> str:
     path = Path(source).expanduser() if source.startswith("~") else Path(source)
     if not source or (looks_local and not path.exists()):
         raise DraftwiseError(f"there is no model folder {source or repr(source)}")
-    if path.is_dir() and not (path / "config.json").exists():
+    configs = ("config.json", "adapter_config.json")
+    if path.is_dir() and not any((path / name).exists() for name in configs):
         raise DraftwiseError(f"{source} has no config.json: it is not a Hugging Face model folder")
     for index in path.glob("*.index.json"):
         _refuse_escapes(index)

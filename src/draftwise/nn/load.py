@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from draftwise.nn.adapters import base_of, merged
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
 from draftwise.nn.folder import borrows, place
@@ -18,16 +19,20 @@ from draftwise.nn.packed import PRECISIONS, pack
 from draftwise.nn.rounding import rounding_layer
 from draftwise.types import DraftwiseError
 
+Device = str | dict[str, Any]
+"""One device, or how a model is spread over several."""
+
 
 def load_model(
-    source: str | Path | Any, *, dtype: str | torch.dtype = "auto", device: str = "auto"
+    source: str | Path | Any, *, dtype: str | torch.dtype = "auto", device: Device = "auto"
 ) -> CausalModel:
     """A checked model from a folder, a hub id, or a ``transformers`` module that is used as it is.
 
     dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16``, ``float16``, or as in torch; on
     a CPU also ``int8`` and ``int4``, weights alone, the rest in bfloat16 (``nn.packed``). device:
-    ``auto`` is CUDA where there is one. Raises DraftwiseError for what cannot be found, read or
-    served.
+    ``auto`` is CUDA where there is one; ``map:auto``, ``map:balanced``, ... or a dict of devices by
+    module go to the library as ``device_map``. A folder may hold an adapter of PEFT: its base is
+    loaded, and it is merged in. Raises DraftwiseError for what cannot be found, read or served.
     """
     if isinstance(source, (str, Path)):
         name, module = str(source), _from_pretrained(str(source), dtype, device)
@@ -51,7 +56,8 @@ def load_model(
     return model
 
 
-def _from_pretrained(source: str, dtype: str | torch.dtype, device: str) -> Any:
+def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> Any:
+    spread = _device_map(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
@@ -64,19 +70,15 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: str) -> Any:
             f"{source} has no embeddings of its own: it is a drafter, --drafter lm:{source}"
         )
     precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
-    dtype = "float32" if precision else dtype
-    source = place(source)
     try:
-        # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
-        module = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, device_map=None, trust_remote_code=False
-        )
-        module = module.to(device)
+        module = _read(place(source), "float32" if precision else dtype, spread)
+        if spread is None:
+            module = module.to(device)
         if module.config._attn_implementation == "sdpa":
             attend_raggedly(module)
         if precision:
             pack(module, precision)
-        else:
+        elif spread is None:
             lay_out(module)
         return module
     except DraftwiseError:
@@ -85,12 +87,37 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: str) -> Any:
         raise _refusal("causal LM", source, error) from error
 
 
+def _read(source: str, dtype: Any, spread: Any) -> Any:
+    """The library's module, with the adapter merged in if this is the folder of one."""
+    base = base_of(source)
+    # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
+    module = AutoModelForCausalLM.from_pretrained(
+        source if base is None else place(base),
+        dtype=dtype,
+        device_map=spread,
+        trust_remote_code=False,
+    )
+    told = getattr(module.config, "quantization_config", None)
+    if told is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
+        raise ValueError(f"this transformers knows no quantisation like {told}")
+    return module if base is None else merged(module, source)
+
+
+def _device_map(device: Device) -> Any:
+    """What the library takes for ``device_map``; None = all on one device."""
+    if isinstance(device, str):
+        return device.removeprefix("map:") if device.startswith("map:") else None
+    return device
+
+
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
     """The tokenizer of a folder or hub id; raises DraftwiseError where there is none.
 
     asks_hub: whether one that is neither in a folder nor in the cache is fetched.
     """
     source = place(str(source))
+    if (base := base_of(source)) and not (Path(source) / "tokenizer_config.json").exists():
+        source = place(base)
     try:
         return AutoTokenizer.from_pretrained(
             source, trust_remote_code=False, local_files_only=not asks_hub

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.cache import UNLIMITED, RaggedCache, Span
-from draftwise.nn.calling import Caller
+from draftwise.nn.calling import Caller, first_device
 from draftwise.nn.compiled import WIDTHS, CompiledSteps
 from draftwise.nn.feeds import read_again, read_alone
 from draftwise.nn.logits import Logits, last_places
@@ -42,7 +42,7 @@ class CausalModel:
         self.token_bytes = 0  # of keys and values; the self-check measures it
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
-        self.device: torch.device = module.device
+        self.device: torch.device = first_device(module)
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
