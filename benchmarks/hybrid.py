@@ -32,7 +32,7 @@ FAMILIES = {
     "Mamba 1": "jamba",
     "Mamba 2": "granitemoehybrid",
     "convolutions": "lfm2",
-    "windows": "gemma3_text",
+    "windows": "gpt_oss",
     "chunks": "llama4_text",
     "longrope": "phi3",
     "tokens read again": "zaya",
@@ -53,6 +53,16 @@ def tiny(kind: str, num_positions: int = 0) -> Any:
     return tiny_module(config)
 
 
+@torch.no_grad()
+def widen(module: Any) -> None:
+    """Wider projections: for types that say one token for ever otherwise."""
+    generator = torch.Generator().manual_seed(4)
+    for name, weights in module.named_parameters():
+        kept = any(part in name for part in ("q_proj", "k_proj", "dt_proj", "x_proj"))
+        if weights.dim() == 2 and "proj" in name and not kept:
+            weights.normal_(0, 0.3, generator=generator)
+
+
 def near(module: Any, noise: float = 0.05) -> Any:
     """A drafter that is often right: the module, disturbed."""
     import copy
@@ -66,7 +76,7 @@ def near(module: Any, noise: float = 0.05) -> Any:
     return twin
 
 
-def texts(kinds: list[str], num_tokens: int) -> None:
+def texts(kinds: list[str], num_tokens: int, is_wide: bool) -> None:
     """Greedy text of single and ragged rows, token by token that of ``generate``.
 
     The library's ``generate`` cannot be asked for some types: each token has to be the likeliest
@@ -74,6 +84,8 @@ def texts(kinds: list[str], num_tokens: int) -> None:
     """
     for kind in kinds:
         module = tiny(kind, num_tokens + 64)
+        if is_wide:
+            widen(module)
         made = Speculator.from_pretrained(module, [near(module)], policy="fixed:1", lengths=(4,))
         options: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": True}
         ragged = made.generate(PROMPTS, **options)
@@ -171,13 +183,15 @@ def gain(folder: str, num_texts: int = 6, num_tokens: int = 64) -> None:
 
 
 @torch.inference_mode()
-def law(kinds: list[str], num: int = 2000, rows: int = 50) -> None:
+def law(kinds: list[str], is_wide: bool, num: int = 2000, rows: int = 50) -> None:
     """The first two tokens of answers at T = 1, after a prompt of two in ragged rows; drafts of 4.
 
     The second one is drawn from a state that was taken back wherever the first was rejected.
     """
     for kind in kinds:
         module = tiny(kind)
+        if is_wide:
+            widen(module)
         drafter = near(module, 0.15)
         made = Speculator.from_pretrained(module, [drafter], policy="fixed:1", lengths=(4,))
         size, accepted, drafted = made.target.vocab_size, 0, 0
@@ -206,17 +220,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["texts", "tape", "gain", "law"])
     parser.add_argument("names", nargs="*", help="types, or for gain the model's folder")
+    parser.add_argument("--wide", action="store_true", help="wider projections")
     parser.add_argument("--tokens", type=int, default=300)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     kinds = args.names or list(FAMILIES.values())
     if args.what == "texts":
-        texts(kinds, args.tokens)
+        texts(kinds, args.tokens, args.wide)
     elif args.what == "tape":
         tape(kinds[:4] if not args.names else kinds)
     elif args.what == "law":
-        law(kinds)
+        law(kinds, args.wide)
     else:
         gain(args.names[0])
 
