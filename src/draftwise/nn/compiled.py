@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import Cache
 
 from draftwise.nn.cache import RaggedCache, Storage
+from draftwise.nn.layout import is_packed
 
 WIDTHS = (1, 2, 5, 9, 17)
 """Tokens that a compiled forward reads: the text's last, and a draft of 0, 1, 4, 8 or 16."""
@@ -39,9 +40,9 @@ class CompiledSteps:
     A shorter feed is padded to the next width, the mask spans the whole cache, and keys and values
     go where an index says: so nothing changes its shape from token to token, and nothing is
     compiled twice. ``spent_s``, ``spent_cpu_s``: seconds that compiling took so far, which belong
-    to no round. On CUDA the forwards are recorded as graphs. Half precision on a CPU has weights
-    packed into them ("freezing": a copy for each width), without which it gains nothing; one token
-    is read as two there, which is cheaper (docs/performance.md).
+    to no round. On CUDA the forwards are recorded as graphs. Half precision on a CPU whose weights
+    have no blocks (``nn.layout``) has weights packed into them ("freezing": a copy for each width),
+    without which it gains nothing; one token is read as two there (docs/performance.md).
     Errors: where compiling fails, a warning, and the model goes on without.
     """
 
@@ -50,7 +51,8 @@ class CompiledSteps:
     ) -> None:
         self._module, self._name, self._backend = module, name, backend
         self._on_cuda = module.device.type == "cuda"
-        self._packs = module.device.type == "cpu" and module.dtype.itemsize == 2
+        is_half = module.device.type == "cpu" and module.dtype.itemsize == 2
+        self._packs = is_half and not is_packed(module)
         self._widths = [w for w in sorted(widths) if w > 1 or not self._packs]
         self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._shelf: dict[int, list[Storage]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +18,34 @@ ROWS = 16
 """Rows that blocks are made for: of 8, 16 and 32 none is better for all of 2 to 64."""
 
 
+_PREPACKED: WeakValueDictionary[int, Prepacked] = WeakValueDictionary()
+"""By number: a compiled graph cannot hold blocks, whose layout it does not know."""
+
+
+@torch.library.custom_op("draftwise::from_blocks", mutates_args=())
+def from_blocks(states: Tensor, number: int, width: int) -> Tensor:
+    """[..., in] to [..., width] by the layer of a number: how compiled graphs ask for it."""
+    return _PREPACKED[number].product(states.contiguous())
+
+
+@from_blocks.register_fake
+def _(states: Tensor, number: int, width: int) -> Tensor:
+    return states.new_empty((*states.shape[:-1], width))
+
+
 class Prepacked(nn.Linear):
     """A linear layer that keeps its weight a second time, in the blocks that oneDNN multiplies by.
 
     A product of 2 to 64 rows with a weight as it lies packs it anew each time; from blocks eight
     rows cost little more than one (``docs/real_models.md``). The weight itself stays where
-    everything else expects it. A weight that was changed or moved since, gradients and compiled
-    forwards go the ordinary way; copies of the layer have no blocks.
+    everything else expects it. A weight that was changed or moved since and gradients go the
+    ordinary way; copies of the layer have no blocks.
     """
 
     _blocks: Tensor | None = None
     _packed_from = (0, 0)
     _least_numel = 0
+    _number = 0  # 0: no blocks
 
     def pack(self, least_rows: int) -> None:
         """Make the blocks; products of fewer rows go on reading the weight itself."""
@@ -36,25 +53,31 @@ class Prepacked(nn.Linear):
         self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
         self._packed_from = _mark(self.weight)
         self._least_numel = least_rows * self.in_features
+        self._number = id(self)
+        _PREPACKED[self._number] = self
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        if (
-            torch.compiler.is_compiling()
-            or self._blocks is None
-            or input.numel() < self._least_numel
-            or input.dtype != self.weight.dtype
-            or torch.is_grad_enabled()
-            or _mark(self.weight) != self._packed_from
-        ):
+        if torch.is_grad_enabled() or not self._number or input.numel() < self._least_numel:
             return super().forward(input)
+        if torch.compiler.is_compiling():
+            made: Tensor = from_blocks(input, self._number, self.out_features)
+            return made
+        return self.product(input)
+
+    def product(self, states: Tensor) -> Tensor:
+        """From the blocks, if they are still the weight's."""
+        is_theirs = states.dtype == self.weight.dtype and _mark(self.weight) == self._packed_from
+        if self._blocks is None or not is_theirs:
+            return super().forward(states)
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            input, self._blocks, self.bias, "none", [], ""
+            states, self._blocks, self.bias, "none", [], ""
         )
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_blocks"}
+        own = {"_blocks", "_number"}
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
 
 def _mark(weight: Tensor) -> tuple[int, int]:
@@ -99,10 +122,15 @@ def put_back(module: nn.Module) -> None:
     """Undo ``lay_out``: files hold weights row by row, and ``save_pretrained`` insists on it."""
     for layer in module.modules():
         if isinstance(layer, Prepacked):
-            layer._blocks = None
+            layer._blocks, layer._number = None, 0
             layer.__class__ = nn.Linear  # type: ignore[assignment]
     for weight in module.parameters():
         weight.data = weight.data.contiguous()
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether any of its layers keeps blocks."""
+    return any(isinstance(layer, Prepacked) for layer in module.modules())
 
 
 def _is_served(weight: Tensor) -> bool:
@@ -135,6 +163,5 @@ def weights_of(module: nn.Module) -> str:
     'float32 as the checkpoint has it'
     """
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-    packed = any(isinstance(layer, Prepacked) for layer in module.modules())
-    lies = ", large weights a second time in blocks" if packed else ""
+    lies = ", large weights a second time in blocks" if is_packed(module) else ""
     return f"{dtype} as the checkpoint has it{lies}"
