@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
     TaskID,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
@@ -36,6 +31,7 @@ from draftwise.cli.failures import (
 )
 from draftwise.cli.load import Wanted, check, check_sampling, load
 from draftwise.cli.lock import alone_in
+from draftwise.cli.progress import bars
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
@@ -252,19 +248,8 @@ class Bar:
     """What is being done, how far it is and how long it will take; on a terminal only."""
 
     def __init__(self, *, is_shown: bool) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            disable=not (is_shown and console.is_terminal),
-        )
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        self._progress = bars("{task.description}", *times, is_shown=is_shown)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Bar:

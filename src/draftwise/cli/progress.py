@@ -4,33 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 if TYPE_CHECKING:
     from draftwise.engine.records import Round
+
+
+def bars(what: str, *columns: ProgressColumn, is_shown: bool = True) -> Progress:
+    """Bars on a terminal that go when all is done: a text, how far it is, and these columns."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not (is_shown and console.is_terminal),
+    )
 
 
 class TokenProgress:
     """Prompts answered and tokens a second; shown on a terminal only."""
 
     def __init__(self, num_prompts: int) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("prompts"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            disable=not console.is_terminal,
-        )
+        rate = TextColumn("{task.fields[rate]}")
+        self._progress = bars("prompts", rate, TimeElapsedColumn())
         self._task = self._progress.add_task("", total=num_prompts, rate="")
         self._num_tokens, self._seconds, self._last = 0, 0.0, 0
 
@@ -38,12 +49,7 @@ class TokenProgress:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def saw(self, round_: Round) -> None:

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
+from draftwise.drafters.behind import Behind
 from draftwise.drafters.eagle import features_of
 from draftwise.drafters.lm_tree import Feed
 from draftwise.drafters.neural import NeuralSession
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.reader import Reading
-from draftwise.nn.cache import RaggedCache, Span
+from draftwise.nn.cache import Span
 from draftwise.nn.dflash import DFlashHead
 from draftwise.nn.dflash_files import load_dflash_head
 from draftwise.nn.model import CausalModel
@@ -66,7 +67,7 @@ class DFlashDrafter:
         return NeuralSession(self.name, DFlashReader(self.head, self.max_length))
 
 
-class DFlashReader:
+class DFlashReader(Behind):
     """One head on its cache: keys and values of the target's states, never of a draft.
 
     A block behind token s looks at the states after the tokens before s, and its n-th slot from
@@ -78,36 +79,20 @@ class DFlashReader:
     shows_hidden = False
 
     def __init__(self, head: DFlashHead, max_length: int) -> None:
-        self._head, self._max_length, self._cache = head, max_length, RaggedCache()
+        super().__init__()
+        self._head, self._max_length = head, max_length
         self._ahead: dict[int, list[Tensor]] = {}
-
-    def open(self, row: int, expected: int) -> None:
-        """Nothing read yet."""
-        self._cache.open(row, expected)
 
     def close(self, row: int) -> None:
         """Free the row's cache."""
         self._cache.close(row)
         self._ahead.pop(row, None)
 
-    def crop(self, row: int, length: int) -> None:
-        """Keep the states after the first tokens, but for the last of them."""
-        self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        """The other row's states of these tokens."""
-        self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
-
     def follow(self, context: Context) -> int:
         """A text of one token has no hidden state yet: the target reads it in this very round."""
         num = len(context.tokens)
-        # the last state is read again where nothing came after it
-        self._cache.lengths[context.row] = max(0, min(self._cache.lengths[context.row], num - 2))
+        self._step_back(context)
         return self._max_length if num > 1 else -1
-
-    def base(self, context: Context) -> int:
-        """What the cache holds."""
-        return self._cache.lengths[context.row]
 
     def first(self, context: Context) -> int:
         """What a text begins with has no state before it."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from draftwise.drafters.behind import Behind
 from draftwise.drafters.lm_tree import Feed
 from draftwise.drafters.neural import NeuralSession
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.reader import Reading
-from draftwise.nn.cache import RaggedCache
 from draftwise.nn.eagle_files import load_head
 from draftwise.nn.eagle_read import StateHead, read
 from draftwise.nn.features import Features
@@ -89,7 +89,7 @@ class EagleDrafter:
         return NeuralSession(self.name, EagleReader(self.head))
 
 
-class EagleReader:
+class EagleReader(Behind):
     """One head on its cache.
 
     A text of n tokens has n - 1 slots: slot s reads token s + 1 beside the target's states after
@@ -102,13 +102,10 @@ class EagleReader:
     shows_hidden = False
 
     def __init__(self, head: StateHead) -> None:
-        self._head, self._cache = head, RaggedCache()
+        super().__init__()
+        self._head = head
         self._last: dict[int, Tensor] = {}
         self._level: dict[int, Tensor] = {}
-
-    def open(self, row: int, expected: int) -> None:
-        """Nothing read yet."""
-        self._cache.open(row, expected)
 
     def close(self, row: int) -> None:
         """Free the row's cache."""
@@ -116,24 +113,11 @@ class EagleReader:
         self._last.pop(row, None)
         self._level.pop(row, None)
 
-    def crop(self, row: int, length: int) -> None:
-        """Keep the slots of the first tokens."""
-        self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        """The other row's slots of these tokens."""
-        self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
-
     def follow(self, context: Context) -> int:
         """A text of one token has no hidden state yet: the target reads it in this very round."""
         num = len(context.tokens)
-        # the last slot is read again where nothing came after it
-        self._cache.lengths[context.row] = max(0, min(self._cache.lengths[context.row], num - 2))
+        self._step_back(context)
         return self._cache.capacity - num + 1 if num > 1 else -1
-
-    def base(self, context: Context) -> int:
-        """What the cache holds."""
-        return self._cache.lengths[context.row]
 
     def first(self, context: Context) -> int:
         """What a text begins with has no state before it."""

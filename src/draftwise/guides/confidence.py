@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from draftwise.guides.looking import Looking
 from draftwise.types import DraftStep
 
 
-class MaxConfidence:
+class MaxConfidence(Looking):
     """Stop when the largest q at the token kept last fell below a threshold.
 
     Source: TapOut, table 1 (Max-Confidence, threshold 0.8). Update: none. Differs: none; the token
@@ -16,10 +17,6 @@ class MaxConfidence:
     False
     """
 
-    needs_probs = True
-    is_pure = True
-    always_goes_on, waits_for_hidden, needs_hidden = False, False, 0
-
     def __init__(self, threshold: float = 0.8) -> None:
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold is {threshold}: a probability lies in [0, 1]")
@@ -28,6 +25,3 @@ class MaxConfidence:
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the token kept last was sure enough; always at depth 0."""
         return step.depth == 0 or step.max_prob >= self._threshold
-
-    def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to learn."""

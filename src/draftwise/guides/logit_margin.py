@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from draftwise.guides.looking import Looking
 from draftwise.types import DraftStep
 
 
-class LogitMargin:
+class LogitMargin(Looking):
     """Stop when the two largest q at the token kept last were closer than a threshold.
 
     Source: TapOut, table 1 and appendix A.1 (LogitMargin, threshold 0.2): despite its name the
@@ -16,10 +17,6 @@ class LogitMargin:
     False
     """
 
-    needs_probs = True
-    is_pure = True
-    always_goes_on, waits_for_hidden, needs_hidden = False, False, 0
-
     def __init__(self, threshold: float = 0.2) -> None:
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold is {threshold}: a margin of probabilities lies in [0, 1]")
@@ -28,6 +25,3 @@ class LogitMargin:
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the likeliest token stood out; always at depth 0."""
         return step.depth == 0 or step.margin >= self._threshold
-
-    def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to learn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from draftwise.guides.looking import Looking
 from draftwise.types import DraftStep
 
 
@@ -16,7 +17,7 @@ def root_entropy(nats: float) -> float:
     return math.sqrt(max(nats, 0.0))
 
 
-class Svip:
+class Svip(Looking):
     """Stop when the root of the entropy of q at the token kept last is above a threshold.
 
     Source: TapOut, table 1 and appendix A.1 (SVIP, of Zhang et al. 2025): sqrt(H) > 0.6; H in nats.
@@ -29,10 +30,6 @@ class Svip:
     False
     """
 
-    needs_probs = True
-    is_pure = True
-    always_goes_on, waits_for_hidden, needs_hidden = False, False, 0
-
     def __init__(self, threshold: float = 0.6) -> None:
         if not threshold >= 0:
             raise ValueError(f"threshold is {threshold}: the root of an entropy is 0 or more")
@@ -41,6 +38,3 @@ class Svip:
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the entropy at the token kept last was low enough; always at depth 0."""
         return step.depth == 0 or root_entropy(step.entropy) <= self._threshold
-
-    def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to learn."""

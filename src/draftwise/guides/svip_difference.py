@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from draftwise.guides.looking import Looking
 from draftwise.guides.svip import root_entropy
 from draftwise.types import DraftStep
 
 
-class SvipDifference:
+class SvipDifference(Looking):
     """Stop when the root of the entropy of q rose by more than a threshold over the token before.
 
     Source: TapOut, table 1 and appendix A.1 (SVIPDifference, threshold 0.2), H in nats.
@@ -23,10 +24,6 @@ class SvipDifference:
     False
     """
 
-    needs_probs = True
-    is_pure = True
-    always_goes_on, waits_for_hidden, needs_hidden = False, False, 0
-
     def __init__(self, threshold: float = 0.2) -> None:
         if math.isnan(threshold):
             raise ValueError(f"threshold is {threshold}: it must be a number")
@@ -36,6 +33,3 @@ class SvipDifference:
         """Whether the entropy did not jump; always at depths 0 and 1."""
         rise = root_entropy(step.entropy) - root_entropy(step.entropy_before)
         return not rise > self._threshold  # nan, where no token is before the last, is no rise
-
-    def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to learn."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.nn.eagle import EagleConfig
-from draftwise.nn.head_parts import Mlp, Norm, drafted_ids, rotary_table, spread, turned
+from draftwise.nn.head_parts import Angles, Mlp, Norm, drafted_ids, spread, turned
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [N, H, S, d], own k and v [N, G, S, d] of N blocks) -> [N, H, S, d]."""
@@ -62,7 +62,7 @@ class DFlashHead(nn.Module):
         if config.draft_vocab_size != config.vocab_size:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self._borrowed = (embed, lm_head)  # in a tuple, so that torch does not count them as ours
-        self._angles: tuple[Tensor, Tensor] | None = None
+        self._angles = Angles(config)
 
     @property
     def draft_ids(self) -> Tensor | None:
@@ -79,7 +79,7 @@ class DFlashHead(nn.Module):
     def read(self, states: Tensor, positions: Tensor, store: Store, longest: int) -> None:
         """Keys and values of the target's states [R, T, taps x D] at positions [R, T] < longest."""
         fused = self.hidden_norm(self.fc(states))
-        cos, sin = self._rotary(positions, longest)
+        cos, sin = self._angles(positions, longest, self.fc.weight)
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, _BlockLayer)
             store(number, *layer.self_attn.look(fused, cos, sin))
@@ -94,7 +94,7 @@ class DFlashHead(nn.Module):
         tokens = torch.full((len(last), self.block.size), self.block.mask, device=last.device)
         tokens[:, 0] = last
         hidden = self._borrowed[0](tokens)
-        cos, sin = self._rotary(positions[:, None] + slots, longest)
+        cos, sin = self._angles(positions[:, None] + slots, longest, self.fc.weight)
         for number, layer in enumerate(self.layers):
 
             def seen(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
@@ -108,13 +108,6 @@ class DFlashHead(nn.Module):
         """[..., vocab_size] logits: minus infinity for tokens that it cannot draft."""
         drafted = (self.lm_head or self._borrowed[1])(states)  # type: ignore[misc]
         return spread(drafted, self.draft_ids, self.config.vocab_size)
-
-    def _rotary(self, positions: Tensor, needed: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [R, 1, T, d] from a table that grows by doubling."""
-        if self._angles is None or needed > len(self._angles[0]):
-            self._angles = rotary_table(self.config, max(256, 2 * needed), self.fc.weight)
-        cos, sin = self._angles
-        return cos[positions][:, None], sin[positions][:, None]
 
 
 class _BlockLayer(nn.Module):

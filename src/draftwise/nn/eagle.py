@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwise.nn.head_parts import Mlp, Norm, drafted_ids, rotary_table, spread, turned
+from draftwise.nn.head_parts import Angles, Mlp, Norm, drafted_ids, spread, turned
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [R, H, T, d], k and v [R, G, T, d] of the T new tokens) -> [R, H, T, d]."""
@@ -77,7 +77,7 @@ class EagleHead(nn.Module):
         if config.draft_vocab_size != config.vocab_size:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self._borrowed = (embed, lm_head)  # in a tuple, so that torch does not count them as ours
-        self._angles: tuple[Tensor, Tensor] | None = None
+        self._angles = Angles(config)
 
     @property
     def title(self) -> str:
@@ -118,7 +118,7 @@ class EagleHead(nn.Module):
         longest: positions are below it; 0 = they are looked at, which waits for the device.
         """
         embedded = self.embed(tokens)
-        cos, sin = self._rotary(positions, longest or int(positions.max()) + 1)
+        cos, sin = self._angles(positions, longest or int(positions.max()) + 1, self.fc.weight)
         if self.config.generation == 3:
             return self.midlayer.third(embedded, hidden, cos, sin, attend)
         mixed = self.fc(torch.cat((embedded, hidden), dim=-1))
@@ -160,14 +160,6 @@ class EagleHead(nn.Module):
         own = sum(p.numel() for name, p in self.named_parameters() if "embed_tokens" not in name)
         borrowed = self._borrowed[1]
         return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
-
-    def _rotary(self, positions: Tensor, needed: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [R, 1, T, d] from a table that grows by doubling."""
-        if self._angles is None or needed > len(self._angles[0]):
-            with torch.inference_mode(False):  # training may look at it later
-                self._angles = rotary_table(self.config, max(256, 2 * needed), self.fc.weight)
-        cos, sin = self._angles
-        return cos[positions][:, None], sin[positions][:, None]
 
 
 class _Layer(nn.Module):

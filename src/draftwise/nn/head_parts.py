@@ -77,3 +77,19 @@ def rotary_table(config: EagleConfig, num: int, like: Tensor) -> tuple[Tensor, T
     rotary = LlamaRotaryEmbedding(llama).to(like.device)
     cos, sin = rotary(like, torch.arange(num, device=like.device)[None])
     return cos[0].to(like.dtype), sin[0].to(like.dtype)
+
+
+class Angles:
+    """cos and sin of positions, from a table that grows by doubling."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        self._config = config
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, positions: Tensor, needed: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, 1, T, d] each, of ``like``'s type and device; needed: above all positions."""
+        if self._table is None or needed > len(self._table[0]):
+            with torch.inference_mode(False):  # training may look at it later
+                self._table = rotary_table(self._config, max(256, 2 * needed), like)
+        cos, sin = self._table
+        return cos[positions][:, None], sin[positions][:, None]

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from draftwise.sim.costs import CostTable
 from draftwise.sim.text import PROMPT_TOKENS, Text, bernoulli_track
 from draftwise.types import Floats
 
 Means = Mapping[str, Mapping[str, float]]
 """Mean acceptance probability by domain and drafter."""
+
+
+@dataclass(frozen=True)
+class FromMeans:
+    """What environments share that are told by each drafter's mean in each domain."""
+
+    means: Means
+    costs: CostTable
+
+    @property
+    def domains(self) -> list[str]:
+        """All of ``means``."""
+        return list(self.means)
+
+    @property
+    def drafters(self) -> list[str]:
+        """Those of the first domain; all have the same."""
+        return list(self.means[self.domains[0]])
 
 
 def stream(seed: int, *names: str) -> np.random.Generator:

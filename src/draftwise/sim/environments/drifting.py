@@ -6,33 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwise.sim.costs import CostTable
-from draftwise.sim.environments.drawing import Means, num_positions, stream, text_of
+from draftwise.sim.environments.drawing import FromMeans, num_positions, stream, text_of
 from draftwise.sim.text import Text
 
 
 @dataclass(frozen=True)
-class Drifting:
+class Drifting(FromMeans):
     """The log-odds of alpha follow an autoregressive walk around the drafter's mean.
 
     Source: this project's own; MetaSD appendix H.2 names the case. step: standard deviation of
     the walk's step a token; memory: share of a deviation that the next token keeps, below 1.
     """
 
-    means: Means
-    costs: CostTable
     step: float = 0.2
     memory: float = 0.99
-
-    @property
-    def domains(self) -> list[str]:
-        """All of ``means``."""
-        return list(self.means)
-
-    @property
-    def drafters(self) -> list[str]:
-        """Those of the first domain; all have the same."""
-        return list(self.means[self.domains[0]])
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
         """One text a seed; the walk starts in its stationary law."""

@@ -6,32 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwise.sim.costs import CostTable
-from draftwise.sim.environments.drawing import Means, num_positions, text_of
+from draftwise.sim.environments.drawing import FromMeans, num_positions, text_of
 from draftwise.sim.text import Text
 
 
 @dataclass(frozen=True)
-class TruncatedGeometric:
+class TruncatedGeometric(FromMeans):
     """Emitted tokens follow ``p^(x-1) (1-p)`` for x <= L and ``p^L`` for x = L + 1.
 
     Source: BanditSpec, eq. (4). Differs: none, except at the end of the text, which cuts drafts.
     means: p by domain and drafter. eos_rate: as in ``text_of``.
     """
 
-    means: Means
-    costs: CostTable
     eos_rate: float = 0.0
-
-    @property
-    def domains(self) -> list[str]:
-        """All of ``means``."""
-        return list(self.means)
-
-    @property
-    def drafters(self) -> list[str]:
-        """Those of the first domain; all have the same."""
-        return list(self.means[self.domains[0]])
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
         """One text a seed."""

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwise.sim.costs import CostTable
-from draftwise.sim.environments.drawing import Means, num_positions, stream, text_of
+from draftwise.sim.environments.drawing import FromMeans, num_positions, stream, text_of
 from draftwise.sim.text import Text
 
 
 @dataclass(frozen=True)
-class IndependentAlphas:
+class IndependentAlphas(FromMeans):
     """alpha at each position is drawn i.i.d. from a distribution of the drafter's own.
 
     Source: MetaSD, Assumption 1 (eq. 3). Differs: the paper leaves the distribution open; here it
     is Beta with the given mean. concentration: a + b of the Beta; small = all or nothing.
     """
 
-    means: Means
-    costs: CostTable
     concentration: float = 2.0
     eos_rate: float = 0.0
-
-    @property
-    def domains(self) -> list[str]:
-        """All of ``means``."""
-        return list(self.means)
-
-    @property
-    def drafters(self) -> list[str]:
-        """Those of the first domain; all have the same."""
-        return list(self.means[self.domains[0]])
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
         """One text a seed."""
