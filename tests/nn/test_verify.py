@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.dist import draw as draw_one
-from draftwise.dist import overlap
+from draftwise.dist import overlap, ratio
 from draftwise.engine.verify import verify
 from draftwise.nn import verify as verify_module
 from draftwise.nn.sampling import draw
-from draftwise.nn.verify import Forest, judge, masses, overlaps
+from draftwise.nn.verify import Forest, judge, masses, overlaps, ratios
 from draftwise.types import Draft
 
 Row = tuple[Draft, list[np.ndarray], np.ndarray]
@@ -153,6 +153,54 @@ def test_acceptance_probabilities_and_masses() -> None:
     asked = torch.tensor([2, 7, 5, 7])
     of_q = masses(torch.from_numpy(q), torch.tensor(rows), torch.tensor(tokens), asked)
     assert of_q.tolist() == [pytest.approx(q[1][2]), 1.0, pytest.approx(q[0][5]), 0.0]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 1), st.integers(0, 4)), max_size=8))
+def test_ratios_and_overlaps_are_those_of_the_reference(asked: list[tuple[int, int, int]]) -> None:
+    """asked: a place, the row of q or -1, and the token proposed; each place knows what follows."""
+    rng = np.random.default_rng(len(asked))
+    p = np.stack([random_dist(rng, 5) for _ in range(3)])
+    p[1] = [0, 0, 1, 0, 0]
+    q = np.stack([random_dist(rng, 5) for _ in range(2)])
+    following = torch.tensor([4, 0, -1])
+    places, rows, proposed = np.array(asked, dtype=np.int64).reshape(-1, 3).T
+    dists = [q[row] if row >= 0 else int(token) for _, row, token in asked]
+    tensors = torch.from_numpy(p), places, torch.from_numpy(q), rows, proposed
+    found = ratios(*tensors, following).tolist()
+    said = [max(int(following[place]), 0) for place in places]
+    expected = [ratio(p[a], d, t) for a, d, t in zip(places, dists, said, strict=True)]
+    assert found == pytest.approx(expected, abs=1e-6)
+    found = overlaps(*tensors).tolist()
+    expected = [overlap(p[place], dist) for place, dist in zip(places, dists, strict=True)]
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_forest_by_hand() -> None:
+    """Two chains about an empty draft, and a tree whose two branches begin with one token."""
+    none = np.array([], dtype=np.int64)
+    tree = np.array([-1, -1, 0, -1])
+    forest = Forest.of(
+        [np.array([5, 6]), none, np.array([7, 7, 8, 7])],
+        [None, None, tree],
+        [np.array([-1, 0]), none, np.array([1, -1, -1, 2])],
+    )
+    assert forest.roots.tolist() == [0, 3, 4]
+    assert forest.owners.tolist() == [0, 0, 2, 2, 2, 2]
+    assert forest.places.tolist() == [1, 2, 5, 6, 7, 8]
+    assert forest.before.tolist() == [0, 1, 4, 4, 5, 4]
+    assert forest.ranks.tolist() == [0, 0, 0, 1, 0, 2]
+    assert forest.rows.tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2]
+    assert forest.is_elder.tolist() == [False, False, True, True, False, False]
+    assert forest.is_again.tolist() == [False, False, False, True, False, True]
+    kids = {0: [0], 1: [1], 4: [2, 3, 5], 5: [4]}
+    expected = [(kids.get(place, []) + [6] * 3)[:3] for place in range(9)]
+    assert forest.children.tolist() == expected
+    assert forest.path(2, 7).tolist() == [0, 2]
+    assert forest.path(1, 3).tolist() == []
+    alone = Forest.of([none], [None], [none])
+    assert alone.children.tolist() == [[0]]
+    assert alone.is_elder.tolist() == []
 
 
 def test_draws_are_those_of_the_reference_and_never_of_mass_zero() -> None:
