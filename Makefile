@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench-docs check-deps conformance demo dist docs pictures demo-real test test-vllm check lint types fix clean
+.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs fix lint mutants pictures test test-vllm types
 
 demo: $(STAMP)
 	$(BIN)/draftwise demo
@@ -19,6 +19,15 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
 
 check: lint types test
+
+# Which lines of src the tests run, in processes that they start, too; fails below 92%.
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --benchmark-disable --cov --cov-report=term --cov-fail-under=92
+
+# Mutants of what losslessness and prices rest on: which of them no test notices (docs/mutants.md).
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutation]'
+	$(BIN)/python -m benchmarks mutants --out benchmarks/results/mutants.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests examples benchmarks scripts docs/site.py
