@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from draftwise.protocols import Policy
 from draftwise.registry import POLICIES, make_policy
@@ -306,6 +308,32 @@ def test_values_outside_0_to_1_are_turned_away(name: str, value: float) -> None:
     with pytest.raises(ValueError, match="outside"):
         policy.learn(decision, Feedback(values, seen))
     assert json.dumps(policy.state()) == before
+
+
+ROUNDS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.floats(0.01, 1),
+        st.lists(st.floats(0, 1), min_size=4, max_size=4),
+        st.lists(st.booleans(), min_size=4, max_size=4),
+    ),
+    max_size=12,
+)
+"""Of each the plan played, its probability, the values and which of them were seen."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(ROUNDS)
+def test_any_values_in_any_order_leave_a_policy_sound(name: str, rounds: list[Any]) -> None:
+    policy, again = make(name), make(name)
+    for number, (plan, prob, values, seen) in enumerate(rounds, 1):
+        policy.learn(Decision(plan, prob, number), Feedback(np.array(values), np.array(seen)))
+    assert_distribution(policy.probabilities(), 4)
+    assert np.isfinite(policy.estimates()).all()
+    again.load_state(json.loads(json.dumps(policy.state())))
+    assert np.array_equal(again.probabilities(), policy.probabilities())
+    assert again.choose() == policy.choose()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from draftwise.policies.goodput.matches import MATCH_PRIORS, MatchTable
 from draftwise.policies.goodput.policy import Goodput
@@ -295,3 +297,33 @@ def test_what_was_missed_is_paid_for_over_the_tokens_that_are_left() -> None:
     learn(of, evidence(emitted_start=100, costs=costs, num_left=20, scores=lm([]) | {
         "lm": Scores(99, np.zeros(1), np.zeros(1))}))  # fmt: skip
     assert prices(of)[1] > 1.2 / 1.05  # it has read that far: nothing is missed
+
+
+UNITS = st.lists(st.floats(0, 1), max_size=6)
+SECONDS = st.floats(0, 1e6)
+TOLD = st.tuples(
+    UNITS,
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40)), max_size=6),
+    st.lists(SECONDS, max_size=8),
+    st.dictionaries(st.sampled_from(["lm", "lookup"]), SECONDS),
+    st.integers(0, 20),
+)
+"""Alphas of both drafters, matches, seconds of forwards and steps, and the match at the end."""
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(TOLD, max_size=6))
+def test_any_alphas_and_seconds_leave_prices_that_choose(told: list[Any]) -> None:
+    """Whatever was measured, also nothing or 0 s, prices are finite and the best is chosen."""
+    of = policy()
+    for start, (alphas, found, target_s, draft_s, num) in enumerate(told):
+        scores = lm(alphas) | lookup([a for a, _ in found], [m for _, m in found])
+        costs = Costs(np.array(target_s), draft_s)
+        learn(of, evidence(scores=scores, costs=costs, emitted_start=start, matches={"lookup": num}))
+    found = of.estimates()
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+    assert found[of.choose().plan] == found.max()
+    again = policy()
+    again.load_state(json.loads(json.dumps(of.state())))
+    assert np.array_equal(again.estimates(), found)
