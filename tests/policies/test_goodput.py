@@ -319,7 +319,9 @@ def test_any_alphas_and_seconds_leave_prices_that_choose(told: list[Any]) -> Non
     for start, (alphas, found, target_s, draft_s, num) in enumerate(told):
         scores = lm(alphas) | lookup([a for a, _ in found], [m for _, m in found])
         costs = Costs(np.array(target_s), draft_s)
-        learn(of, evidence(scores=scores, costs=costs, emitted_start=start, matches={"lookup": num}))
+        learn(
+            of, evidence(scores=scores, costs=costs, emitted_start=start, matches={"lookup": num})
+        )
     found = of.estimates()
     assert np.isfinite(found).all()
     assert (found >= 0).all()
