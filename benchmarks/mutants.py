@@ -19,6 +19,7 @@ import importlib.machinery
 import json
 import multiprocessing
 import os
+import re
 import resource
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -27,6 +28,8 @@ from itertools import count
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
+
+from shared.equal_mutants import why
 
 ROOT = Path(__file__).parents[1]
 MODULES: dict[str, tuple[str, ...]] = {
@@ -42,6 +45,8 @@ MODULES: dict[str, tuple[str, ...]] = {
 """A module, and the tests that ought to kill its mutants: seconds, all of them."""
 
 PYTEST = ("-x", "-q", "-W", "ignore:Module already imported")
+BLANK = re.compile(r"(?:(?<=[(\[])|(?<=\w=)|(?<=\[-)) (?=-?\d)")
+"""What the operator on numbers puts before them."""
 PATIENCE, LEAST_S, MEMORY = 4, 10, 24 << 30
 SWAPS = {
     "Binary": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Pow_Mul Mod_Add BitOr_BitAnd "
@@ -106,7 +111,7 @@ def change(source: str, mutated: str) -> tuple[int, str, str]:
     was, becomes = (
         " ".join(map(str.strip, part)) for part in (before[first:last], after[start:end])
     )
-    return first + 1, was, becomes
+    return first + 1, was, BLANK.sub("", becomes)
 
 
 class Planted(MetaPathFinder):
@@ -162,7 +167,8 @@ def outcome(module: str, source: str | None = None, report: Report | None = None
     import hypothesis
     import pytest
 
-    hypothesis.settings.register_profile("mutants", phases=[hypothesis.Phase.generate])
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile("mutants", phases=phases)
     hypothesis.settings.load_profile("mutants")  # a failure is enough: no search for a small one
     here = str(Path(__file__).parent)  # whose engine.py is not the tests' engine/
     sys.path[:] = [folder for folder in sys.path if folder != here]
@@ -208,6 +214,11 @@ def _has_spec(module: ModuleType, name: str) -> bool:
     return spec is not None and spec.name == name and spec.origin is not None
 
 
+def told(mutant: Mutant) -> dict[str, Any]:
+    """A survivor as the results have it."""
+    return {"line": mutant.line, "was": mutant.was, "becomes": mutant.becomes}
+
+
 def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
     """Counts, seconds, and the survivors of one module's mutants; only: try these again."""
     cpu_s = warmed(module)
@@ -215,12 +226,15 @@ def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
     for mutant in mutants(module):
         if only is not None and (mutant.was, mutant.becomes) not in only:
             continue
+        if only is not None and why(module, mutant.becomes):
+            survivors.append(told(mutant))  # equal: no second try
+            continue
         work = functools.partial(outcome, module, mutant.source)
         code = in_a_fork(work, max(LEAST_S, PATIENCE * cpu_s))
         num += 1
         out_of_time += code < 0
         if code == 0:
-            survivors.append({"line": mutant.line, "was": mutant.was, "becomes": mutant.becomes})
+            survivors.append(told(mutant))
             print(f"{module}:{mutant.line}\n  {mutant.was}\n  {mutant.becomes}", flush=True)
     print(f"{module}: {num - len(survivors)} of {num} killed, tests {cpu_s:.1f} s", flush=True)
     return {
@@ -234,7 +248,7 @@ def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--module", nargs="*", default=list(MODULES), choices=list(MODULES))
-    parser.add_argument("--again", help="results: of what survived there, try it once more")
+    parser.add_argument("--again", help="results: try what survived there and is not equal")
     parser.add_argument("--out")
     options = parser.parse_args()
     os.chdir(ROOT)

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from shared.equal_mutants import why
 from shared.listing import rows_of_the_list
 from shared.results import load
 
@@ -177,6 +178,33 @@ def entropy() -> str:
     return table(["position", *found], rows)
 
 
+def mutants() -> str:
+    found, rows, sums = load("mutants")["modules"], [], [0, 0, 0]
+    for module, each in found.items():
+        equal = sum(why(module, mutant["becomes"]) is not None for mutant in each["survivors"])
+        total, left = each["mutants"], len(each["survivors"])
+        sums = [a + b for a, b in zip(sums, (total, equal, total - left), strict=True)]
+        rows.append(
+            [f"`{module}.py`", *counts(total, equal, total - left), num(each["tests_s"], 1)]
+        )
+    rows.append(["all", *counts(*sums), ""])
+    return table(["file", "mutants", "equal", "killed", "of the others", "its tests, s"], rows)
+
+
+def counts(num: int, equal: int, killed: int) -> list[str]:
+    return [str(num), str(equal), str(killed), f"{100 * killed / (num - equal):.1f}%"]
+
+
+def survivors() -> str:
+    rows = []
+    for module, each in load("mutants")["modules"].items():
+        for mutant in sorted(each["survivors"], key=lambda mutant: mutant["line"]):
+            code = mutant["becomes"].replace("|", r"\|")
+            reason = why(module, mutant["becomes"]) or "**no test yet**"
+            rows.append([f"`{module}.py:{mutant['line']}`", f"`{code}`", reason])
+    return table(["where", "becomes", "why no test fails"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "startup": startup,
     "benchmarks": benchmarks,
@@ -188,6 +216,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "argmax": argmax,
     "misled": misled,
     "entropy": entropy,
+    "mutants": mutants,
+    "survivors": survivors,
 }
 
 

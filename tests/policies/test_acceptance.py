@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftwise.policies.goodput.acceptance import Rates
@@ -74,6 +74,7 @@ def granted(pool: Sequence[Sequence[float]]) -> float:
     st.floats(0.5, 1),
     st.lists(st.tuples(st.floats(0.05, 1), st.floats(0.5, 5)), min_size=3, max_size=3),
 )
+@example([(0, [0.0] * 40, 1.0), (1, [1.0, 0.0, 1.0], 1.0)], 0.9, [(0.5, 1.0), (0.9, 5.0), (1, 2)])
 def test_rates_are_what_is_written(events, discount, priors) -> None:
     rates = Rates(3, discount)
     rates.expect(*(np.array(column) for column in zip(*priors, strict=True)))

@@ -1,0 +1,80 @@
+# ruff: noqa: E501
+"""Mutants that do what the original does, and why: no test can kill them."""
+
+from __future__ import annotations
+
+AXIS = "the only or the last axis: the same one"
+DROPPED = "the number read there is not used: `where` or the next line puts another in its place"
+MORE = "a superset is worked on; what is added comes out as it went in"
+FIRST = "a first sibling's own mass, divided by a whole of 1 up to rounding"
+EMPTY = "matters only without a node, and then nothing is asked"
+LENGTHS = "both have the same length by construction"
+UNREAD = "the number is never read, or overwritten before it is"
+FIXED = "nothing writes to one, or adds to it"
+
+EQUAL: dict[str, dict[str, list[str]]] = {
+    "nn/verify": {
+        AXIS: [
+            "return found.index_copy(0, at, torch.minimum(p[ours], q[theirs]).sum(1).double())",
+            "return found.index_copy(-1, at, torch.minimum(p[ours], q[theirs]).sum(-1).double())",
+            "whole = own.new_zeros(forest.num_places).index_copy(0, at, p[at].sum(1, dtype=torch.float64))",
+            "whole = own.new_zeros(forest.num_places).index_copy(-1, at, p[at].sum(-1, dtype=torch.float64))",
+            "total = less.sum(1, keepdim=True)",
+            'first = first.scatter_reduce(-1, before, places.where(is_kept, end), "amin")',
+            "said = torch.zeros_like(first).index_copy(-1, places, tokens)",
+            "before = own[turns].cumsum(-1) - own[turns]",
+            "gone = torch.zeros_like(own).index_copy(-1, turns, before - before[firsts_])",
+            "tried = tried.scatter(-1, kids, rest.gather(1, tokens[:, None])[:, 0].double())",
+            "tried = tried.scatter(0, kids, rest.gather(1, tokens[:, None])[:, -1].double())",
+            "is_drawn, (rest - q[rows[kids[:, -1]].clamp(min=0)]).clamp(min=0), rest",
+        ],
+        DROPPED: [
+            "return torch.where(rows < 0, of_point, q[rows.clamp(min=-1), tokens.clamp(min=0)].double())",
+            "return torch.where(rows < 0, of_point, q[rows.clamp(min=0), tokens.clamp(min=-1)].double())",
+            "of_p, tokens = torch.from_numpy(np.stack((places, proposed.clip(-1)))).to(p.device)",
+            "is_drawn, (rest - q[rows[kids[:, 0]].clamp(min=-1)]).clamp(min=0), rest",
+        ],
+        MORE: [
+            "crowded = np.unique(forest.before[forest.ranks >= 0])",
+            "crowded = np.unique(forest.before[forest.ranks <= 0])",
+            "crowded = np.unique(forest.before[forest.ranks > -1])",
+        ],
+        FIRST: [
+            "np.stack((order, firsts, forest.ranks >= 0, ~forest.is_again))",
+            "np.stack((order, firsts, forest.ranks > -1, ~forest.is_again))",
+            "tried = torch.where((later > 0) | (left > 0), own / left, of_p)",
+            "tried = torch.where((later >= 0) & (left > 0), own / left, of_p)",
+            "tried = torch.where((later > -1) & (left > 0), own / left, of_p)",
+        ],
+        "where nothing is left, a rejection before had probability 0": [
+            "tried = torch.where((later > 0) & (left >= 0), own / left, of_p)",
+            "tried = torch.where((later > 0) & (left > -1), own / left, of_p)",
+        ],
+        EMPTY: [
+            "found: Bools = self.ranks + 1 < np.bincount(self.before, minlength=2)[self.before]",
+            "found: Bools = self.ranks + 1 < np.bincount(self.before, minlength=0)[self.before]",
+            "for _ in range(int(np.bincount(forest.owners).max(initial=1)).bit_length()):",
+            "for _ in range(int(np.bincount(forest.owners).max(initial=-1)).bit_length()):",
+        ],
+        LENGTHS: [
+            "for node, pair in enumerate(zip(self.before.tolist(), self.tokens.tolist(), strict=False)):"
+        ],
+        FIXED: [
+            "@dataclass(frozen=False, slots=True)",
+            "@dataclass(frozen=True, slots=False)",
+        ],
+    },
+}  # fmt: skip
+
+
+def squeezed(code: str) -> str:
+    """Code without blanks."""
+    return "".join(code.split())
+
+
+def why(module: str, becomes: str) -> str | None:
+    """The reason why this mutant is equal; None where it is not known to be."""
+    for reason, mutants in EQUAL.get(module, {}).items():
+        if squeezed(becomes) in map(squeezed, mutants):
+            return reason
+    return None
