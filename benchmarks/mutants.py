@@ -29,7 +29,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-from shared.equal_mutants import why
+from shared.equal_mutants import squeezed, why
 
 ROOT = Path(__file__).parents[1]
 MODULES: dict[str, tuple[str, ...]] = {
@@ -214,6 +214,11 @@ def _has_spec(module: ModuleType, name: str) -> bool:
     return spec is not None and spec.name == name and spec.origin is not None
 
 
+def key(was: str, becomes: str) -> Key:
+    """Without blanks."""
+    return squeezed(was), squeezed(becomes)
+
+
 def told(mutant: Mutant) -> dict[str, Any]:
     """A survivor as the results have it."""
     return {"line": mutant.line, "was": mutant.was, "becomes": mutant.becomes}
@@ -224,7 +229,7 @@ def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
     cpu_s = warmed(module)
     num, out_of_time, survivors = 0, 0, []
     for mutant in mutants(module):
-        if only is not None and (mutant.was, mutant.becomes) not in only:
+        if only is not None and key(mutant.was, mutant.becomes) not in only:
             continue
         if only is not None and why(module, mutant.becomes):
             survivors.append(told(mutant))  # equal: no second try
@@ -257,9 +262,8 @@ def main() -> None:
     found = dict(former)
     for module in options.module:
         old = former.get(module)
-        only = (
-            None if old is None else {(each["was"], each["becomes"]) for each in old["survivors"]}
-        )
+        left = [] if old is None else old["survivors"]
+        only = None if old is None else {key(each["was"], each["becomes"]) for each in left}
         new = tried(module, only)
         found[module] = new if old is None else {**old, "survivors": new["survivors"]}
     from shared.results import save  # late: it imports draftwise, which forks must not have yet
