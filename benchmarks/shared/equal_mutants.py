@@ -64,6 +64,29 @@ EQUAL: dict[str, dict[str, list[str]]] = {
             "@dataclass(frozen=True, slots=False)",
         ],
     },
+    "policies/goodput/pricing": {
+        LENGTHS: ["for name, step_s in zip(self.names, draft_s, strict=False)"],
+    },
+    "engine/costs": {
+        UNREAD: [
+            "self.last_round, self.rows = 1, 0.0",
+            "self.last_round, self.rows = -1, 0.0",
+            "self.last_round, self.rows = 0, 1.0",
+            "self.last_round, self.rows = 0, -1.0",
+            "self._read.setdefault(drafter, _Samples()).add(seconds / tokens, self._round, 2)",
+            "self._read.setdefault(drafter, _Samples()).add(seconds / tokens, self._round, 0)",
+            "def costs(self, rows: int, max_tokens: int, is_packed: bool = True) -> Costs:",
+        ],
+        "only differences between rounds are read": ["self._round = 1", "self._round = -1"],
+        "of as many numbers as there are, the one that is read is the same": [
+            "share = max(values[0] / measured[0], _DOUBT * float(plane(rows, np.ones(2))[0]))",
+            "share = max(values[0] / measured[0], _DOUBT * float(plane(rows, np.ones(1))[-1]))",
+        ],
+        LENGTHS: [
+            "plane(rows, n) - plane(r, n) for n, (_, r) in zip(measured, own.values(), strict=False)",
+            "rows, tokens, seconds = (np.array(column) for column in zip(*points, strict=False))",
+        ],
+    },
 }  # fmt: skip
 
 
