@@ -87,6 +87,26 @@ EQUAL: dict[str, dict[str, list[str]]] = {
             "rows, tokens, seconds = (np.array(column) for column in zip(*points, strict=False))",
         ],
     },
+    "policies/goodput/ragged": {
+        "of choices that cost the same, another one": [
+            "if found <= lowest:",
+            "is_dear, draft_s / payers[drafters] if not is_allowed else np.inf, 0.0",
+        ],
+        "a factor of all costs": ["rounds = 2 / np.maximum(tokens, _NOTHING)"],
+        "an entry that stays 0, or that nothing asks for": [
+            "longest = np.zeros(int(drafters.max()) + 2)",
+            "payers = np.full(int(drafters.max()) + 2, len(tokens))",
+            "for is_allowed in (True, False) if is_dear.any() else (False,):",
+        ],
+    },
+    "nn/cache": {
+        "any number far above the tokens of a text": [
+            "UNLIMITED = 2 << 30",
+            "UNLIMITED = 1 << 31",
+            "UNLIMITED = 1 << 29",
+        ],
+        "`range` of no row, as before": ["num_rows: int = -1,"],
+    },
 }  # fmt: skip
 
 
