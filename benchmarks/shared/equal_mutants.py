@@ -106,6 +106,25 @@ EQUAL: dict[str, dict[str, list[str]]] = {
             "UNLIMITED = 1 << 29",
         ],
         "`range` of no row, as before": ["num_rows: int = -1,"],
+        "the library's argument, which is not looked at": [
+            "def get_seq_length(self, layer_idx: int = 1) -> int:",
+            "def get_seq_length(self, layer_idx: int = -1) -> int:",
+            "def get_query_offset(self, layer_idx: int = 1) -> int:",
+            "def get_query_offset(self, layer_idx: int = -1) -> int:",
+            "def get_max_cache_shape(self, layer_idx: int = 1) -> int:",
+            "def get_max_cache_shape(self, layer_idx: int = -1) -> int:",
+        ],
+        "an axis or a list of one, or rows that are alike in this": [
+            "taken = (slice(-1, 1), slice(None), slice(first, first + span.count))",
+            "taken = (slice(0, 2), slice(None), slice(first, first + span.count))",
+            "return views[-1]",
+            "_, heads, _, size = views[1].shape",
+        ],
+        FIXED: [
+            "@dataclass(frozen=False, slots=True)",
+            "@dataclass(frozen=True, slots=False)",
+            "@dataclass(slots=False)",
+        ],
     },
 }  # fmt: skip
 
