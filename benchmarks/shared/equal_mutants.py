@@ -100,6 +100,7 @@ EQUAL: dict[str, dict[str, list[str]]] = {
         ],
     },
     "nn/cache": {
+        "`place` says it before every forward": ["self._is_packed = True"],
         "any number far above the tokens of a text": [
             "UNLIMITED = 2 << 30",
             "UNLIMITED = 1 << 31",
@@ -119,6 +120,10 @@ EQUAL: dict[str, dict[str, list[str]]] = {
             "taken = (slice(0, 2), slice(None), slice(first, first + span.count))",
             "return views[-1]",
             "_, heads, _, size = views[1].shape",
+            "_, heads, _, size = views[-1].shape",
+            "found = views[1].new_zeros((len(views), heads, used, size))",
+            "found = views[-1].new_zeros((len(views), heads, used, size))",
+            "found[index, :, : view.shape[2]] = view[-1]",
         ],
         FIXED: [
             "@dataclass(frozen=False, slots=True)",
