@@ -232,7 +232,7 @@ def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
         if only is not None and key(mutant.was, mutant.becomes) not in only:
             continue
         if only is not None and why(module, mutant.becomes):
-            survivors.append(told(mutant))  # equal: no second try
+            num, survivors = num + 1, [*survivors, told(mutant)]  # equal: no second try
             continue
         work = functools.partial(outcome, module, mutant.source)
         code = in_a_fork(work, max(LEAST_S, PATIENCE * cpu_s))
