@@ -165,7 +165,7 @@ def test_a_drafter_that_failed_for_long_may_be_better_by_now() -> None:
         memory.add(0, text, 0.0, 30.0)
     failed = float(memory.predict(text)[0][0])
     Recall(memory, [1, 2, 3, 4], private=True)
-    assert float(memory.predict(text)[0][0]) == failed < 0.05
+    assert float(memory.predict(text)[0][0]) == failed < 0.1
     for _ in range(100):
         Recall(memory, [5, 6, 7])
     assert float(memory.predict(text)[0][0]) > 0.2
