@@ -3,7 +3,6 @@
 python benchmarks/growth.py --part growth     # tokens/s by context and batch
 python benchmarks/growth.py --part overhead   # policy and bookkeeping, and Python around the model
 python benchmarks/growth.py --part memory     # 10,000 tokens on a small random model
-python benchmarks/growth.py --part pool       # a head alone, and four drafters
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ import argparse
 import functools
 import resource
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -26,7 +22,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftwise import Speculator, zoo
 
-POOL = ("zoo:eagle-generalist", "zoo:generalist", "lookup", "suffix")
 PRESETS = ("plain", "metasd", "banditspec", "hedgespec", "draftwise")
 
 
@@ -133,37 +128,16 @@ def part_memory(args: argparse.Namespace) -> dict[str, Any]:
     return {"memory": seen}
 
 
-def part_pool(args: argparse.Namespace) -> dict[str, Any]:
-    """BanditSpec, table 2: peak memory of a head alone, and with three drafters beside it."""
-    found = {}
-    for pool in (POOL[:1], POOL):
-        with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-            found[" ".join(pool)] = alone.submit(_peak_mb, pool, args.tokens).result()
-    one, several = found.values()
-    return {"pool": found, "several_over_one": several / one}
-
-
-def _peak_mb(pool: Sequence[str], tokens: int) -> float:
-    """Megabytes that a process took which answered a prompt of each domain with these."""
-    torch.set_num_threads(1)
-    spec = Speculator.from_pretrained("zoo", pool, preset="banditspec")
-    for prompts in zoo.prompts().values():
-        spec.generate(prompts[0], max_new_tokens=tokens)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-
-
 def main() -> None:
     """Run one part and write its numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--part", choices=["growth", "overhead", "memory", "pool"], required=True)
+    parser.add_argument("--part", choices=["growth", "overhead", "memory"], required=True)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    parts = {
-        "growth": part_growth, "overhead": part_overhead, "memory": part_memory, "pool": part_pool,
-    }  # fmt: skip
+    parts = {"growth": part_growth, "overhead": part_overhead, "memory": part_memory}
     save(args.out, parts[args.part](args))
 
 
