@@ -1,41 +1,66 @@
 """A server with drafting and without, in one interleaved run: throughput, first tokens, overhead.
 
-    python benchmarks/serving.py [--target smollm2] [--at 1,4,16,64] [--out FILE]
+    python benchmarks/serving.py [--target smollm2] [--at 1,4,16,64] [--rival] [--out FILE]
+    python benchmarks/serving.py --learn 1000        # the second thousand requests over the first
 
-Starts ``draftwise serve`` for itself. The two sides are requests to the same server, which differ
-in ``draftwise.preset`` alone; they take turns, round by round. Every answer is compared with the
-plain one. Overhead: client's seconds that are no seconds of the engine, at one client. Idle: CPU
-seconds of the server while nothing is asked.
+Starts ``draftwise serve`` for itself. Two sides are requests to the same server, which differ in
+``draftwise.preset`` alone; with ``--rival`` the third is ``transformers serve`` with continuous
+batching, on the same model, thread and precision. They take turns, round by round. Every answer
+is compared with the plain one. Overhead: client's seconds that are no seconds of the engine, at
+one client. Idle: CPU seconds of the server while nothing is asked.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
 from shared.results import save
 
 from draftwise.bench.load.client import Server
 from draftwise.bench.load.drive import Load, Volley, drive
 from draftwise.bench.suites import load_suite
+from draftwise.pool import resolve_target
 
-SIDES: dict[str, dict[str, Any]] = {"draftwise": {}, "plain": {"draftwise": {"preset": "plain"}}}
+Side = tuple[Server, dict[str, Any]]
+"""Where requests go, and what they say besides."""
+
+
+def ours(target: str, port: int) -> list[str]:
+    """How our server is started."""
+    command = [sys.executable, "-m", "draftwise", "serve", "--target", target, "--port", str(port)]
+    return [*command, "--max-queue", "256"]
+
+
+def theirs(folder: str, port: int) -> list[str]:
+    """How transformers' own is."""
+    program = str(Path(sys.executable).with_name("transformers"))
+    return [program, "serve", folder, "--port", str(port), "--device", "cpu", "--dtype", "float32",
+            "--continuous-batching"]  # fmt: skip
 
 
 @contextmanager
-def served(target: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server, until the block ends."""
-    command = [sys.executable, "-m", "draftwise", "serve", "--target", target, "--port", str(port)]
-    process = subprocess.Popen([*command, "--max-queue", "256"], stderr=subprocess.DEVNULL)
+def served(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server with one thread of torch, until the block ends."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     try:
         for _ in range(1200):
             try:
@@ -73,22 +98,55 @@ def first(volley: Volley) -> float:
 
 
 def measure(
-    server: Server, prompts: list[str], at: int, rounds: int, tokens: int
+    sides: dict[str, Side], prompts: list[str], at: int, rounds: int, tokens: int
 ) -> dict[str, Any]:
-    """Both sides at one concurrency, in turns; ratios are medians over rounds."""
-    options = {"max_tokens": tokens, "temperature": 0, "stream": True}
-    asked, speed, wait, wrong = (prompts * at)[: max(len(prompts), at)], [], [], 0
+    """All sides at one concurrency, in turns; ratios of ours are medians over rounds."""
+    common = {"max_tokens": tokens, "temperature": 0, "stream": True}
+    asked = (prompts * at)[: max(len(prompts), at)]
+    found: list[dict[str, Volley]] = []
     for number in range(rounds):
-        order = list(SIDES) if number % 2 else list(reversed(SIDES))
+        order = list(sides) if number % 2 else list(reversed(sides))
         load = Load(concurrency=at)
-        found = {s: drive(server, asked, len(asked), load, options | SIDES[s]) for s in order}
-        ours, plain = found["draftwise"], found["plain"]
-        speed.append(rate(ours) / rate(plain))
-        wait.append(first(ours) / first(plain))
-        pairs = zip(ours.shots, plain.shots, strict=True)
-        wrong += sum(a.error != "" or b.error != "" or a.text != b.text for a, b in pairs)
-    row = {"at_once": at, "times_plain": statistics.median(speed), "rounds": [*speed]}
-    return row | {"first_token_ratio": statistics.median(wait), "answers_that_differ": wrong}
+        found.append(
+            {
+                name: drive(server, asked, len(asked), load, common | own)
+                for name in order
+                for server, own in [sides[name]]
+            }
+        )
+    row: dict[str, Any] = {"at_once": at}
+    for name in list(sides)[1:]:
+        speed = [rate(each["draftwise"]) / rate(each[name]) for each in found]
+        wait = [first(each["draftwise"]) / first(each[name]) for each in found]
+        row[f"over {name}"] = statistics.median(speed)
+        row[f"over {name}, rounds"] = speed
+        row[f"first token over {name}"] = statistics.median(wait)
+    pairs = [
+        pair for e in found for pair in zip(e["draftwise"].shots, e["plain"].shots, strict=True)
+    ]
+    wrong = sum(a.error != "" or b.error != "" or a.text != b.text for a, b in pairs)
+    return row | {"answers": len(pairs), "answers_that_differ": wrong}
+
+
+def learning(server: Server, prompts: list[str], tokens: int, num: int) -> dict[str, Any]:
+    """Twice as many requests of one mix at one client: the rate of the second half over the first.
+
+    The interval is of a bootstrap over blocks of fifty requests.
+    """
+    mix = random.Random(0).choices(prompts, k=num) * 2
+    options = {"max_tokens": tokens, "temperature": 0}
+    shots = drive(server, mix, len(mix), Load(1), options).shots
+    halves = [
+        [shot.num_tokens / shot.took_s for shot in half] for half in (shots[:num], shots[num:])
+    ]
+    blocks = [
+        math.log(statistics.mean(halves[1][i : i + 50]) / statistics.mean(halves[0][i : i + 50]))
+        for i in range(0, num, 50)
+    ]
+    draws = random.Random(1)
+    means = sorted(statistics.mean(draws.choices(blocks, k=len(blocks))) for _ in range(2000))
+    low, mid, high = (math.exp(x) for x in (means[50], statistics.mean(blocks), means[1949]))
+    return {"requests": 2 * num, "second_over_first": mid, "low": low, "high": high}
 
 
 def overhead(server: Server, prompts: list[str], tokens: int) -> float:
@@ -111,24 +169,41 @@ def main() -> None:
     parser.add_argument("--suite", default="zoo")
     parser.add_argument("--port", type=int, default=8399)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--rival", action="store_true", help="measure transformers serve, too")
+    parser.add_argument("--learn", type=int, default=0, help="requests of each half; nothing else")
     args = parser.parse_args()
     prompts = [item.turns[0] for item in load_suite(args.suite, args.per_domain).items]
-    with served(args.target, args.port) as process:
-        url = f"http://127.0.0.1:{args.port}"
-        server = Server(url, Path(args.target).name, endpoint="completions")
+    with served(ours(args.target, args.port), args.port) as process, ExitStack() as more:
+        server = server_of(args.port, Path(args.target).name)
+        if args.learn:
+            row = learning(server, prompts, args.tokens, args.learn)
+            print(f"second half over first: {row['second_over_first']:.3f} "
+                  f"({row['low']:.3f} to {row['high']:.3f})")  # fmt: skip
+            save(args.out, {"learning": row})
+            return
+        sides = {"draftwise": (server, {}), "plain": (server, {"draftwise": {"preset": "plain"}})}
+        if args.rival:
+            folder = str(resolve_target(args.target)[0])
+            more.enter_context(served(theirs(folder, args.port + 1), args.port + 1))
+            sides["transformers serve"] = (server_of(args.port + 1, folder), {})
         rows = [
-            measure(server, prompts, int(at), args.rounds, args.tokens) for at in args.at.split(",")
+            measure(sides, prompts, int(at), args.rounds, args.tokens) for at in args.at.split(",")
         ]
         share, before = overhead(server, prompts, args.tokens), cpu_seconds(process.pid)
         time.sleep(5)
         idle = (cpu_seconds(process.pid) - before) / 5
+    table = Table(*(name for name in rows[0] if not name.endswith("rounds")))
     for row in rows:
-        print(
-            f"{row['at_once']:3d} at once: {row['times_plain']:.2f} times plain, first token "
-            f"{row['first_token_ratio']:.2f}, {row['answers_that_differ']} answers differ"
-        )
+        values = (value for name, value in row.items() if not name.endswith("rounds"))
+        table.add_row(*(f"{value:.3g}" for value in values))
+    Console().print(table)
     print(f"overhead {share:.1%} of a request's time at one client; idle {idle:.1%} of a core")
     save(args.out, {"rows": rows, "overhead": share, "idle": idle})
+
+
+def server_of(port: int, model: str) -> Server:
+    """One of this machine."""
+    return Server(f"http://127.0.0.1:{port}", model, endpoint="completions")
 
 
 if __name__ == "__main__":
