@@ -178,6 +178,31 @@ def entropy() -> str:
     return table(["position", *found], rows)
 
 
+def widths() -> str:
+    runs = [load("widths"), load("widths_compiled")]
+    rows = [
+        [name, *(f"{ms:.0f}" for ms in each["least_ms"])] for name, each in runs[0]["ways"].items()
+    ]
+    short = dict.fromkeys(map(str, runs[0]["widths"]), "")
+    for name, each in runs[1]["ways"].items():
+        if "compiled" in name:
+            cells = zip(map(str, runs[1]["widths"]), each["least_ms"], strict=True)
+            rows.append([name, *(short | {width: f"{ms:.0f}" for width, ms in cells}).values()])
+    return table(["tokens read at once", *short], rows)
+
+
+def serving() -> str:
+    rows = []
+    for row in load("serving")["rows"]:
+        cells = [num(row[f"over {side}"]) for side in ("plain", "transformers serve")]
+        waits = [num(row[f"first token over {side}"]) for side in ("plain", "transformers serve")]
+        same = f"{row['answers'] - row['answers_that_differ']} of {row['answers']}"
+        rows.append([str(row["at_once"]), *cells, *waits, same])
+    heads = ["at once", "over plain", "over `transformers serve`"]
+    waits = ["first token, of plain's", "of `transformers serve`'s"]
+    return table([*heads, *waits, "answers equal to plain's"], rows)
+
+
 def mutants() -> str:
     found, rows, sums = load("mutants")["modules"], [], [0, 0, 0]
     for module, each in found.items():
@@ -216,6 +241,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "argmax": argmax,
     "misled": misled,
     "entropy": entropy,
+    "widths": widths,
+    "serving": serving,
     "mutants": mutants,
     "survivors": survivors,
 }
