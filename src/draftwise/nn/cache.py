@@ -13,7 +13,7 @@ from transformers import Cache
 from draftwise.nn.library_states import LibraryStates
 from draftwise.nn.recurrent import States
 
-BLOCK = 16
+BLOCK = 8
 """Tokens by which a row's storage grows, or a sixteenth of it where that is more."""
 
 UNLIMITED = 1 << 30
