@@ -5,9 +5,10 @@
 
 Starts ``draftwise serve`` for itself. Two sides are requests to the same server, which differ in
 ``draftwise.preset`` alone; with ``--rival`` the third is ``transformers serve`` with continuous
-batching, on the same model, thread and precision. They take turns, round by round. Every answer
-is compared with the plain one. Overhead: client's seconds that are no seconds of the engine, at
-one client. Idle: CPU seconds of the server while nothing is asked.
+batching, on the same model, thread and precision. They take turns, round by round; no prompt comes
+twice in a round, and no side drafts from the answers of another. Every answer is compared with the
+plain one. Overhead: client's seconds that are no seconds of the engine, at one client. Idle: CPU
+seconds of the server while nothing is asked.
 """
 
 from __future__ import annotations
@@ -102,18 +103,16 @@ def measure(
 ) -> dict[str, Any]:
     """All sides at one concurrency, in turns; ratios of ours are medians over rounds."""
     common = {"max_tokens": tokens, "temperature": 0, "stream": True}
-    asked = (prompts * at)[: max(len(prompts), at)]
+    asked = prompts[: max(8, at)]
     found: list[dict[str, Volley]] = []
     for number in range(rounds):
         order = list(sides) if number % 2 else list(reversed(sides))
-        load = Load(concurrency=at)
-        found.append(
-            {
-                name: drive(server, asked, len(asked), load, common | own)
-                for name in order
-                for server, own in [sides[name]]
-            }
-        )
+        found.append({})
+        for name in order:
+            server, own = sides[name]
+            if "draftwise" in own:  # a tenant of its own: it remembers no other side's answers
+                own = {"draftwise": own["draftwise"] | {"tenant": f"{name}-{at}-{number}"}}
+            found[-1][name] = drive(server, asked, len(asked), Load(at), common | own)
     row: dict[str, Any] = {"at_once": at}
     for name in list(sides)[1:]:
         speed = [rate(each["draftwise"]) / rate(each[name]) for each in found]
@@ -173,6 +172,8 @@ def main() -> None:
     parser.add_argument("--learn", type=int, default=0, help="requests of each half; nothing else")
     args = parser.parse_args()
     prompts = [item.turns[0] for item in load_suite(args.suite, args.per_domain).items]
+    if (most := max(map(int, args.at.split(",")))) > len(prompts):
+        parser.error(f"{most} at once need as many prompts; there are {len(prompts)}: --per-domain")
     with served(ours(args.target, args.port), args.port) as process, ExitStack() as more:
         server = server_of(args.port, Path(args.target).name)
         if args.learn:
@@ -181,7 +182,10 @@ def main() -> None:
                   f"({row['low']:.3f} to {row['high']:.3f})")  # fmt: skip
             save(args.out, {"learning": row})
             return
-        sides = {"draftwise": (server, {}), "plain": (server, {"draftwise": {"preset": "plain"}})}
+        sides: dict[str, Side] = {
+            "draftwise": (server, {"draftwise": {}}),
+            "plain": (server, {"draftwise": {"preset": "plain"}}),
+        }
         if args.rival:
             folder = str(resolve_target(args.target)[0])
             more.enter_context(served(theirs(folder, args.port + 1), args.port + 1))

@@ -193,12 +193,14 @@ def widths() -> str:
 
 def serving() -> str:
     rows = []
-    for row in load("serving")["rows"]:
-        cells = [num(row[f"over {side}"]) for side in ("plain", "transformers serve")]
-        waits = [num(row[f"first token over {side}"]) for side in ("plain", "transformers serve")]
-        same = f"{row['answers'] - row['answers_that_differ']} of {row['answers']}"
-        rows.append([str(row["at_once"]), *cells, *waits, same])
-    heads = ["at once", "over plain", "over `transformers serve`"]
+    for name, target in (("serving", "bundled"), ("serving_smollm2", "SmolLM2")):
+        for row in load(name)["rows"]:
+            sides = ("plain", "transformers serve")
+            cells = [num(row[f"over {side}"]) for side in sides]
+            waits = [num(row[f"first token over {side}"]) for side in sides]
+            same = f"{row['answers'] - row['answers_that_differ']} of {row['answers']}"
+            rows.append([f"{target}, {row['at_once']}", *cells, *waits, same])
+    heads = ["target, at once", "over plain", "over `transformers serve`"]
     waits = ["first token, of plain's", "of `transformers serve`'s"]
     return table([*heads, *waits, "answers equal to plain's"], rows)
 
