@@ -100,5 +100,6 @@ def test_quantised_activations_are_said_at_load() -> None:
     model = make_target()
     load_model(model)  # no warning: warnings are errors here
     model.lm_head.weight.act_quant_kwargs = object()  # as torchao's Int8Tensor has it
-    with pytest.warns(UserWarning, match=r"quantises activations .* \(lm_head\)"):
+    with pytest.warns(UserWarning, match=r"quantises activations .* \(lm_head\)") as heard:
         load_model(model)
+    assert len(heard) == 1

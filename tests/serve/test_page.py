@@ -77,7 +77,8 @@ def test_an_answer_is_painted_and_compared(window: Callable[..., Browser]) -> No
 
 
 def test_stopping_an_answer_frees_its_row(window: Callable[..., Browser]) -> None:
-    with serving(fake_service(Fake(pace_s=0.01))) as live:
+    fake = Fake(pace_s=0.01)
+    with serving(fake_service(fake)) as live:
         browser = window()
         browser.go(live.url + "/")
         browser.wait("return document.getElementById('title').textContent === 'Continue a text'")
@@ -88,10 +89,12 @@ def test_stopping_an_answer_frees_its_row(window: Callable[..., Browser]) -> Non
         browser.click("#stop")
         browser.wait("return document.querySelector('.facts').textContent.includes('stopped')")
         live.settle()
+    assert not fake.engine.has_work
 
 
 def test_a_key_is_asked_for(window: Callable[..., Browser]) -> None:
-    with serving(fake_service(Fake()), Gate(keys=("secret",))) as live:
+    fake = Fake()
+    with serving(fake_service(fake), Gate(keys=("secret",))) as live:
         browser = window()
         browser.go(live.url + "/")
         browser.wait("return !document.getElementById('door').hidden")
@@ -101,6 +104,7 @@ def test_a_key_is_asked_for(window: Callable[..., Browser]) -> None:
         browser.type("#text", "abc")
         browser.click("#send")
         browser.wait("return document.querySelector('.plainly')")
+    assert fake.rows  # the answer came with the key
 
 
 @pytest.mark.parametrize(

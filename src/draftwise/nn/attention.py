@@ -82,9 +82,7 @@ def _attention(
     rows, heads, width, size = query.shape
     shares = heads != key.shape[1]
     folds = shares and width == 1 and query.device.type == "cpu" and query.dtype != torch.float32
-    if (
-        folds
-    ):  # heads of a group as tokens of one head: the kernel reads its keys once, not for each
+    if folds:  # a group's heads as tokens of one head: the kernel reads its keys once for all
         query, shares = query.reshape(rows, key.shape[1], -1, size), False
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=more.get("scaling"), enable_gqa=shares

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from draftwise.policies.goodput.turns import longest_drafts, one_by_one, rounds_of
 from draftwise.types import Floats, Ints
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -14,8 +15,6 @@ NUM_STEPS = 3
 
 FEW_ROWS = 16
 """Rows up to which each in turn takes its best plan in the end: prices are those of small steps."""
-
-_NOTHING = 1e-6  # tokens of a plan that cannot be played, where no row may divide by zero
 
 
 def best_ragged(
@@ -44,15 +43,18 @@ def best_ragged(
     >>> best_ragged(tokens, *plans, np.linspace(1.0, 1.5, 18)).tolist()
     [1, 0]
     """
-    rounds = 1 / np.maximum(tokens, _NOTHING)
+    rounds = rounds_of(tokens)
     rows, plain = np.arange(len(tokens)), int(sizes.argmin())
     best = np.full(len(tokens), plain)
 
     def seconds(plans: Ints) -> float:
         total = min(len(plans) + int(sizes[plans].sum()), len(batch_s))
-        longest = np.zeros(int(drafters.max()) + 1)
-        np.maximum.at(longest, drafters[plans], draft_s[plans])
-        return float(batch_s[total - 1] + longest.sum())
+        return float(batch_s[total - 1] + longest_drafts(plans, drafters, draft_s).sum())
+
+    def forward(others: Ints) -> Floats:
+        totals = len(others) + 1 + int(sizes[others].sum()) + sizes
+        taken: Floats = batch_s[np.minimum(totals, len(batch_s)) - 1]
+        return taken
 
     lowest = seconds(best) * float(rounds[rows, best].sum())
     is_dear = draft_s > 0
@@ -72,25 +74,8 @@ def best_ragged(
                 if found < lowest:
                     best, lowest = tried, found
     if len(tokens) <= FEW_ROWS:
-        best = _one_by_one(best, rounds, sizes, drafters, draft_s, batch_s)
+        best = one_by_one(best, rounds, drafters, draft_s, forward)
     return best
-
-
-def _one_by_one(
-    plans: Ints, rounds: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, batch_s: Floats
-) -> Ints:
-    """[B] each row's best answer to the others, row after row, at what a round really takes."""
-    plans, rows = plans.copy(), np.arange(len(plans))
-    for row in rows:
-        others = np.delete(plans, row)
-        longest = np.zeros(int(drafters.max()) + 1)
-        np.maximum.at(longest, drafters[others], draft_s[others])
-        widths = len(plans) + int(sizes[others].sum()) + sizes
-        forward_s = batch_s[np.minimum(widths, len(batch_s)) - 1]
-        drafting_s = longest.sum() + np.maximum(draft_s - longest[drafters], 0.0)
-        all_rounds = rounds[np.delete(rows, row), others].sum() + rounds[row]
-        plans[row] = ((forward_s + drafting_s) * all_rounds).argmin()
-    return plans
 
 
 def _slope(batch_s: Floats, rows: int, width: int) -> float:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from draftwise.policies.goodput.turns import longest_drafts, one_by_one, rounds_of
 from draftwise.types import Floats, Ints
 
 NUM_STEPS = 6
 """Of the iteration, which gains nothing visible after the fourth."""
-
-_NOTHING = 1e-6  # tokens of a plan that cannot be played, where no row may divide by zero
 
 
 def best_together(
@@ -43,7 +42,7 @@ def best_together(
     """
     order = np.argsort(sizes, kind="stable")
     forward_s = target_s[np.minimum(sizes[order], len(target_s) - 1)]
-    rows, rounds = np.arange(len(tokens)), _rounds(tokens)
+    rows, rounds = np.arange(len(tokens)), rounds_of(tokens)
     tried = best = np.full(len(tokens), order[0])
     seconds = _seconds(best, sizes, drafters, draft_s, target_s)
     lowest = seconds * float(rounds[rows, best].sum())
@@ -61,39 +60,16 @@ def best_together(
         if found < lowest:
             best, lowest = tried, found
         shares = np.maximum(np.bincount(drafters[tried], minlength=len(shares)), 1)
-    return _one_by_one(best, rounds, sizes, drafters, draft_s, target_s)
 
+    def forward(others: Ints) -> Floats:
+        widths = np.maximum(sizes, int(sizes[others].max(initial=0)))
+        taken: Floats = target_s[np.minimum(widths, len(target_s) - 1)]
+        return taken
 
-def _rounds(tokens: Floats) -> Floats:
-    """[B, K] rounds of a token: very many where a plan has nothing to propose."""
-    rounds: Floats = 1 / np.maximum(tokens, _NOTHING)
-    return rounds
-
-
-def _one_by_one(
-    plans: Ints, rounds: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats
-) -> Ints:
-    """[B] each row's best answer to the others, row after row."""
-    plans, rows = plans.copy(), np.arange(len(plans))
-    for row in rows:
-        others = np.delete(plans, row)
-        longest = _longest(others, drafters, draft_s)
-        width = int(sizes[others].max(initial=0))
-        forward_s = target_s[np.minimum(np.maximum(sizes, width), len(target_s) - 1)]
-        drafting_s = longest.sum() + np.maximum(draft_s - longest[drafters], 0.0)
-        all_rounds = rounds[np.delete(rows, row), others].sum() + rounds[row]
-        plans[row] = ((forward_s + drafting_s) * all_rounds).argmin()
-    return plans
-
-
-def _longest(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
-    """[D] seconds of each drafter's longest draft."""
-    longest = np.zeros(int(drafters.max()) + 1)
-    np.maximum.at(longest, drafters[plans], draft_s[plans])
-    return longest
+    return one_by_one(best, rounds, drafters, draft_s, forward)
 
 
 def _seconds(plans: Ints, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats) -> float:
     """Of a round in which rows play these plans."""
     seconds = target_s[min(int(sizes[plans].max()), len(target_s) - 1)]
-    return float(seconds + _longest(plans, drafters, draft_s).sum())
+    return float(seconds + longest_drafts(plans, drafters, draft_s).sum())
