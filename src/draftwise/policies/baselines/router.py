@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from draftwise.policies.baselines.fixed import Fixed
 from draftwise.policies.baselines.router_examples import read_examples
-from draftwise.policies.parts.checks import check_count, check_feedback
-from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import Kept
-from draftwise.types import Decision, Feedback, Floats, Ints, Plan
+from draftwise.policies.parts.checks import check_count
+from draftwise.types import Floats, Ints, Plan
 
 
 def trigram_cells(text: str, num_cells: int) -> Ints:
@@ -36,7 +35,7 @@ def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
     return scores
 
 
-class Router(Kept):
+class Router(Fixed):
     """Play for ever the plan that a prompt classifier picked: the offline baseline.
 
     Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
@@ -56,15 +55,13 @@ class Router(Kept):
     (0, 0)
     """
 
-    KEPT = ("_plan", "_counts", "_num_chosen")
+    KEPT = ("_plan", "_counts", "_round")
 
     def __init__(
         self, num_plans: int, plan: int = 0, num_cells: int = 1024, examples: str | None = None,
         plans: Sequence[Plan] | None = None,
     ) -> None:  # fmt: skip
-        if not 0 <= plan < num_plans:
-            raise ValueError(f"plan {plan} is not one of the {num_plans} plans 0..{num_plans - 1}")
-        self._plan, self._num_plans, self._num_chosen = plan, num_plans, 0
+        super().__init__(num_plans, plan)
         self._num_cells = check_count("num_cells", num_cells)
         self._counts: Floats = np.zeros((num_plans, self._num_cells))
         if examples is not None:
@@ -85,20 +82,3 @@ class Router(Kept):
             # Under a plan without examples all text is alike, which makes odd text likely.
             self._plan = int(np.where(is_known, scores, -np.inf).argmax())
         return self._plan
-
-    def choose(self) -> Decision:
-        """The plan that was picked."""
-        self._num_chosen += 1
-        return Decision(self._plan, 1.0, self._num_chosen)
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Nothing to learn; nonsense is turned away all the same."""
-        check_feedback(decision, feedback, self._num_plans)
-
-    def probabilities(self) -> Floats:
-        """[K] one-hot."""
-        return one_hot(self._plan, self._num_plans)
-
-    def estimates(self) -> Floats:
-        """[K] one-hot: the only opinion it has."""
-        return self.probabilities()
