@@ -14,7 +14,7 @@ import torch
 from draftwise import make_guide
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.head_file import load_head
+from draftwise.guides.head_file import read_head
 from draftwise.nn.acceptance_head import AcceptanceHead, load, save
 from draftwise.nn.model import CausalModel
 from draftwise.presets import preset
@@ -91,7 +91,7 @@ def test_numpy_computes_what_torch_does(num_layers: int, tied: bool, tmp_path: P
     states = torch.randn(20, SIZE) * 3
     with torch.no_grad():
         expected = torch.sigmoid(load(tmp_path)(states)).tolist()
-    head = load_head(tmp_path)
+    head = read_head(tmp_path)
     assert [head.acceptance(x) for x in states.numpy()] == pytest.approx(expected, abs=1e-6)
     blocks = [weights for weights, _ in head.blocks]
     assert len(blocks) == num_layers
@@ -119,22 +119,22 @@ def test_the_authors_files_can_be_read(kind: str, tmp_path: Path) -> None:
     head = authors_file(tmp_path, kind)
     if kind == "bin":
         with pytest.raises(DraftwiseError, match="rewrite it once"):
-            load_head(tmp_path)
+            read_head(tmp_path)
         save(load(tmp_path), tmp_path)
     states = torch.randn(5, SIZE)
     with torch.no_grad():
         expected = torch.sigmoid(head.float()(states)).tolist()
-    found = [load_head(tmp_path).acceptance(x) for x in states.numpy()]
+    found = [read_head(tmp_path).acceptance(x) for x in states.numpy()]
     assert found == pytest.approx(expected, abs=1e-3)
     assert {key.partition(".")[0] for key in load(tmp_path).state_dict()} == {"model"}
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     save(AcceptanceHead(SIZE, 0), linear(tmp_path))
-    first = load_head(tmp_path)
-    assert load_head(tmp_path) is first, "every request makes its own guide"
+    first = read_head(tmp_path)
+    assert read_head(tmp_path) is first, "every request makes its own guide"
     save(AcceptanceHead(SIZE, 1), tmp_path)
-    assert len(load_head(tmp_path).blocks) == 1
+    assert len(read_head(tmp_path).blocks) == 1
 
 
 @pytest.mark.parametrize(

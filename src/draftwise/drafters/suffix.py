@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from draftwise.drafters.continuations import Rows
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.retrieval import NO_MATCH, Match, RetrievalSession
-from draftwise.drafters.suffix_index import Ending, Piece, SuffixIndex
+from draftwise.drafters.suffix_index import Piece, SuffixIndex, Tail
 
 
 class SuffixDrafter:
@@ -90,7 +90,7 @@ class _Finder:
     """One row: its own text's index, and what of its output was not shared yet."""
 
     def __init__(self, own: SuffixIndex, history: Callable[[str], SuffixIndex | None]) -> None:
-        self._own, self._history, self._ending = own, history, Ending()
+        self._own, self._history, self._ending = own, history, Tail()
         self._shared: SuffixIndex | None = None
         self._shares = False
         self._own_text = self._shared_text = self._num_read = self._num_prompt = 0

@@ -34,7 +34,7 @@ _KEYS_KEPT = 1024
 _PATIENCE = 4  # places looked at for each match wanted: other contexts may share the bucket
 
 
-class Ending:
+class Tail:
     """The end of a text as the index needs it: hashes of its contexts, and its last 32 tokens.
 
     keys: at the last positions, the hashes of the 1, 2, 4, 8 tokens before them (fewer at the
@@ -65,9 +65,9 @@ class Ending:
         self.tail = self.tail >> _WORD | token << (_TAIL - _WORD)
         self.num, self.last = min(self.num + 1, LONGEST_MATCH), token
 
-    def copy(self) -> Ending:
+    def copy(self) -> Tail:
         """The same ending, to go on with apart."""
-        twin = Ending()
+        twin = Tail()
         twin.keys, twin.tail = self.keys[-_LAGS[-1] :], self.tail
         twin.num, twin.last = self.num, self.last
         return twin
@@ -130,7 +130,7 @@ class SuffixIndex:
             self.num_tokens -= len(self._pieces.pop(next(iter(self._pieces))).tokens)
         return number
 
-    def find(self, ending: Ending, above: int = 0) -> tuple[int, list[tuple[Piece, int]]]:
+    def find(self, ending: Tail, above: int = 0) -> tuple[int, list[tuple[Piece, int]]]:
         """The longest match of more than ``above`` tokens, and the places behind it, newest first.
 
         Of the newest ``num_matches`` occurrences of the longest order that occurs, those count
@@ -147,9 +147,7 @@ class SuffixIndex:
                     return longest, places
         return 0, []
 
-    def _longest(
-        self, level: int, place: int, ending: Ending
-    ) -> tuple[int, list[tuple[Piece, int]]]:
+    def _longest(self, level: int, place: int, ending: Tail) -> tuple[int, list[tuple[Piece, int]]]:
         """From this place back, the newest behind the context that agree with the ending longest.
 
         (0, []) if this bucket has other contexts only.

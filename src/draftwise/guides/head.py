@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftwise.guides.head_file import HeadWeights, load_head
+from draftwise.guides.head_file import HeadWeights, read_head
 from draftwise.types import DraftStep, DraftwiseError
 
 
@@ -42,7 +42,7 @@ class Head:
         self._threshold, self._lag = h, lag
         self.waits_for_hidden = not lag
         folder = Path(path) if path is not None else home / "head" if home is not None else None
-        self._loaded = None if folder is None else load_head(folder)
+        self._loaded = None if folder is None else read_head(folder)
         self._survival = 1.0
 
     @property

@@ -55,7 +55,7 @@ def _sigmoid(x: Any) -> Any:
     return 0.5 + 0.5 * np.tanh(0.5 * x)  # exp(-x) overflows where x is far below 0
 
 
-def load_head(folder: Path) -> HeadWeights:
+def read_head(folder: Path) -> HeadWeights:
     """The head in ``folder``, read once for as long as its file stays as it is.
 
     Raises DraftwiseError where there is none, or none that can be understood.

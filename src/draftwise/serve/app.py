@@ -17,12 +17,12 @@ from draftwise import __version__
 from draftwise.serve.answers import Answers, EventStream, events, gather, until_gone
 from draftwise.serve.asks import Asker, Wanted
 from draftwise.serve.constraint import Grammars
-from draftwise.serve.door import Door
 from draftwise.serve.errors import Refused, first_wrong, response
 from draftwise.serve.forms import ChatForm, CompletionForm
 from draftwise.serve.history import History
 from draftwise.serve.mailbox import Mailbox
 from draftwise.serve.metrics import Metrics
+from draftwise.serve.middleware import Middleware
 from draftwise.serve.page import PAGE
 from draftwise.serve.reply import Envelope, Form, Pieces
 from draftwise.serve.wire import ChatRequest, Common, CompletionRequest, StreamOptions
@@ -58,8 +58,8 @@ class Gate:
     max_body: int = 8 * 2**20
 
 
-def make_app(service: Service, gate: Gate) -> Door:
-    """The application, behind its door."""
+def make_app(service: Service, gate: Gate) -> Middleware:
+    """The application, behind its middleware."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -73,7 +73,7 @@ def make_app(service: Service, gate: Gate) -> Door:
     _handle_errors(app)
     _add_api(app, service)
     _add_views(app, service)
-    return Door(app, gate.keys, gate.max_body, service.metrics.saw_response)
+    return Middleware(app, gate.keys, gate.max_body, service.metrics.saw_response)
 
 
 def _handle_errors(app: FastAPI) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
 from draftwise.policies.parts.state import Kept
@@ -20,7 +22,7 @@ class Fixed(Kept):
     Decision(plan=2, prob=1.0, round=1)
     """
 
-    KEPT = ("_round",)
+    KEPT: ClassVar[tuple[str, ...]] = ("_round",)
 
     def __init__(self, num_plans: int, plan: int = 0) -> None:
         if not 0 <= plan < num_plans:

@@ -17,7 +17,7 @@ MATCH_WEIGHT = 2.0
 MATCH_DISCOUNT = 0.995
 """What older alphas of a bucket are worth when a new one falls into it."""
 
-LONGEST_MATCH = 17
+MATCH_CAP = 17
 """Tokens of a match from which on a longer one says nothing more."""
 _BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
 
@@ -28,7 +28,7 @@ def bucket(match: int) -> int:
     >>> [bucket(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 400)]
     [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     """
-    return _BUCKET_OF[min(match, LONGEST_MATCH)]
+    return _BUCKET_OF[min(match, MATCH_CAP)]
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from draftwise.policies.goodput.acceptance import Rates
 from draftwise.policies.goodput.confidences import Bins
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.looks import Looks
-from draftwise.policies.goodput.matches import LONGEST_MATCH, MatchTable
+from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable
 from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
 from draftwise.policies.goodput.pricing import PlanCosts
 from draftwise.policies.goodput.ragged import best_ragged
@@ -272,7 +272,7 @@ class Goodput:
 
     def _tokens(self) -> Floats:
         """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""
-        costs, reach = self._costs, LONGEST_MATCH + self._costs.longest
+        costs, reach = self._costs, MATCH_CAP + self._costs.longest
         self._believed = self._rates.of()
         self._ladders = {name: table.ladder(reach) for name, table in self._tables.items()}
         tokens = costs.expected_tokens(self._believed)

@@ -21,7 +21,7 @@ _OPEN_PATHS = {"/", "/health"}
 _BODY_TIMEOUT_S = 30.0
 
 
-class Door:
+class Middleware:
     """Around the application. keys: without any, all are let in. max_body: bytes.
 
     Bodies are read here, whole, so that the size is known before anything looks at them; behind
