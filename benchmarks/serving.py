@@ -54,16 +54,18 @@ def theirs(folder: str, port: int) -> list[str]:
 
 
 @contextmanager
-def served(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server with one thread of torch, until the block ends."""
+def served(command: list[str], port: int, log: Any = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A server with one thread of torch, until the block ends. log: a file for what it says."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=log or subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
         for _ in range(1200):
+            if process.poll() is not None:
+                sys.exit(f"the server ended with status {process.returncode}: {' '.join(command)}")
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
                 break

@@ -1,26 +1,81 @@
 """A crowd on a real server for long: 20,000 requests, rude ones among them; memory, threads, files.
 
-    python benchmarks/soak.py [--num 20000] [--target zoo] [--clients 32]
+    python -m benchmarks soak [--num 20000] [--clients 24] [--out FILE]
 
-Right answers are those that the same server gives plainly, before. Prints what was wrong, and
-memory, threads and open files of the server at each tenth.
+Right answers are those that the same server gives plainly, before. The server has eight rows and a
+queue of sixteen, so that a crowd meets 429; and three drafters that raise, each elsewhere, in the
+midst of everything. Prints what was wrong, and memory, threads and
+open files of the server at each tenth; growth is that from the second tenth on, since a server
+that has begun fills its pools.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
+import re
 import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from serving import served
+from shared.results import save
 
+from draftwise import registry
 from draftwise.bench.load.client import Server
 from draftwise.bench.load.drive import Load, drive
 from draftwise.bench.suites import load_suite
-from serve.soak import Soak
+from draftwise.cli import main as draftwise
+from draftwise.drafters.lookup import LookupDrafter
+from draftwise.drafters.retrieval import RetrievalSession
+from serve.soak import KINDS, Soak
+
+ROWS, QUEUE = 8, 16
+DRAFTERS = ("zoo", "suffix", "raises:at=commit,after=3000", "raises:at=peek,after=100",
+            "raises:at=propose,after=50")  # fmt: skip
+ANSWERS = {"whole": 1, "stream": 1, "slow reader": 1, "many": 3}
+"""Kinds whose answers are read to their end, and how many a request has."""
+
+
+class Raises(LookupDrafter):
+    """Prompt lookup whose session raises at the ``after``-th call of one of its methods."""
+
+    def __init__(self, name: str, at: str, after: int) -> None:
+        super().__init__(name)
+        self._at, self._after = at, after
+
+    def start(self) -> RetrievalSession:
+        """A session that counts."""
+        session, calls = super().start(), itertools.count(1)
+        sound = getattr(session, self._at)
+
+        def method(*given: Any) -> Any:
+            if next(calls) >= self._after:
+                raise RuntimeError(f"no more of {self._at}")
+            return sound(*given)
+
+        setattr(session, self._at, method)
+        return session
+
+
+def listen(target: str, port: int) -> None:
+    """Be the server."""
+    registry.DRAFTERS["raises"] = (Raises, {})
+    with tempfile.TemporaryDirectory() as folder:
+        more = [part for drafter in DRAFTERS for part in ("--drafter", drafter)]
+        limits = ["--max-rows", str(ROWS), "--max-queue", str(QUEUE)]
+        state = ["--state", f"{folder}/state.json"]
+        begin = ["draftwise", "serve", "--target", target, "--port", str(port)]
+        sys.argv = [*begin, *more, *limits, *state]
+        draftwise()
 
 
 def state(pid: int) -> dict[str, int]:
@@ -35,34 +90,110 @@ def state(pid: int) -> dict[str, int]:
     }
 
 
+def metric(url: str, name: str, labels: str = "") -> float:
+    """The sum over all series of a name whose labels match."""
+    text = urllib.request.urlopen(f"{url}/metrics").read().decode()
+    lines = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for found, value in lines if re.search(labels, found))
+
+
+def num_open(url: str) -> int:
+    """Answers on their way."""
+    return round(sum(metric(url, f"vllm:num_requests_{what}") for what in ("running", "waiting")))
+
+
+@contextmanager
+def watched(url: str, found: list[int]) -> Iterator[None]:
+    """Note how many answers are on their way, twice a second, until the block ends."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            found.append(num_open(url))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def right_answers(server: Server, prompts: Sequence[str], tokens: int) -> dict[Any, str]:
+    """What each prompt's answer of each length is, decoded plainly."""
+    right: dict[Any, str] = {}
+    for num in range(1, tokens + 1):
+        fields = {"max_tokens": num, "temperature": 0, "draftwise": {"preset": "plain"}}
+        shots = drive(server, prompts, len(prompts), Load(4), fields).shots
+        right |= {(prompts[shot.prompt], num): shot.text for shot in shots}
+    return right
+
+
+def verdict(
+    url: str, soak: Soak, before: float, states: Sequence[dict[str, int]]
+) -> dict[str, Any]:
+    """What the row of the issue asks for. before: answers that had ended when the soak began."""
+    ended = round(metric(url, "vllm:request_success_total") - before)
+    read = sum(soak.done[kind] * num for kind, num in ANSWERS.items())
+    begun, end = states[1], states[-1]
+    return {
+        "requests": sum(soak.done[kind] for kind in KINDS),
+        "refused_as_busy": soak.done["busy"],
+        "wrong": soak.wrong[:20],
+        "num_wrong": len(soak.wrong),
+        "answers_ended": ended,
+        "answers_read": read,
+        "answers_left": sum(soak.done[kind] for kind in KINDS if kind.startswith("leaves")),
+        "status_500": metric(url, "draftwise:http_requests_total", 'status="5'),
+        "memory_growth": end["rss_kib"] / begun["rss_kib"] - 1,
+        "threads_left": end["threads"] - begun["threads"],
+        "files_left": end["files"] - begun["files"],
+    }
+
+
 def main() -> None:
     """Print a line a tenth and a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--num", type=int, default=20_000)
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--target", default="zoo")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--port", type=int, default=8398)
+    parser.add_argument("--listen", action="store_true", help="be the server, no more")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.listen:
+        listen(args.target, args.port)
+        return
     prompts = [item.turns[0] for item in load_suite("zoo", 1).items]
-    with served(args.target, args.port) as process:
-        server = Server(f"http://127.0.0.1:{args.port}", Path(args.target).name)
-        right: dict[tuple[str, int], str] = {}
-        for tokens in range(1, args.tokens + 1):
-            fields = {"max_tokens": tokens, "temperature": 0, "draftwise": {"preset": "plain"}}
-            shots = drive(server, prompts, len(prompts), Load(8), fields).shots
-            right |= {(prompts[shot.prompt], tokens): shot.text for shot in shots}
-        states = [state(process.pid)]
+    command = [sys.executable, __file__, "--listen", "--target", args.target]
+    url, states, opened = f"http://127.0.0.1:{args.port}", [], list[int]()
+    log = tempfile.TemporaryFile("w+")
+    with served([*command, "--port", str(args.port)], args.port, log) as process:
+        right = right_answers(Server(url, Path(args.target).name), prompts, args.tokens)
+        before = metric(url, "vllm:request_success_total")
 
         def tell(number: int) -> None:
             if number % max(1, args.num // 10) == 0:
                 states.append(state(process.pid))
                 print(number, states[-1], flush=True)
 
-        soak = Soak(args.port, prompts, lambda p, n: right[p, n], 1, args.tokens)
-        soak.run(args.num, args.clients, tell)
+        soak = Soak(args.port, prompts, lambda p, n: right[p, n], 1, args.tokens, patience_s=1.0)
+        start = time.monotonic()
+        with watched(url, opened):
+            soak.run(args.num, args.clients, tell)
+        while num_open(url):
+            time.sleep(0.1)
         states.append(state(process.pid))
-    print(json.dumps({"done": dict(soak.done), "wrong": soak.wrong[:20], "states": states}))
+        took_s = time.monotonic() - start
+        found = verdict(url, soak, before, states)
+    found |= {"most_open": max(opened), "max_open": ROWS + QUEUE, "exit_status": process.returncode}
+    log.seek(0)
+    said = log.read()
+    found |= {"drafters_left_out": said.count("is left out"), "tracebacks": said.count("Traceback")}
+    found["took_s"] = round(took_s)
+    save(args.out, {"soak": found, "kinds": dict(soak.done), "states": states})
     if soak.wrong:
         raise SystemExit(1)
 

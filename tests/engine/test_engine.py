@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from draftwise.drafters.neural import NeuralSession
+from draftwise.drafters.retrieval import RetrievalSession
 from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
 from draftwise.nn.attention import RAGGED
@@ -24,6 +25,7 @@ from draftwise.presets import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, reader, speculator
+from engine.scripted import mixing
 
 LONG = [*range(1, 60), *range(1, 60), 7, 9]
 
@@ -265,6 +267,21 @@ def test_a_drafter_that_raises_is_left_out_with_one_warning(
         run(engine)
     assert [str(w.message)[:20] for w in said] == ["drafter good raised "]
     assert [request.tokens for request in asked] == [plain_greedy(p, 30) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("name", ["match_length", "peek"])
+def test_a_retrieval_drafter_that_raises_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made = mixing(speculator(POOLS["good+lookup"]), "good", 4)
+    engine = made.engine()
+    engine.admit(request := ask(made, PROMPTS[0], 30))
+    engine.step()
+    monkeypatch.setattr(RetrievalSession, name, broken)
+    with pytest.warns(UserWarning, match="drafter lookup raised") as said:
+        run(engine)
+    assert len(said) == 1
+    assert request.tokens == plain_greedy(PROMPTS[0], 30)
 
 
 def test_log_probabilities_are_those_of_a_plain_forward() -> None:

@@ -44,6 +44,8 @@ _BAD: dict[str, Sequence[bytes]] = {
 class Soak:
     """Sends requests of all kinds. expected: (prompt, tokens) to the text of the right answer.
 
+    patience_s: how long one that met a full queue waits until it asks again.
+
     State: what came back, by kind; what was wrong.
     """
 
@@ -55,11 +57,12 @@ class Soak:
         seed: int = 0,
         max_tokens: int = 40,
         fields: dict[str, Any] | None = None,
+        patience_s: float = 0.05,
     ) -> None:
         self._port, self._prompts, self._expected = port, prompts, expected
         self._seed, self._max_tokens = seed, max_tokens
         self._fields = {"temperature": 0, **(fields or {})}
-        self._lock = threading.Lock()
+        self._lock, self._patience_s = threading.Lock(), patience_s
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -94,7 +97,7 @@ class Soak:
                 break
             with self._lock:
                 self.done["busy"] += 1
-            time.sleep(0.05)
+            time.sleep(self._patience_s)
         with self._lock:
             self.done[kind] += 1
             if wrong:
@@ -140,7 +143,10 @@ class Soak:
             client.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
             if kind == "leaves at once":
                 return ""
-            if b" 200 " not in client.recv(rng.choice([16, 400])) or kind != "slow reader":
+            head = client.recv(rng.choice([16, 400]))
+            if b" 200 " not in head:
+                return "busy" if b" 429 " in head else f"{head!r}"
+            if kind != "slow reader":
                 return ""
             got = b""
             while b"[DONE]" not in got and (part := client.recv(200)):

@@ -122,11 +122,21 @@ class Sessions:
 
     def matches(self, context: Context) -> dict[str, int]:
         """The match length of each retrieval drafter at the end of the text."""
-        return {name: s.match_length(context) for name, s in self._retrieving.items()}
+        return self._look_up(lambda session: session.match_length(context))
 
     def peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Each retrieval drafter's match behind the draft, and what follows it."""
-        return {name: s.peek(context, drafted) for name, s in self._retrieving.items()}
+        return self._look_up(lambda session: session.peek(context, drafted))
+
+    def _look_up(self, what: Callable[[Retrieving], T]) -> dict[str, T]:
+        """What every retrieval drafter says; one that raises says nothing."""
+        found: dict[str, T] = {}
+        for name, session in list(self._retrieving.items()):
+            try:
+                found[name] = what(session)
+            except Exception as error:
+                self._leave_out(name, error)
+        return found
 
     def _leave_out(self, name: str, error: Exception) -> None:
         self._sessions.pop(name, None)
