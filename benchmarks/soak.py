@@ -169,8 +169,10 @@ def main() -> None:
     prompts = [item.turns[0] for item in load_suite("zoo", 1).items]
     command = [sys.executable, __file__, "--listen", "--target", args.target]
     url, states, opened = f"http://127.0.0.1:{args.port}", [], list[int]()
-    log = tempfile.TemporaryFile("w+")
-    with served([*command, "--port", str(args.port)], args.port, log) as process:
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        served([*command, "--port", str(args.port)], args.port, log) as process,
+    ):
         right = right_answers(Server(url, Path(args.target).name), prompts, args.tokens)
         before = metric(url, "vllm:request_success_total")
 
@@ -186,13 +188,15 @@ def main() -> None:
         while num_open(url):
             time.sleep(0.1)
         states.append(state(process.pid))
-        took_s = time.monotonic() - start
         found = verdict(url, soak, before, states)
-    found |= {"most_open": max(opened), "max_open": ROWS + QUEUE, "exit_status": process.returncode}
-    log.seek(0)
-    said = log.read()
-    found |= {"drafters_left_out": said.count("is left out"), "tracebacks": said.count("Traceback")}
-    found["took_s"] = round(took_s)
+        found |= {"most_open": max(opened), "max_open": ROWS + QUEUE}
+        found["took_s"] = round(time.monotonic() - start)
+        process.terminate()
+        found["exit_status"] = process.wait()
+        log.seek(0)
+        said = log.read()
+    found["drafters_left_out"] = said.count("is left out")
+    found["tracebacks"] = said.count("Traceback")
     save(args.out, {"soak": found, "kinds": dict(soak.done), "states": states})
     if soak.wrong:
         raise SystemExit(1)
