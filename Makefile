@@ -89,7 +89,7 @@ VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vll
 test-vllm: $(VLLM_ENV)/.installed
 	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 	OMP_NUM_THREADS=1 KMP_BLOCKTIME=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING \
-	LD_PRELOAD="$$(ls $(CURDIR)/$(VLLM_ENV)/lib/libiomp5.so /usr/lib/*/libtcmalloc_minimal.so.4 2>/dev/null | paste -sd:)" \
+	LD_PRELOAD="$$(ls $(abspath $(VLLM_ENV))/lib/libiomp5.so /usr/lib/*/libtcmalloc_minimal.so.4 2>/dev/null | paste -sd:)" \
 	$(VLLM_ENV)/bin/python -m pytest -q $(VLLM_TESTS)
 
 $(VLLM_ENV)/.installed:

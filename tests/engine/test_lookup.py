@@ -59,6 +59,26 @@ def test_proposals_and_matches_are_those_of_the_reference(least: int, most: int)
             assert draft.tokens.tolist() == expected[end:]
 
 
+@pytest.mark.parametrize(("least", "most"), [(1, 8), (2, 3), (3, 5)])
+def test_behind_a_draft_the_text_alone_is_searched(least: int, most: int) -> None:
+    rng, found = np.random.default_rng(1), 0
+    for text in texts():
+        context = Context(0, text[:1], SamplingParams(), np.random.default_rng(0))
+        session = opened(LookupDrafter("lookup", least, most), [context])
+        for end in range(2, len(text)):
+            context.tokens[:] = text[:end]
+            draft = rng.choice(text, 1 + end % 4).tolist()
+            whole, best = [*text[:end], *draft], (0, 0)
+            for source in range(1, end + 1):
+                size = min(common(whole, source), most)
+                best = (size, source) if size >= max(least, best[0]) else best
+            match, token = session.peek(context, draft)
+            wanted = min(common(whole, best[1]), LONGEST_MATCH) if best[0] == most else best[0]
+            assert (match, token) == (wanted, whole[best[1]] if best[0] else -1)
+            found += match > 1
+    assert found > 500
+
+
 def test_scores_are_what_would_have_been_proposed() -> None:
     """alpha is 1 exactly where the proposal of that position is the token that follows."""
     for text in texts():

@@ -329,3 +329,20 @@ def test_any_alphas_and_seconds_leave_prices_that_choose(told: list[Any]) -> Non
     again = policy()
     again.load_state(json.loads(json.dumps(of.state())))
     assert np.array_equal(again.estimates(), found)
+
+
+@pytest.mark.parametrize("has_lm", [True, False])
+def test_many_requests_at_once_are_priced_as_each_alone(has_lm: bool) -> None:
+    plans = PLANS if has_lm else [plan for plan in PLANS if plan.drafter != "lm"]
+    rng, rows = np.random.default_rng(2), []
+    for number in range(6):
+        rows.append(row := Goodput(len(plans), plans))
+        for match in rng.integers(0, 40, size=number):
+            known = lookup(rng.integers(0, 2, 3).tolist(), [3, 1, 0])
+            known |= lm(rng.random(2).tolist()) if has_lm else {}
+            told = Evidence(plans[0], 0, 0, known, matches={"lookup": int(match)}, seconds=1.0)
+            blank = Feedback(np.zeros(len(plans)), np.zeros(len(plans), dtype=bool), told)
+            row.learn(Decision(0, 1.0, 1), blank)
+    alone = np.array([row._tokens() for row in rows])
+    assert len(np.unique(alone, axis=0)) > 3
+    np.testing.assert_allclose(rows[0]._tokens_of(rows), alone, rtol=1e-12)

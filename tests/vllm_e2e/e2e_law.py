@@ -28,6 +28,7 @@ def requests() -> list[dict[str, Any]]:
     kinds = zoo.prompts()
     prompts = [kinds["math"][0], kinds["sql"][0]]
     sampled = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 4, "ignore_eos": True}
+    sampled["detokenize"] = False
     return [{"prompt": prompts[i % 2]} | sampled for i in range(NUM)]
 
 

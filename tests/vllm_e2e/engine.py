@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,11 @@ def main(path: Path) -> None:
         options["scheduler_cls"] = SCHEDULER
         options["additional_config"] = {"draftwise": {"state": None} | job["draftwise"]}
     llm = LLM(**options)
-    done = [run(llm, task) for task in job["tasks"]]
+    done = []
+    for task in job["tasks"]:
+        start = time.process_time()
+        done.append(run(llm, task))
+        print(f"{time.process_time() - start:.1f} s of CPU", task.get("policy"), file=sys.stderr)
     Path(job["out"]).write_text(json.dumps({"answers": done, "counts": counts(llm)}))
 
 

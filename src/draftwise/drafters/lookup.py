@@ -38,7 +38,11 @@ class LookupDrafter:
 
 
 class _Finder:
-    """One text, and where each of its n-grams ended last."""
+    """One text, and where each of its n-grams ended last.
+
+    An n-gram that occurred once is kept as ``~end``, and no longer one that ends with it is kept:
+    those are written when it occurs again.
+    """
 
     def __init__(self, smallest: int, largest: int) -> None:
         self._sizes = range(smallest, largest + 1)
@@ -51,28 +55,43 @@ class _Finder:
 
     def push(self, token: int) -> None:
         """The longest earlier occurrence of the ending; then remember the ending itself."""
-        text = self._text
+        text, last = self._text, self._last
         text.append(token)
         end, length, source = len(text), 0, 0
+        tail = tuple(text[-self._sizes[-1] :])
+        num = len(tail)
         for size in self._sizes:
-            if size > end:
+            if size > num:
                 break
-            ending = tuple(text[end - size :])
-            found = self._last.get(ending)
-            if found is not None:
-                length, source = size, found
-            self._last[ending] = end
+            ending = tail[num - size :]
+            found = last.get(ending)
+            if found is None:
+                last[ending] = ~end
+                break
+            if found < 0:
+                found = ~found
+                if found > size < self._sizes[-1]:
+                    last[tuple(text[found - size - 1 : found])] = ~found
+            last[ending] = end
+            length, source = size, found
         self._match = self._matched(text, length, source)
 
     def find(self, draft: Sequence[int]) -> Match:
         if not draft:
             return self._match
-        tail, length, source = (*self._text[-self._sizes[-1] :], *draft), 0, 0
+        text, largest = self._text, self._sizes[-1]
+        tail, length, source = (*text[-largest:], *draft)[-largest:], 0, 0
         for size in self._sizes:
             found = self._last.get(tail[len(tail) - size :]) if size <= len(tail) else None
             if found is None:
                 break
             length, source = size, found
+            if found < 0:  # it alone can agree with more
+                source = ~found
+                most = min(len(tail), source)
+                while length < most and text[source - 1 - length] == tail[-1 - length]:
+                    length += 1
+                break
         return self._matched([*self._text, *draft] if length else [], length, source)
 
     def share(self) -> None:

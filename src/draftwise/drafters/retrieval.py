@@ -175,6 +175,8 @@ class RetrievalSession:
             tokens, matches = [token for token, _ in row.known], [match for _, match in row.known]
             asks.append(score_known(context, row.known_start, tokens, matches))
             row.known, row.known_start = [], row.length
+        if len(asks) == 1:
+            return [(yield from asks[0])]
         return (yield from together(asks))
 
     def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:

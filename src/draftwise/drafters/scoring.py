@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,12 +32,13 @@ def score_known(
         return None
     places = slice(first - start, end - start)
     p = context.targets[first - context.targets_start : end - context.targets_start]
+    lengths = None if matches is None else np.array(matches[places], dtype=np.int64)
+    if context.sampling.temperature == 0 and not isinstance(known, Dists):
+        return _of_points(first, known[places], p, context.tokens[first:end], lengths)
     text = np.array(context.tokens[first:end])
     if context.sampling.temperature == 0:
-        if isinstance(known, Dists):
-            (tokens,) = yield [known.take(places).tokens]
-        else:
-            tokens = np.array(known[places], dtype=np.float64)
+        assert isinstance(known, Dists)
+        (tokens,) = yield [known.take(places).tokens]
         points = np.array(p)
         alphas = ((points == tokens) & (points >= 0)).astype(np.float64)
         ratios = alphas * (points == text)
@@ -47,8 +49,16 @@ def score_known(
         (alphas,) = yield [_at(_rows(p), proposed)]
         alphas = np.where(proposed < 0, 0.0, alphas)
         ratios = ((proposed == text) & (alphas > 0)).astype(np.float64)
-    lengths = None if matches is None else np.array(matches[places], dtype=np.int64)
     return Scores(first, np.minimum(np.nan_to_num(alphas), 1.0), np.nan_to_num(ratios), lengths)
+
+
+def _of_points(
+    start: int, known: Sequence[int], p: Sequence[Any], text: Sequence[int], lengths: Ints | None
+) -> Scores:
+    """Of proposed tokens beside a greedy target's, without arrays: a round has one or two."""
+    alphas = [float(token == point >= 0) for token, point in zip(known, p, strict=True)]
+    ratios = [alpha * (point == token) for alpha, point, token in zip(alphas, p, text, strict=True)]
+    return Scores(start, np.array(alphas), np.array(ratios), lengths)
 
 
 def joined(parts: Sequence[Scores]) -> Scores | None:

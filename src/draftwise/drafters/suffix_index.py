@@ -119,11 +119,17 @@ class SuffixIndex:
         if piece is None or len(piece.tokens) >= self._longest_text:
             number, piece = self._new_piece(piece)
         place, mask = number << _OFFSET_BITS | len(piece.tokens), self._mask
-        links = [0] * _NUM_ORDERS
-        for level, (heads, key) in enumerate(zip(self._heads, keys, strict=False)):
-            bucket = key & mask
-            links[level], heads[bucket] = heads[bucket], place
-        piece.links.extend(links)
+        if len(keys) == _NUM_ORDERS:  # unrolled: this is what a token costs
+            one, two, four, eight = self._heads
+            a, b, c, d = keys
+            a, b, c, d = a & mask, b & mask, c & mask, d & mask
+            piece.links.fromlist([one[a], two[b], four[c], eight[d]])
+            one[a] = two[b] = four[c] = eight[d] = place
+        else:
+            links = [0] * _NUM_ORDERS
+            for level, (heads, key) in enumerate(zip(self._heads, keys, strict=False)):
+                links[level], heads[key & mask] = heads[key & mask], place
+            piece.links.fromlist(links)
         piece.tokens.append(token)
         self.num_tokens += 1
         while self.num_tokens > self._max_tokens:

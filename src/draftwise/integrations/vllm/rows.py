@@ -14,6 +14,7 @@ from draftwise.types import PLAIN, Decision, Evidence, Floats, Plan, SamplingPar
 
 _GREEDY = SamplingParams()
 _NOTHING = Decision(0, 1.0, 0)
+_NO_DRAFT: Floats = np.zeros(0)
 
 
 def new_context(prompt: Sequence[int]) -> Context:
@@ -107,6 +108,8 @@ class Outcome:
 
     def alphas(self) -> Floats:
         """[num_drafted] the same; what was not judged is not a number."""
+        if not self.num_drafted:
+            return _NO_DRAFT
         judged = self.judged()
         return np.concatenate([judged, np.full(self.num_drafted - len(judged), np.nan)])
 

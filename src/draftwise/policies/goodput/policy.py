@@ -11,7 +11,7 @@ from draftwise.policies.goodput.acceptance import Rates
 from draftwise.policies.goodput.confidences import Bins
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.looks import Looks
-from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable
+from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable, tokens_of_rows
 from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
 from draftwise.policies.goodput.pricing import PlanCosts
 from draftwise.policies.goodput.ragged import best_ragged
@@ -125,8 +125,7 @@ class Goodput:
         is_one = len(policies) == 1 and known.batch_s is None
         if is_one or any(policy._is_blind for policy in policies):
             return [policy.choose() for policy in policies]
-        tokens = np.array([policy._tokens() for policy in policies])
-        plans = tokens, known.sizes, known.drafters, known.drafting()
+        plans = first._tokens_of(policies), known.sizes, known.drafters, known.drafting()
         if known.batch_s is None:
             chosen = best_together(*plans, np.array(known.target_s))
         else:
@@ -187,7 +186,7 @@ class Goodput:
         is_round = evidence.seconds > 0.0  # and not the prompt
         num_emitted = evidence.num_emitted if is_round else 0
         scored = {name: self._row[name] for name in evidence.scores if name in self._row}
-        if is_round:
+        if is_round and self._has_lms:
             self._rates.fade(num_emitted, scored.values())
         for name, row in scored.items():
             self._score(name, row, evidence.scores[name])
@@ -269,6 +268,22 @@ class Goodput:
             reading_s = (self._reading_s * self._has_model).take(costs.drafters)
             self._made = prices / (1.0 + prices * reading_s)
         return self._made
+
+    def _tokens_of(self, policies: Sequence[Goodput]) -> Floats:
+        """[B, K] expected emitted tokens of many requests: as ``_tokens``, all at once."""
+        costs = self._costs
+        believed: Floats = np.zeros((len(policies), len(self._row)))
+        if any(policy._has_lms for policy in policies):
+            believed = Rates.of_rows([policy._rates for policy in policies])
+        tokens = costs.expected_tokens(believed)
+        for name, row in self._row.items():
+            own = [b for b, policy in enumerate(policies) if name in policy._tables]
+            if own:
+                tables = [policies[b]._tables[name] for b in own]
+                matches = [policies[b]._matches.get(name, 0) for b in own]
+                found = tokens_of_rows(tables, matches, costs.longest)
+                costs.put_retrieved(tokens, own, row, found)
+        return tokens
 
     def _tokens(self) -> Floats:
         """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""

@@ -85,16 +85,23 @@ class PlanCosts:
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
     def expected_tokens(self, rates: Floats) -> Floats:
-        """[K] as the function of this name, by the acceptance of each drafter [D]."""
+        """[.., K] as the function of this name, by the acceptance of each drafter [.., D]."""
         alphas = np.minimum(rates, _CERTAIN)
-        missed = (1.0 - alphas).take(self.drafters)
-        found: Floats = (1.0 - alphas.take(self.drafters) ** self._exponents) / missed
+        missed = (1.0 - alphas).take(self.drafters, axis=-1)
+        reached = alphas.take(self.drafters, axis=-1) ** self._exponents
+        found: Floats = (1.0 - reached) / missed
         return found
 
     def retrieved(self, tokens: Floats, row: int, ladder: Sequence[float], match: int) -> None:
         """Into tokens [K], for the plans of a drafter: ``retrieved_tokens`` of their lengths."""
         found = np.array(retrieved_tokens(ladder, match, self.longest))
         tokens[self.places[row]] = found[self._own_lengths[row]]
+
+    def put_retrieved(
+        self, tokens: Floats, requests: Sequence[int], row: int, found: Floats
+    ) -> None:
+        """Into tokens [B, K] of so many requests: found [len(requests), longest + 1] by length."""
+        tokens[np.ix_(requests, self.places[row])] = found[:, self._own_lengths[row]]
 
     def drafting(self) -> Floats:
         """[K] seconds of drafting alone."""

@@ -47,32 +47,36 @@ def best_ragged(
     rows, plain = np.arange(len(tokens)), int(sizes.argmin())
     best = np.full(len(tokens), plain)
 
+    is_dear = draft_s > 0
+    any_dear = bool(is_dear.any())
+
     def seconds(plans: Ints) -> float:
         total = min(len(plans) + int(sizes[plans].sum()), len(batch_s))
-        return float(batch_s[total - 1] + longest_drafts(plans, drafters, draft_s).sum())
+        drafting_s = longest_drafts(plans, drafters, draft_s).sum() if any_dear else 0.0
+        return float(batch_s[total - 1] + drafting_s)
 
     def forward(others: Ints) -> Floats:
         totals = len(others) + 1 + int(sizes[others].sum()) + sizes
         taken: Floats = batch_s[np.minimum(totals, len(batch_s)) - 1]
         return taken
 
-    lowest = seconds(best) * float(rounds[rows, best].sum())
-    is_dear = draft_s > 0
-    for is_allowed in (True, False) if is_dear.any() else (True,):
+    plain_s, plain_rounds = seconds(best), float(rounds[rows, best].sum())
+    lowest = plain_s * plain_rounds
+    for is_allowed in (True, False) if any_dear else (True,):
         for width in WIDTHS:
-            tried = np.full(len(tokens), plain)
+            tried, tried_s, tried_rounds = np.full(len(tokens), plain), plain_s, plain_rounds
             payers = np.full(int(drafters.max()) + 1, len(tokens))
             price = _slope(batch_s, len(tokens), width)
             for _ in range(NUM_STEPS):
                 drafting_s = np.where(
                     is_dear, draft_s / payers[drafters] if is_allowed else np.inf, 0.0
                 )
-                needed = rounds / rounds[rows, tried].sum()
-                tried = (needed + (price * sizes + drafting_s) / seconds(tried)).argmin(axis=1)
+                prices = (price * sizes + drafting_s) * (tried_rounds / tried_s)
+                tried = (rounds + prices).argmin(axis=1)
                 payers = np.maximum(np.bincount(drafters[tried], minlength=len(payers)), 1)
-                found = seconds(tried) * float(rounds[rows, tried].sum())
-                if found < lowest:
-                    best, lowest = tried, found
+                tried_s, tried_rounds = seconds(tried), float(rounds[rows, tried].sum())
+                if tried_s * tried_rounds < lowest:
+                    best, lowest = tried, tried_s * tried_rounds
     if len(tokens) <= FEW_ROWS:
         best = one_by_one(best, rounds, drafters, draft_s, forward)
     return best
