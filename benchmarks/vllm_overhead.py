@@ -3,7 +3,7 @@
 python benchmarks/vllm_overhead.py               # the table in docs/vllm.md
 python benchmarks/vllm_overhead.py --profile     # where it goes, at the most requests
 Each request's text goes on by phrases that other requests use, too, and by single random tokens,
-so that both retrieval drafters find matches of all lengths. A step's seconds are those of the fakes'
+so that both retrieval drafters find matches of all lengths. A step's seconds are of the fakes'
 clock (a fixed price and one for each token), so choices are the same in every run.
 """
 

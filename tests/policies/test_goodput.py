@@ -337,7 +337,7 @@ def test_many_requests_at_once_are_priced_as_each_alone(has_lm: bool) -> None:
     rng, rows = np.random.default_rng(2), []
     for number in range(6):
         rows.append(row := Goodput(len(plans), plans))
-        for match in rng.integers(0, 40, size=number):
+        for match in rng.integers(0, 6, size=number):
             known = lookup(rng.integers(0, 2, 3).tolist(), [3, 1, 0])
             known |= lm(rng.random(2).tolist()) if has_lm else {}
             told = Evidence(plans[0], 0, 0, known, matches={"lookup": int(match)}, seconds=1.0)
