@@ -101,7 +101,7 @@ class PlanCosts:
         self, tokens: Floats, requests: Sequence[int], row: int, found: Floats
     ) -> None:
         """Into tokens [B, K] of so many requests: found [len(requests), longest + 1] by length."""
-        tokens[np.ix_(requests, self.places[row])] = found[:, self._own_lengths[row]]
+        tokens[np.array(requests)[:, None], self.places[row]] = found[:, self._own_lengths[row]]
 
     def drafting(self) -> Floats:
         """[K] seconds of drafting alone."""
