@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draftwise.policies.goodput.matches import MATCH_PRIORS, MatchTable
 from draftwise.policies.goodput.policy import Goodput
+from draftwise.policies.goodput.rows import tokens_of_rows
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "lookup") for k in (1, 2, 4))]
@@ -345,4 +346,8 @@ def test_many_requests_at_once_are_priced_as_each_alone(has_lm: bool) -> None:
             row.learn(Decision(0, 1.0, 1), blank)
     alone = np.array([row._tokens() for row in rows])
     assert len(np.unique(alone, axis=0)) > 3
-    np.testing.assert_allclose(rows[0]._tokens_of(rows), alone, rtol=1e-12)
+    rates, tables, matches = (
+        [getattr(row, name) for row in rows] for name in ("_rates", "_tables", "_matches")
+    )
+    found = tokens_of_rows(rows[0]._costs, rates, tables, matches)
+    np.testing.assert_allclose(found, alone, rtol=1e-12)

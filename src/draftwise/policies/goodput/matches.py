@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from draftwise.policies.goodput.tables import plain, tallies
-from draftwise.types import Floats
 
 MATCH_PRIORS = (0.3, 0.45, 0.55, 0.65, 0.8, 0.9)
 """Acceptance of a retrieved token before any was seen: match length 1, 2, 3-4, 5-8, 9-16, 17+."""
@@ -23,7 +22,8 @@ MATCH_DISCOUNT = 0.995
 MATCH_CAP = 17
 """Tokens of a match from which on a longer one says nothing more."""
 _BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
-_BUCKETS = np.array(_BUCKET_OF)
+BUCKETS = np.array(_BUCKET_OF)
+"""The table row of a match of 0, 1, .. ``MATCH_CAP`` tokens."""
 
 
 def bucket(match: int) -> int:
@@ -81,21 +81,3 @@ class MatchTable:
         """What ``state`` gave; ValueError if it does not fit."""
         num, den = tallies(state, ("num", "den"), len(MATCH_PRIORS))
         return cls(num=num, den=den)
-
-
-def tokens_of_rows(tables: Sequence[MatchTable], matches: Sequence[int], longest: int) -> Floats:
-    """[B, longest + 1] emitted tokens of a round of retrieval by length, as ``retrieved_tokens``.
-
-    >>> tokens_of_rows([MatchTable()] * 2, [1, 0], 2).round(3).tolist()
-    [[1.0, 1.3, 1.435], [0.0, 0.0, 0.0]]
-    """
-    num, den = (np.array([getattr(table, name) for table in tables]) for name in ("num", "den"))
-    prior, weight = np.array([table.prior for table in tables]), [[t.weight] for t in tables]
-    rates = (num + weight * prior) / (den + weight)
-    found = np.array(matches)
-    rungs = np.minimum(found[:, None] + np.arange(longest), MATCH_CAP)
-    reached = np.take_along_axis(rates, _BUCKETS[rungs], axis=1).cumprod(axis=1)
-    tokens = np.ones((len(tables), longest + 1))
-    tokens[:, 1:] += reached.cumsum(axis=1)
-    tokens[found <= 0] = 0.0
-    return tokens

@@ -11,12 +11,11 @@ from draftwise.policies.goodput.acceptance import Rates
 from draftwise.policies.goodput.confidences import Bins
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.looks import Looks
-from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable, tokens_of_rows
+from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable
 from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
 from draftwise.policies.goodput.pricing import PlanCosts
-from draftwise.policies.goodput.ragged import best_ragged
+from draftwise.policies.goodput.rows import best_plans
 from draftwise.policies.goodput.seen import SeenValues
-from draftwise.policies.goodput.together import best_together
 from draftwise.policies.parts.checks import check_feedback, check_share
 from draftwise.policies.parts.probability import one_hot
 from draftwise.policies.parts.state import dump, load
@@ -125,11 +124,13 @@ class Goodput:
         is_one = len(policies) == 1 and known.batch_s is None
         if is_one or any(policy._is_blind for policy in policies):
             return [policy.choose() for policy in policies]
-        plans = first._tokens_of(policies), known.sizes, known.drafters, known.drafting()
-        if known.batch_s is None:
-            chosen = best_together(*plans, np.array(known.target_s))
-        else:
-            chosen = best_ragged(*plans, known.batch_s)
+        has_lms = any(policy._has_lms for policy in policies)
+        chosen = best_plans(
+            known,
+            [policy._rates for policy in policies] if has_lms else [],
+            [policy._tables for policy in policies],
+            [policy._matches for policy in policies],
+        )
         for policy in policies:
             policy._num_chosen += 1
             # a draft that goes on makes all rows wait
@@ -268,22 +269,6 @@ class Goodput:
             reading_s = (self._reading_s * self._has_model).take(costs.drafters)
             self._made = prices / (1.0 + prices * reading_s)
         return self._made
-
-    def _tokens_of(self, policies: Sequence[Goodput]) -> Floats:
-        """[B, K] expected emitted tokens of many requests: as ``_tokens``, all at once."""
-        costs = self._costs
-        believed: Floats = np.zeros((len(policies), len(self._row)))
-        if any(policy._has_lms for policy in policies):
-            believed = Rates.of_rows([policy._rates for policy in policies])
-        tokens = costs.expected_tokens(believed)
-        for name, row in self._row.items():
-            own = [b for b, policy in enumerate(policies) if name in policy._tables]
-            if own:
-                tables = [policies[b]._tables[name] for b in own]
-                matches = [policies[b]._matches.get(name, 0) for b in own]
-                found = tokens_of_rows(tables, matches, costs.longest)
-                costs.put_retrieved(tokens, own, row, found)
-        return tokens
 
     def _tokens(self) -> Floats:
         """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""
