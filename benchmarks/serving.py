@@ -63,7 +63,7 @@ def served(command: list[str], port: int, log: Any = None) -> Iterator[subproces
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        for _ in range(1200):
+        for _ in range(12_000):
             if process.poll() is not None:
                 sys.exit(f"the server ended with status {process.returncode}: {' '.join(command)}")
             try:

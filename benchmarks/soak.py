@@ -2,9 +2,10 @@
 
     python -m benchmarks soak [--num 20000] [--clients 24] [--out FILE]
 
-Right answers are those that the same server gives plainly, before. The server has eight rows and a
-queue of sixteen, so that a crowd meets 429; and three drafters that raise, each elsewhere, in the
-midst of everything. Prints what was wrong, and memory, threads and
+The target is a bundled model that costs little (``--target zoo``: the largest one), for it is the
+server that is tried. Right answers are those that the same server gives plainly, before. The
+server has eight rows and a queue of sixteen, so that a crowd meets 429; and three drafters that
+raise, each elsewhere, in the midst of everything. Prints what was wrong, and memory, threads and
 open files of the server at each tenth; growth is that from the second tenth on, since a server
 that has begun fills its pools.
 """
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from serving import served
 from shared.results import save
 
-from draftwise import registry
+from draftwise import registry, zoo
 from draftwise.bench.load.client import Server
 from draftwise.bench.load.drive import Load, drive
 from draftwise.bench.suites import load_suite
@@ -39,7 +40,7 @@ from draftwise.drafters.retrieval import RetrievalSession
 from serve.soak import KINDS, Soak
 
 ROWS, QUEUE = 8, 16
-DRAFTERS = ("zoo", "suffix", "raises:at=commit,after=3000", "raises:at=peek,after=100",
+DRAFTERS = ("zoo:python", "suffix", "raises:at=commit,after=3000", "raises:at=peek,after=100",
             "raises:at=propose,after=50")  # fmt: skip
 ANSWERS = {"whole": 1, "stream": 1, "slow reader": 1, "many": 3}
 """Kinds whose answers are read to their end, and how many a request has."""
@@ -73,7 +74,9 @@ def listen(target: str, port: int) -> None:
         more = [part for drafter in DRAFTERS for part in ("--drafter", drafter)]
         limits = ["--max-rows", str(ROWS), "--max-queue", str(QUEUE)]
         state = ["--state", f"{folder}/state.json"]
-        begin = ["draftwise", "serve", "--target", target, "--port", str(port)]
+        source = str(zoo.drafter_paths().get(target, target))
+        begin = ["draftwise", "serve", "--target", source, "--port", str(port)]
+        begin += ["--served-model-name", target]
         sys.argv = [*begin, *more, *limits, *state]
         draftwise()
 
@@ -157,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--num", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--target", default="zoo")
+    parser.add_argument("--target", default="generalist")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--port", type=int, default=8398)
     parser.add_argument("--listen", action="store_true", help="be the server, no more")
@@ -173,7 +176,7 @@ def main() -> None:
         tempfile.TemporaryFile("w+") as log,
         served([*command, "--port", str(args.port)], args.port, log) as process,
     ):
-        right = right_answers(Server(url, Path(args.target).name), prompts, args.tokens)
+        right = right_answers(Server(url, args.target), prompts, args.tokens)
         before = metric(url, "vllm:request_success_total")
 
         def tell(number: int) -> None:
