@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from draftwise.drafters.protocol import Context
+from draftwise.engine import loop
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, Costs, SamplingParams
 from engine.pairs import PROMPTS, drafters, speculator
@@ -79,3 +84,41 @@ def test_a_peek_is_what_reading_the_draft_would_have_found(name: str) -> None:
         match, token = session.peek(context, drafted)
         assert match == expected[0]
         assert (token == expected[1]) or match == 0
+
+
+class Alternating:
+    """A process under which answers alternate: behind an even token stands an odd one."""
+
+    def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
+        masked = logits.clone()
+        masked[text[-1] % 2 :: 2] = float("-inf")
+        return masked
+
+    def num_allowed(self, text: Sequence[int], num: int) -> int:
+        pairs = pairwise(text[len(text) - num - 1 :])
+        return next((i for i, (a, b) in enumerate(pairs) if a % 2 == b % 2), num)
+
+
+@pytest.mark.parametrize("pool", [["lookup"], ["good", "lookup"]])
+def test_nothing_that_is_looked_up_breaks_a_form(
+    monkeypatch: pytest.MonkeyPatch, pool: list[str]
+) -> None:
+    prompt = [3, 5, 4, 4, 6, 3, 5, 4, 7, 9] * 4
+    held = SamplingParams(process=Alternating())
+    drafted: list[int] = []
+    sound = loop.judge_all
+
+    def watched(turns: Sequence[Any]) -> None:
+        for turn in turns:
+            text = [turn.context.tokens[-1], *turn.draft.tokens.tolist()]
+            drafted.extend(a % 2 == b % 2 for a, b in pairwise(text))
+        sound(turns)
+
+    monkeypatch.setattr(loop, "judge_all", watched)
+    made = speculator(pool, "fixed:1", lengths=(6,))
+    made = mixing(made, "good", 6) if "good" in pool else made
+    found = made.generate(prompt, max_new_tokens=80, sampling=[held])
+    assert len(drafted) > 20
+    assert not any(drafted)
+    plainly = speculator(pool, "fixed:0").generate(prompt, max_new_tokens=80, sampling=[held])
+    assert found.tokens == plainly.tokens

@@ -12,7 +12,7 @@ import numpy as np
 from draftwise.engine.records import Round
 from draftwise.engine.request import Stats
 from draftwise.engine.text import Answer, Ending
-from draftwise.types import PLAIN, DraftwiseError, Plan
+from draftwise.types import PLAIN, Costs, DraftwiseError, Plan
 from engine.scripted import VOCAB, byte_tokenizer
 
 _IDS = itertools.count(1)
@@ -97,6 +97,10 @@ class FakeEngine:
     @property
     def num_waiting(self) -> int:
         return len(self.waiting)
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(np.array([0.01, 0.012]), {"parrot": 0.001})
 
     def admit(self, request: FakeRow) -> None:
         if len(request.prompt) > 1000:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -97,12 +97,12 @@ def fake_service(
 ) -> Service:
     """A service on an engine without a model."""
     tokenizer, eos = fake.tokenizer, frozenset({VOCAB - 1})
-    metrics, history = Metrics("parrot", fake.engine.max_rows, max_open), History(PLANS)
+    metrics, history = Metrics("parrot", fake.engine.max_rows, max_open, PLANS), History(PLANS)
     codec = Codec(tokenizer, VOCAB, MAX_POSITIONS, more.pop("chat_template", None))
     worker = Worker(fake.engine, fake.request, max_open=max_open, observers=[metrics, history])
     return Service(
         worker=worker,
-        asker=Asker(codec, eos, limits or Limits(), check_name),
+        asker=Asker(codec, eos, replace(limits or Limits(), max_answers=max_open), check_name),
         grammars=Grammars(tokenizer, VOCAB, eos),
         tokenizer=tokenizer,
         metrics=metrics,

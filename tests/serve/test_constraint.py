@@ -62,6 +62,14 @@ def test_behind_a_forbidden_token_nothing_is_masked() -> None:
     assert allowed(made, ids("a")) == set(ids("b"))
 
 
+def test_drafts_end_before_what_is_forbidden() -> None:
+    made = regex("ab+c")
+    for answer, num, stand in [("abbc", 4, 4), ("abbc", 2, 2), ("aca", 2, 0), ("abca", 3, 2)]:
+        assert made.num_allowed([7, 7, *ids(answer)], num) == stand
+    assert made.num_allowed([7, 7, *ids("cab")], 2) == 2, "behind a forbidden one all is as it was"
+    assert made.num_allowed([7, 7, *ids("abc"), EOS], 1) in {0, 1}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_walks_end_in_the_language(seed: int) -> None:
     rng, made = np.random.default_rng(seed), regex("[ab]{2,5}(c|de)")

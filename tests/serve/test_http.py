@@ -114,6 +114,8 @@ def test_token_ids_echo_and_logprobs(live: Live) -> None:
     body = live.complete([1, 2], max_tokens=0, echo=True, logprobs=0).json
     assert body["choices"][0]["text"] == live.service.tokenizer.decode([1, 2])
     assert len(body["choices"][0]["logprobs"]["tokens"]) == 2
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
     content = live.chat("ab", logprobs=True, top_logprobs=2, max_tokens=2).json
     (one, _) = content["choices"][0]["logprobs"]["content"]
     assert (one["token"], one["bytes"], one["logprob"]) == ("a", [97], -0.5)
@@ -154,6 +156,8 @@ def test_stop_strings(live: Live) -> None:
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"prompt": ["a"] * 9, "n": 2}, "n"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": 1e-9}, None),
         ({"top_p": 0}, "top_p"),
@@ -239,6 +243,9 @@ def test_messages_that_are_refused(live: Live) -> None:
     assert said.json["choices"][0]["message"]["content"] == told(live, "abc", 4)
     tool = {"type": "function", "function": {"name": "f"}}
     assert "chat template" in live.chat(tools=[tool]).error["message"]
+    tool["function"]["strict"] = True
+    assert "strict" in live.chat(tools=[tool]).error["message"]
+    assert live.chat(tools=[tool], tool_choice="none", max_tokens=2).status == 200
 
 
 def test_models_and_views(live: Live) -> None:
@@ -285,6 +292,12 @@ def test_metrics_count_what_was_done() -> None:
     assert float(values["vllm:time_to_first_token_seconds_count" + label]) == 1
     assert float(values["vllm:inter_token_latency_seconds_count" + label]) >= 6
     assert float(values['draftwise:http_requests_total{path="/v1/completions",status="400"}']) == 1
+    price = 'draftwise:price_seconds{model="%s",model_name="parrot",tokens="%s"}'
+    priced = {("target", "1"): 0.01, ("target", "2"): 0.012, ("parrot", "1"): 0.001}
+    assert {each: float(values[price % each]) for each in priced} == priced
+    assert 'tokens="4"' not in text
+    label = '{drafter="parrot",length="2",model_name="parrot"}'
+    assert float(values["draftwise:estimate" + label]) == 2.0
     assert sum(sum(s["tokens"].values()) for s in stats["seconds"]) == 10
     assert stats["estimates"]["parrot"] == {"length": 2, "value": 2.0}
 

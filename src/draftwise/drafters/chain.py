@@ -57,7 +57,8 @@ class Chain:
             return
         while not self.is_over:
             found = self._mix.peek(self.tokens)
-            picked = self._mix.mixer.pick(self._step, {name: m for name, (m, _) in found.items()})
+            matches = {name: self._match(*match) for name, match in found.items()}
+            picked = self._mix.mixer.pick(self._step, matches)
             if picked == self._mix.mixer.drafter:
                 return
             if picked is None:
@@ -65,6 +66,13 @@ class Chain:
             else:
                 self._append(found[picked][1], None, picked)
                 self._step = DraftStep(len(self.tokens), self.length)
+
+    def _match(self, length: int, token: int) -> int:
+        """A match's length; 0 where what follows it cannot stand behind this draft."""
+        if not length or self.context.sampling.process is None:
+            return length
+        stands = self.context.num_allowed([*self.tokens, token]) > len(self.tokens)
+        return length if stands else 0
 
     def begins(self) -> bool:
         """Whether to draw a first token."""

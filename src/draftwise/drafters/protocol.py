@@ -70,6 +70,16 @@ class Context:
         given = (self.sampling, num_rows, self.tokens, start, drafted, parents, self.num_prompt)
         return Span(*given, self.seen, skip)
 
+    def num_allowed(self, draft: Sequence[int]) -> int:
+        """How many of a draft's tokens stand before one that can have no probability.
+
+        All, unless the request's ``process`` can tell (``num_allowed``: of a text, and how many of
+        its last tokens are meant). It is a function of text and draft, so a draft that was looked
+        up may be cut there.
+        """
+        tell = getattr(self.sampling.process, "num_allowed", None)
+        return len(draft) if tell is None else int(tell([*self.tokens, *draft], len(draft)))
+
     def extend(self, tokens: Sequence[int], targets: Sequence[int | Tensor]) -> None:
         """Append emitted tokens with the p that each was verified against."""
         self.tokens.extend(tokens)

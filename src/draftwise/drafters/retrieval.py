@@ -139,6 +139,7 @@ class RetrievalSession:
 
     def _chain(self, task: DraftTask) -> Draft:
         path = self._row(task.context).path(task.length)
+        path = path[: task.context.num_allowed([token for token, _ in path])]
         step, kept = DraftStep(0, task.length), 0
         while kept < len(path) and task.guide.goes_on(step):
             token, counts = path[kept]

@@ -18,7 +18,7 @@ from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.engine.sessions import Pool
 from draftwise.nn.features import Features
-from draftwise.types import DraftwiseError
+from draftwise.types import Costs, DraftwiseError
 
 
 @dataclass(order=True, slots=True)
@@ -62,10 +62,8 @@ class Engine:
         self._reading: list[Request] = []
         self._running: list[Request] = []
         self._free: list[int] = []
-        self._num_rows = 0
-        self._numbers = itertools.count()
-        self._round_s = 0.0
-        self._is_open = True
+        self._num_rows, self._numbers = 0, itertools.count()
+        self._round_s, self._is_open = 0.0, True
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
@@ -161,10 +159,13 @@ class Engine:
         """Bytes of the target's keys and values, rows kept for their beginnings included."""
         return self._cache.num_bytes
 
+    @property
+    def costs(self) -> Costs | None:
+        """What forwards cost with as many rows as run; None where none does."""
+        return self._loop.costs(self._running) if self._running else None
+
     def _all(self) -> Iterator[Request]:
-        yield from self._running
-        yield from self._reading
-        yield from (waiting.request for waiting in self._waiting)
+        yield from (*self._running, *self._reading, *(w.request for w in self._waiting))
 
     def _bytes(self, request: Request) -> int:
         """Keys and values of target and drafters when the request has all of its tokens."""

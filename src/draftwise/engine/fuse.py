@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from draftwise.protocols import Guide
@@ -27,6 +27,16 @@ class Fuse:
             except Exception as error:
                 self.error = error
         return self._instead(*args)
+
+    def num_allowed(self, text: Sequence[int], num: int) -> int:
+        """What a process says of the last ``num`` tokens; all stand where it says nothing."""
+        tell = getattr(self._call, "num_allowed", None)
+        if tell is not None and self.error is None:
+            try:
+                return int(tell(text, num))
+            except Exception as error:
+                self.error = error
+        return num
 
 
 class FusedGuide:

@@ -22,11 +22,15 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may ask for. max_prompt_tokens, max_new_tokens: None = the model's own."""
+    """What a request may ask for. max_prompt_tokens, max_new_tokens: None = the model's own.
+
+    max_answers: of one request, its prompts times ``n``; None = as many as it likes.
+    """
 
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     deadline_s: float | None = None
+    max_answers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Asker:
     def chat(self, body: ChatRequest, grammars: Grammars) -> Wanted:
         """Raises DraftwiseError or ValueError, as ``completion``."""
         tools = None if body.tool_choice == "none" else body.tools
+        self._check_num(body.n)
         prompt = self.codec.chat(body.messages, tools)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = grammar_of(body.response_format, body.structured_outputs)
@@ -68,11 +73,19 @@ class Asker:
 
     def completion(self, body: CompletionRequest, grammars: Grammars) -> Wanted:
         """Raises DraftwiseError for what this model or server cannot do; ValueError."""
+        is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        self._check_num(body.n if is_one else body.n * len(body.prompt))
         prompts = self.codec.prompts(body.prompt)
         grammar = grammar_of(body.response_format, body.structured_outputs)
         budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         more = {"prompt_logprobs": True} if body.echo and body.logprobs is not None else {}
         return self._wanted(body, prompts, grammars, grammar, body.logprobs, budget, more)
+
+    def _check_num(self, num: int) -> None:
+        """More than can ever be on their way would be told to come again for ever."""
+        most = self.limits.max_answers
+        if most is not None and num > most:
+            raise DraftwiseError(f"n: {num} answers are asked for, and at most {most} fit in here")
 
     def _wanted(
         self,

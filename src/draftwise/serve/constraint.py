@@ -80,6 +80,14 @@ class Constraint:
         allowed = torch.from_numpy(self._allowed())
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
+    def num_allowed(self, text: Sequence[int], num: int) -> int:
+        """How many of the last ``num`` tokens of a text stand before one that is forbidden."""
+        answer = list(text[self._num_prompt :])
+        if not self._follow(answer[: len(answer) - num]):
+            return num
+        allowed: int = self._matcher.validate_tokens(answer[len(answer) - num :])
+        return allowed
+
     def _follow(self, answer: Sequence[int]) -> bool:
         """Bring the matcher to this answer; whether the grammar allows it."""
         shared = 0

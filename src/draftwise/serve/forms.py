@@ -30,7 +30,7 @@ class CompletionForm:
         pieces: Pieces | None,
     ) -> None:
         self._codec, self._echoes, self._pieces = codec, echoes, pieces
-        self._has_logprobs, self._is_empty = body.logprobs is not None, body.max_tokens == 0
+        self._has_logprobs, self.is_empty = body.logprobs is not None, body.max_tokens == 0
         self._shown: dict[int, int] = {}
 
     def opening(self, index: int) -> Mapping[str, Any] | None:
@@ -39,8 +39,11 @@ class CompletionForm:
 
     def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
         """The text, behind the prompt's if it is echoed."""
-        if self._is_empty:
-            delta = replace(delta, text="", tokens=[], sources=[], logprobs=[])
+        if self.is_empty:
+            reason = delta.finish_reason and "length"
+            delta = replace(
+                delta, text="", tokens=[], sources=[], logprobs=[], finish_reason=reason
+            )
         if not (delta.text or delta.tokens or delta.finish_reason):
             return None
         text, offset = delta.text, self._shown.get(index)
@@ -75,6 +78,7 @@ class ChatForm:
     """``/v1/chat/completions``. State: by choice, the text in which calls are looked for."""
 
     kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    is_empty = False
 
     def __init__(self, body: ChatRequest, codec: Codec, num: int, pieces: Pieces | None) -> None:
         self._codec, self._pieces, self._has_logprobs = codec, pieces, body.logprobs

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draftwise.engine.records import Round
 from draftwise.serve.protocol import Ended, Engine
-from draftwise.types import NONE
+from draftwise.types import NONE, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FEW_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+_PRICE_EVERY_S = 1.0
 
 
 class Metrics:
-    """All metrics of one server, in a registry of its own; an ``Observer`` of its worker."""
+    """All metrics of one server, in a registry of its own; an ``Observer`` of its worker.
 
-    def __init__(self, model: str, max_rows: int, max_open: int) -> None:
+    plans: what the server's own policy chooses among. State: when prices were looked at last.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        max_rows: int,
+        max_open: int,
+        plans: Sequence[Plan] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plans, self._clock, self._priced_s = plans, clock, float("-inf")
         self._registry = CollectorRegistry()
         self._model = model
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
@@ -50,6 +64,15 @@ class Metrics:
         )
         self._pulls = self._counter("draftwise:pulls", "Rounds by plan.", "drafter", "length")
         self._written = self._counter("draftwise:tokens", "Tokens by drafter.", "source")
+        self._estimates = self._gauges(
+            "draftwise:estimate", "What the policy expects of a plan.", "drafter", "length"
+        )
+        self._prices = self._gauges(
+            "draftwise:price_seconds",
+            "Of a forward of the target over so many tokens a row, of a step of a drafter.",
+            "model",
+            "tokens",
+        )
         self._phases = self._counter("draftwise:phase_seconds", "Engine seconds.", "phase")
         self._http = Counter(
             "draftwise:http_requests", "Responses.", ["path", "status"], registry=self._registry
@@ -63,6 +86,8 @@ class Metrics:
         self._hits.set(engine.num_prefix_hits)
         for round_ in rounds:
             self._count(round_)
+        if rounds and self._clock() - self._priced_s >= _PRICE_EVERY_S:
+            self._price(rounds[-1], engine)
         if rounds:  # rows of a step share its seconds
             for phase, seconds in rounds[0].seconds.items():
                 self._phases.labels(self._model, phase).inc(max(0.0, seconds))
@@ -90,6 +115,19 @@ class Metrics:
         text: bytes = generate_latest(self._registry)
         return text
 
+    def _price(self, round_: Round, engine: Engine) -> None:
+        """Show what the policy reckons with."""
+        self._priced_s = self._clock()
+        if len(round_.estimates) == len(self._plans):  # the server's own policy, not a request's
+            for plan, value in zip(self._plans, round_.estimates, strict=True):
+                self._estimates.labels(self._model, plan.drafter, str(plan.length)).set(value)
+        if (costs := engine.costs) is not None:
+            for tokens in (n for n in _PRICED_TOKENS if n <= len(costs.target_s)):
+                price = self._prices.labels(self._model, "target", str(tokens))
+                price.set(costs.target_s[tokens - 1])
+            for drafter, seconds in costs.draft_s.items():
+                self._prices.labels(self._model, drafter, "1").set(seconds)
+
     def _count(self, round_: Round) -> None:
         plan = round_.plan
         self._pulls.labels(self._model, plan.drafter, str(plan.length)).inc()
@@ -109,7 +147,10 @@ class Metrics:
         return made if labels else made.labels(self._model)
 
     def _gauge(self, name: str, words: str) -> Gauge:
-        return Gauge(name, words, ["model_name"], registry=self._registry).labels(self._model)
+        return self._gauges(name, words).labels(self._model)
+
+    def _gauges(self, name: str, words: str, *labels: str) -> Gauge:
+        return Gauge(name, words, ["model_name", *labels], registry=self._registry)
 
     def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
         made = Histogram(name, words, ["model_name"], registry=self._registry, buckets=buckets)

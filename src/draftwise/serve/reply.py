@@ -23,6 +23,8 @@ class Form(Protocol):
     kind: str
     whole_kind: str
     chunk_kind: str
+    is_empty: bool
+    """Whether the prompt is all that is wanted: the token that the engine adds is not told."""
 
     def opening(self, index: int) -> Mapping[str, Any] | None:
         """The choice of a chunk that comes before any token, if there is one."""
@@ -53,7 +55,7 @@ class Envelope:
 
     def count(self, delta: Delta) -> None:
         """Take part of an answer into usage and metrics."""
-        self.num_tokens += len(delta.tokens)
+        self.num_tokens += 0 if self.form.is_empty else len(delta.tokens)
         self.rounds += delta.rounds
         if delta.finish_reason is not None and delta.stats is not None:
             self.stats.append(delta.stats)

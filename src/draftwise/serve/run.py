@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -77,7 +77,7 @@ def make_service(speculator: Speculator, settings: Settings) -> Service:
     codec = Codec(tokenizer, target.vocab_size, target.max_positions, settings.chat_template)
     eos = frozenset(eos_tokens(target, tokenizer))
     max_open = settings.max_rows + settings.max_queue
-    metrics = Metrics(settings.models[0], settings.max_rows, max_open)
+    metrics = Metrics(settings.models[0], settings.max_rows, max_open, speculator.plans)
     history = History(speculator.plans)
     keeper = None
     if settings.state is not None:
@@ -94,7 +94,7 @@ def make_service(speculator: Speculator, settings: Settings) -> Service:
     )
     return Service(
         worker=worker,
-        asker=Asker(codec, eos, settings.limits, check_name),
+        asker=Asker(codec, eos, replace(settings.limits, max_answers=max_open), check_name),
         grammars=Grammars(tokenizer, target.vocab_size, eos),
         tokenizer=tokenizer,
         metrics=metrics,

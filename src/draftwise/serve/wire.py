@@ -202,7 +202,7 @@ class Message(Strict):
 
 
 class Function(Strict):
-    """A function that the model may call."""
+    """A function that the model may call. strict: of calls that ``tool_choice`` forces, no more."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: Text | None = None
@@ -249,6 +249,9 @@ class ChatRequest(Common):
             raise ValueError(f"tool_choice names no tool; the tools are: {sorted(names)}")
         if self.tool_choice == "required" and not names:
             raise ValueError("tool_choice is required, and there are no tools")
+        holds = isinstance(self.tool_choice, NamedTool) or self.tool_choice in ("required", "none")
+        if not holds and any(tool.function.strict for tool in self.tools or ()):
+            raise ValueError("tools: strict only goes with a tool_choice that forces a call")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens differ: give one")
