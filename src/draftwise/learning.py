@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftwise import registry
-from draftwise.drafters.protocol import Context, Drafter
+from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine.fuse import Fuse, FusedGuide
 from draftwise.engine.memory import Memory, check_scope
 from draftwise.engine.request import Request
@@ -18,8 +18,8 @@ from draftwise.engine.text import Answer, Ending
 from draftwise.feedback import Revealer
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
-from draftwise.protocols import Guide, Policy
-from draftwise.types import NONE, DraftwiseError, Plan, SamplingParams, TreeShape
+from draftwise.protocols import Guide, PlayingAll, Policy, PricingPlans, Routing
+from draftwise.types import NONE, DraftwiseError, Plan, SamplingParams
 
 _IDS = itertools.count()
 """Numbers of requests: none occurs twice in a process."""
@@ -46,7 +46,7 @@ class Learning:
         self.plans: list[Plan] = _plans(setting, target, drafters)
         own = np.random.SeedSequence(seed)
         policy = self._new_policy(own)
-        if getattr(policy, "plays_all", False) and len(drafters) > 1 and not target.serves_trees:
+        if isinstance(policy, PlayingAll) and len(drafters) > 1 and not target.serves_trees:
             raise DraftwiseError(
                 f"{setting.policy} verifies all drafts as one tree, and {target.name} serves "
                 "chains only; choose another policy, or one drafter"
@@ -54,7 +54,7 @@ class Learning:
         self.memory = Memory(scope, policy, setting.policy, self.plans)
         reward = registry.make_reward(setting.reward)
         # a policy that prices plans by the evidence needs no reward to value them
-        self._reward = None if getattr(policy, "prices_plans", False) else reward
+        self._reward = None if isinstance(policy, PricingPlans) else reward
         self.revealer()
         self._show_hidden(self.guides(own))
 
@@ -114,9 +114,8 @@ class Learning:
         if self.memory.policy is not None:
             return self.memory.policy
         policy = self._new_policy(seed, max_new_tokens)
-        route = getattr(policy, "route", None)
-        if route is not None and self._tokenizer is not None:
-            route(self._tokenizer.decode(prompt))
+        if isinstance(policy, Routing) and self._tokenizer is not None:
+            policy.route(self._tokenizer.decode(prompt))
         self.memory.begin(policy, prompt, label, private)
         return policy
 
@@ -127,9 +126,9 @@ class Learning:
     def guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], Guide]:
         """One guide, with its own randomness, for each drafter and rule that plans name."""
         names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
-        homes = {d.name: getattr(d, "home", None) for d in self._drafters}
+        homes = {d.name: d.home for d in self._drafters if isinstance(d, ShowingHidden)}
         return {
-            name: FusedGuide(registry.make_guide(name[1], own, home=homes[name[0]]), name[1])
+            name: FusedGuide(registry.make_guide(name[1], own, home=homes.get(name[0])), name[1])
             for name, own in zip(names, seed.spawn(len(names)), strict=True)
         }
 
@@ -142,30 +141,29 @@ class Learning:
 
         Raises DraftwiseError where a rule reads them and no drafter has any: it would never stop.
         """
-        if not any(getattr(drafter, "hidden_size", 0) for drafter in self._drafters):
+        drafters = {d.name: d for d in self._drafters if isinstance(d, ShowingHidden)}
+        if not drafters:
             blind = [rule for (_, rule), guide in guides.items() if reads_hidden(guide)]
             if blind:
                 raise DraftwiseError(
                     f"rule {blind[0]!r} reads a drafter's hidden states, and no drafter here has "
                     "any: name a model (lm:PATH) with a trained head (draftwise train head)"
                 )
-        drafters = {drafter.name: drafter for drafter in self._drafters}
         for (name, rule), guide in guides.items():
-            size = getattr(drafters[name], "hidden_size", 0)
-            if not size or not (needed := guide.needs_hidden):
+            if name not in drafters or not (needed := guide.needs_hidden):
                 continue
-            if needed != size:
+            if needed != (size := drafters[name].hidden_size):
                 raise DraftwiseError(
                     f"rule {rule!r} reads hidden states of size {needed}, and drafter {name} has "
                     f"hidden size {size}: train a head on this drafter (draftwise train head)"
                 )
-            drafters[name].show_hidden()  # type: ignore[attr-defined]
+            drafters[name].show_hidden()
 
 
 def reads_hidden(guide: Guide) -> bool:
     """Whether a rule needs hidden states; one without weights of its own still does."""
     try:
-        return bool(getattr(guide, "needs_hidden", 0))
+        return guide.needs_hidden > 0
     except DraftwiseError:
         return True
 
@@ -173,8 +171,8 @@ def reads_hidden(guide: Guide) -> bool:
 def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) -> list[Plan]:
     """The setting's plans over these drafters; DraftwiseError for trees that none can serve."""
     branching = [drafter.name for drafter in drafters if drafter.can_branch]
-    own = {d.name: (getattr(d, "max_length", None), getattr(d, "tree", None)) for d in drafters}
-    wants_trees = any(setting.trees) or any(tree for _, tree in own.values())
+    own = {d.name: d for d in drafters if isinstance(d, Shaping)}
+    wants_trees = any(setting.trees) or any(drafter.tree for drafter in own.values())
     if wants_trees and not (branching and target.serves_trees):
         why = (
             f"{target.name} serves chains only"
@@ -183,12 +181,12 @@ def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) ->
         )
         raise DraftwiseError(f"trees were asked for, but {why}; leave them out")
     plans = setting.plans([drafter.name for drafter in drafters], branching)
-    return list(
-        dict.fromkeys(_shaped(plan, *own.get(plan.drafter, (None, None))) for plan in plans)
-    )
+    return list(dict.fromkeys(_shaped(plan, own.get(plan.drafter)) for plan in plans))
 
 
-def _shaped(plan: Plan, max_length: int | None, tree: TreeShape | None) -> Plan:
+def _shaped(plan: Plan, drafter: Shaping | None) -> Plan:
     """A plan within its drafter's own limit, and of its shape where the setting names none."""
-    length = plan.length if max_length is None else min(plan.length, max_length)
-    return replace(plan, length=length, tree=plan.tree or tree)
+    if drafter is None:
+        return plan
+    length = min(plan.length, drafter.max_length or plan.length)
+    return replace(plan, length=length, tree=plan.tree or drafter.tree)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
+from draftwise.types import Costs, Decision, DraftStep, Feedback, Floats, Outcome
 
 
 class Policy(Protocol):
@@ -54,6 +54,46 @@ class Looking(Protocol):
         ...
 
 
+@runtime_checkable
+class Mixing(Protocol):
+    """A policy whose drafts several drafters may write; None = the plan's alone writes the next."""
+
+    mixer: Mixer | None
+
+
+@runtime_checkable
+class ChoosingTogether(Protocol):
+    """A policy that knows what rows of one batch should play together."""
+
+    @staticmethod
+    def choose_together(policies: Sequence[Any], costs: Costs | None = None) -> list[Decision]:
+        """The plans of one round, one for each of these policies; costs: those of now."""
+        ...
+
+
+@runtime_checkable
+class PlayingAll(Protocol):
+    """A policy whose choice stands for one plan of every drafter (``draft-all``)."""
+
+    plays_all: ClassVar[bool]
+
+
+@runtime_checkable
+class PricingPlans(Protocol):
+    """A policy that prices plans by the evidence, and needs no reward to value them."""
+
+    prices_plans: ClassVar[bool]
+
+
+@runtime_checkable
+class Routing(Protocol):
+    """A policy that looks at the prompt."""
+
+    def route(self, prompt: str) -> int:
+        """Pick the plan of this prompt's request, and return it."""
+        ...
+
+
 class RequestMemory(Protocol):
     """What a ``Remembering`` policy's requests share: as plain JSON, and back."""
 
@@ -88,6 +128,18 @@ class Reward(Protocol):
     """Maps what is known of one plan's outcome in one round to a value in [0, 1]."""
 
     def __call__(self, outcome: Outcome) -> float: ...
+
+
+@runtime_checkable
+class Sighted(Protocol):
+    """A reward that says whether it needs the alphas of as many positions as a plan is long."""
+
+    looks_ahead: ClassVar[bool]
+
+
+def looks_ahead(reward: Reward | None) -> bool:
+    """Whether a reward needs that; a plain function may."""
+    return not isinstance(reward, Sighted) or reward.looks_ahead
 
 
 class Mixer(Protocol):

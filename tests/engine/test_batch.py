@@ -105,7 +105,7 @@ def test_a_drafter_that_lags_far_behind_joins_one_that_does_not() -> None:
 
     generation = made.start([PROMPTS[2] * 2, PROMPTS[0] * 3], max_new_tokens=12)
     for request, played in zip(generation._requests, plans.values(), strict=True):
-        request.policy = Playlist(played, 2)
+        request.lead(Playlist(played, 2))
     list(generation)
     found = [result.tokens for result in generation.results()]
     assert found == [plain_greedy(PROMPTS[2] * 2, 12), plain_greedy(PROMPTS[0] * 3, 12)]

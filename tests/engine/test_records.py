@@ -53,7 +53,8 @@ def run(
     """Rounds, the whole text, and what the policy heard, of one request that plays these plans."""
     generation = made.start(PROMPT, max_new_tokens=num, temperature=temperature, seed=1)
     (request,) = generation._requests
-    request.policy = playlist = Playlist(plans, len(made.plans))
+    playlist = Playlist(plans, len(made.plans))
+    request.lead(playlist)
     rounds = list(generation)
     return rounds, [*PROMPT, *request.tokens], playlist
 

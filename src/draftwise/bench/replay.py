@@ -46,7 +46,8 @@ def play_trace(
     if not policies:
         raise DraftwiseError("name a policy to replay with: --policy goodput")
     setting = trace_setting(path, costs)
-    num_tokens = getattr(setting.make(None), "num_tokens", setting.tokens)
+    found = setting.make(None)
+    num_tokens = found.num_tokens if isinstance(found, RoundTrace) else setting.tokens
     match = make_match(
         setting, policies, reward=reward, feedback=feedback, lengths=lengths, tokens=num_tokens
     )

@@ -93,10 +93,11 @@ def chat(
 
 def adapters_of(speculator: Speculator) -> list[Adapter]:
     """One for each EAGLE head; DraftwiseError where there is none."""
+    from draftwise.drafters.eagle import EagleDrafter
     from draftwise.nn.eagle import EagleHead
     from draftwise.train.adapt import Adapter
 
-    heads = [getattr(drafter, "head", None) for drafter in speculator.drafters]
+    heads = [d.head for d in speculator.drafters if isinstance(d, EagleDrafter)]
     found = [Adapter(speculator.target, head) for head in heads if isinstance(head, EagleHead)]
     if not found:
         raise DraftwiseError("--adapt lets EAGLE heads learn: name one, --drafter eagle:HEAD")

@@ -71,6 +71,7 @@ def _describe(
 ) -> RenderableType:
     """Load, which runs every check there is, and say what was found."""
     with loading(target, threads):
+        from draftwise.drafters.lm import LMDrafter
         from draftwise.nn.load import load_model, load_tokenizer
         from draftwise.pool import load_drafters, resolve_target
 
@@ -84,8 +85,8 @@ def _describe(
         table.add_column(heading, no_wrap=True)
     table.add_row("target", *_facts(model))
     for one in drafters:
-        own = getattr(one, "model", None)
-        table.add_row(one.name, *(_other_facts(one) if own is None else _facts(own)))
+        facts = _facts(one.model) if isinstance(one, LMDrafter) else _other_facts(one)
+        table.add_row(one.name, *facts)
     found = f"{target}: {model.vocab_size:,} tokens, shared by all; every self-check passed"
     return Group(Text(found, "bold", overflow="fold"), table)
 
@@ -102,9 +103,11 @@ def _facts(model: CausalModel) -> list[str]:
 
 def _other_facts(drafter: Drafter) -> list[str]:
     """What kind of drafter it is; of an EAGLE head also the layers it reads, and its size."""
-    head = getattr(drafter, "head", None)
-    if head is None:
+    from draftwise.drafters.eagle import EagleDrafter
+
+    if not isinstance(drafter, EagleDrafter):
         return [type(drafter).__name__]
+    head = drafter.head
     kind = f"{head.title} {','.join(map(str, head.taps))}"
     return [kind, f"{head.num_parameters:,}", "", str(head.dtype).removeprefix("torch.")]
 

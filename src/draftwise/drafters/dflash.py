@@ -19,6 +19,7 @@ from draftwise.nn.cache import Span
 from draftwise.nn.dflash import DFlashHead
 from draftwise.nn.dflash_files import load_dflash_head
 from draftwise.nn.model import CausalModel
+from draftwise.types import TreeShape
 
 
 def load_dflash(
@@ -48,6 +49,7 @@ class DFlashDrafter:
     """
 
     can_branch = can_mix = retrieves = False
+    tree: TreeShape | None = None
 
     def __init__(
         self, name: str, head: DFlashHead, target: CausalModel, max_length: int | None = None

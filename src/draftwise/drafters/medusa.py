@@ -13,6 +13,7 @@ from draftwise.drafters.protocol import Context
 from draftwise.drafters.reader import Reading
 from draftwise.nn.medusa import MedusaHeads, load_medusa_heads
 from draftwise.nn.model import CausalModel
+from draftwise.types import TreeShape
 
 
 def load_medusa(
@@ -45,6 +46,7 @@ class MedusaDrafter:
     """
 
     can_branch = can_mix = retrieves = False
+    tree: TreeShape | None = None
 
     def __init__(
         self, name: str, heads: MedusaHeads, target: CausalModel, max_length: int | None = None

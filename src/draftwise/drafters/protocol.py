@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -216,4 +217,27 @@ class Drafter(Protocol):
 
     def start(self) -> DraftSession:
         """A memory of rows that come and go, empty."""
+        ...
+
+
+@runtime_checkable
+class Shaping(Protocol):
+    """A drafter that limits its plans."""
+
+    max_length: int | None
+    """Tokens that it drafts at most; None = as many as a plan says."""
+    tree: TreeShape | None
+    """The shape of its plans where the setting names none."""
+
+
+@runtime_checkable
+class ShowingHidden(Protocol):
+    """A drafter with hidden states that rules may judge."""
+
+    home: Path | None
+    """The folder that it was loaded from, where a trained head for it may lie."""
+    hidden_size: int
+
+    def show_hidden(self) -> None:
+        """Let guides see hidden states from now on; it costs a copy of them each step."""
         ...

@@ -44,12 +44,13 @@ def score_known(
         ratios = alphas * (points == text)
     elif isinstance(known, Dists):
         alphas, ratios = yield _of_drawn(_rows(p), known.take(places).probs, text)
+        alphas, ratios = np.minimum(np.nan_to_num(alphas), 1.0), np.nan_to_num(ratios)
     else:
         proposed = np.array(known[places])
         (alphas,) = yield [_at(_rows(p), proposed)]
-        alphas = np.where(proposed < 0, 0.0, alphas)
+        alphas = np.minimum(np.nan_to_num(np.where(proposed < 0, 0.0, alphas)), 1.0)
         ratios = ((proposed == text) & (alphas > 0)).astype(np.float64)
-    return Scores(first, np.minimum(np.nan_to_num(alphas), 1.0), np.nan_to_num(ratios), lengths)
+    return Scores(first, alphas, ratios, lengths)
 
 
 def _of_points(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
-from draftwise.drafters.protocol import CatchingUp, DraftSession
 from draftwise.engine.pace import LEAST_PIECE, Pace
 from draftwise.engine.sessions import Pool, Sessions
 from draftwise.engine.turn import Turn
-from draftwise.nn.transfer import Ask
 
 
 class Backlog:
@@ -30,29 +27,21 @@ class Backlog:
         groups: by drafter, the turns that it is to draft for. is_alone: no other row writes.
         round_s: how long a round takes.
         """
+        behind = self._sessions.behind
         far = {
-            name: [(turn, num) for turn in turns if (num := self._behind(name, turn)) > LEAST_PIECE]
+            name: [(t, n) for t in turns if (n := behind(name, t.context)) > LEAST_PIECE]
             for name, turns in groups.items()
         }
-        for name, behind in far.items():
-            if not behind:
+        for name, missing in far.items():
+            if not missing:
                 continue
-            longest = max(num for _, num in behind)
-            budget = self._paces[name].budget(round_s, is_idle=False) // len(behind)
+            longest = max(num for _, num in missing)
+            budget = self._paces[name].budget(round_s, is_idle=False) // len(missing)
             most = longest if is_alone else max(LEAST_PIECE, budget)
-            contexts = [turn.context for turn, _ in behind]
-            _, seconds = self._sessions.ask({name: partial(_read_on, contexts, most)})
-            num_read = sum(min(num, most) for _, num in behind)
+            contexts = [turn.context for turn, _ in missing]
+            _, seconds = self._sessions.read_on(name, contexts, most)
+            num_read = sum(min(num, most) for _, num in missing)
             self._paces[name].saw(num_read, seconds[name])
             self._pool.meter.saw_read(name, num_read, seconds[name])
-            for turn, num in behind:
+            for turn, num in missing:
                 turn.waits = turn.waits or num > most
-
-    def _behind(self, name: str, turn: Turn) -> int:
-        session = self._sessions.get(name)
-        return session.behind(turn.context) if isinstance(session, CatchingUp) else 0
-
-
-def _read_on(contexts: Sequence[object], most: int, session: DraftSession) -> Ask[None]:
-    assert isinstance(session, CatchingUp)
-    return session.read_on(contexts, most)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ def choose(requests: Sequence[Request]) -> list[Turn]:
             groups.setdefault((type(request.policy), id(request.plans)), []).append(request)
     for members in groups.values():
         policies = [request.policy for request in members]
-        together = getattr(policies[0], "choose_together", None)
-        made = [p.choose() for p in policies] if together is None else together(policies)
+        together = members[0].together
+        made = together.choose_together(policies) if together else [p.choose() for p in policies]
         decisions.update({id(r): d for r, d in zip(members, made, strict=True)})
     return [Turn(r, decisions[id(r)], r.plays(decisions[id(r)])) for r in requests]

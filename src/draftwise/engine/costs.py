@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from statistics import median
 from typing import Protocol
 
 import numpy as np
@@ -30,11 +30,12 @@ class _Samples:
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._first: float | None = None
+        self._value: float | None = None
         self.last_round, self.rows = 0, 0.0
 
     def add(self, seconds: float, round_: int, rows: int) -> None:
         """Take one measurement; the first, which paid for setting the shape up, stands aside."""
-        self.last_round = round_
+        self.last_round, self._value = round_, None
         self.rows += (rows - self.rows) / min(len(self._seconds) + 1, _WINDOW)
         if self._first is None:
             self._first = seconds
@@ -48,9 +49,12 @@ class _Samples:
 
     def value(self) -> float:
         """Median, or the minimum of a few: one slow sample must not rule a length out."""
-        if self._first is not None and len(self._seconds) < _FEW:
-            return min(self._first, *self._seconds)
-        return statistics.median(self._seconds)
+        if self._value is None:
+            if self._first is not None and len(self._seconds) < _FEW:
+                self._value = min(self._first, *self._seconds)
+            else:
+                self._value = median(self._seconds)
+        return self._value
 
 
 class Meter(Protocol):

@@ -14,7 +14,6 @@ from draftwise.nn.cache import RaggedCache
 from draftwise.nn.model import CausalModel
 from draftwise.nn.sampling import warped
 from draftwise.nn.transfer import fetch
-from draftwise.protocols import Looking
 from draftwise.types import PLAIN, Decision, Evidence, Scores
 
 PROMPT_SCORES = 16
@@ -64,7 +63,7 @@ class Reader:
         if not request.scores_prompt or len(request.prompt) < 2:
             return
         # panoramic feedback reads whole prompts anyway, at the latest in its first round
-        asks_itself = isinstance(request.policy, Looking)
+        asks_itself = request.looking is not None
         is_full = request.revealer.panoramic
         scores = self._drafting.first_scores(context, is_full, asks_itself)
         request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))

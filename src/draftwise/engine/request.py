@@ -16,7 +16,15 @@ from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.engine.watch import Watch
 from draftwise.feedback import Revealer
-from draftwise.protocols import Guide, Looking, Mixer, Policy
+from draftwise.protocols import (
+    ChoosingTogether,
+    Guide,
+    Looking,
+    Mixer,
+    Mixing,
+    PlayingAll,
+    Policy,
+)
 from draftwise.types import NONE, PLAIN, Decision, Draft, Evidence, Floats, Plan, Verdict
 
 MIXED = "mixed"
@@ -91,6 +99,8 @@ class Request:
     where its rounds go, if anywhere.
     stops: what rules said of a draft that another one ended, if the feedback ``compares_rules``.
     pending: what was chosen and could not be played yet. longest: tokens that a draft has at most.
+    looking, mixing, together: the policy again, where it can do that. plays_all: whether its choice
+    stands for one plan of every drafter.
     """
 
     id: int
@@ -116,9 +126,22 @@ class Request:
     outbox: deque[Round] | None = None
     pending: Decision | None = None
     longest: int = field(init=False)
+    looking: Looking | None = field(init=False)
+    mixing: Mixing | None = field(init=False)
+    together: ChoosingTogether | None = field(init=False)
+    plays_all: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        if plays_all(self.policy):
+        self.lead(self.policy)
+
+    def lead(self, policy: Policy) -> None:
+        """Let this policy choose from now on; what else it can do is found out once."""
+        self.policy = policy
+        self.looking = policy if isinstance(policy, Looking) else None
+        self.mixing = policy if isinstance(policy, Mixing) else None
+        self.together = policy if isinstance(policy, ChoosingTogether) else None
+        self.plays_all = isinstance(policy, PlayingAll)
+        if self.plays_all:
             self.longest = sum(plan.num_tokens for plan in _one_each(self.plans))
         else:
             self.longest = max((plan.num_tokens for plan in self.plans), default=0)
@@ -164,17 +187,15 @@ class Request:
     @property
     def mixer(self) -> Mixer | None:
         """Which drafter writes each token of the coming draft, if the policy chooses that."""
-        mixer: Mixer | None = getattr(self.policy, "mixer", None)
-        return mixer
+        return self.mixing.mixer if self.mixing is not None else None
 
     def curious(self) -> Sequence[str]:
         """Drafters that the policy would have looked at now, for a price that it can afford."""
-        policy = self.policy
-        return policy.curious() if isinstance(policy, Looking) and not self.is_over else ()
+        return self.looking.curious() if self.looking is not None and not self.is_over else ()
 
     def plays(self, decision: Decision) -> list[Plan]:
         """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""
-        return _one_each(self.plans) if plays_all(self.policy) else [self.plans[decision.plan]]
+        return _one_each(self.plans) if self.plays_all else [self.plans[decision.plan]]
 
     def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
         """The plan as it was really played: of a mixed draft, its main writer and its length."""
@@ -194,8 +215,7 @@ class Request:
 
     def _others(self, plan: Plan) -> dict[str, Guide]:
         """The drafter's other rules, as far as they may be asked about this plan's draft."""
-        is_asked = getattr(self.revealer, "compares_rules", False)
-        if not is_asked or plan.tree is not None or plays_all(self.policy):
+        if not self.revealer.compares_rules or plan.tree is not None or self.plays_all:
             return {}
         return {
             rule: guide
@@ -229,7 +249,7 @@ class Request:
         """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
         guide = self.guides.get((evidence.plan.drafter, evidence.plan.rule))
         has_chain = evidence.num_drafted > 0 and evidence.plan.tree is None
-        if guide is not None and has_chain and not plays_all(self.policy):
+        if guide is not None and has_chain and not self.plays_all:
             guide.learn(evidence.num_drafted, evidence.num_accepted)
         for made, feedback in self.revealer.reveal(decision, evidence):
             self.policy.learn(made, feedback)
@@ -271,11 +291,6 @@ class Request:
         if self.outbox is not None:
             self.outbox.append(round_)
         return round_
-
-
-def plays_all(policy: Policy) -> bool:
-    """Whether a policy's choice stands for one plan of every drafter (``draft-all``)."""
-    return bool(getattr(policy, "plays_all", False))
 
 
 def _one_each(plans: Sequence[Plan]) -> list[Plan]:

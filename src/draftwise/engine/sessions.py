@@ -11,7 +11,13 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from draftwise.drafters.protocol import Context, Drafter, DraftSession, Retrieving
+from draftwise.drafters.protocol import (
+    CatchingUp,
+    Context,
+    Drafter,
+    DraftSession,
+    Retrieving,
+)
 from draftwise.engine.costs import Meter
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import Ask, fetch
@@ -47,15 +53,28 @@ class Sessions:
             for drafter in pool.drafters
             if drafter.retrieves
         }
+        self._catching_up = {
+            name: session
+            for name, session in self._sessions.items()
+            if isinstance(session, CatchingUp)
+        }
 
     @property
     def names(self) -> list[str]:
         """Drafters that work."""
         return list(self._sessions)
 
-    def get(self, name: str) -> DraftSession | None:
-        """A drafter's session; None if it was left out."""
-        return self._sessions.get(name)
+    def behind(self, name: str, context: Context) -> int:
+        """Tokens of the text that a drafter has to read before it can draft; 0 if it was left out."""
+        session = self._catching_up.get(name)
+        return 0 if session is None else session.behind(context)
+
+    def read_on(
+        self, name: str, contexts: Sequence[Context], most: int
+    ) -> tuple[dict[str, None], dict[str, float]]:
+        """Let a drafter read the next tokens of each text, at most so many; as ``ask``."""
+        session = self._catching_up[name]
+        return self.ask({name: lambda _: session.read_on(contexts, most)})
 
     def mixes(self, name: str) -> bool:
         """Whether others may write at this drafter's chains."""
@@ -141,5 +160,6 @@ class Sessions:
     def _leave_out(self, name: str, error: Exception) -> None:
         self._sessions.pop(name, None)
         self._retrieving.pop(name, None)
+        self._catching_up.pop(name, None)
         self._hosts.discard(name)
         warnings.warn(f"drafter {name} raised {error!r}: it is left out from now on", stacklevel=3)

@@ -27,6 +27,11 @@ class Revealer(Protocol):
         """In how many rounds it must do so once; may change from round to round."""
         ...
 
+    @property
+    def compares_rules(self) -> bool:
+        """Whether a drafter's other rules are asked where they would have stopped."""
+        ...
+
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """What the policy may learn now, in order; empty while it has to wait."""
         ...

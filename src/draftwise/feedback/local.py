@@ -11,7 +11,7 @@ from draftwise.feedback import Told
 from draftwise.feedback.ledger import Ledger
 from draftwise.feedback.switching import SwitchingCost
 from draftwise.feedback.valuer import Valuer
-from draftwise.protocols import Reward
+from draftwise.protocols import Reward, looks_ahead
 from draftwise.types import Decision, Evidence, Plan
 
 MAX_WAIT = 64
@@ -44,6 +44,7 @@ class Bandit:
     """
 
     panoramic: ClassVar[bool] = False
+    compares_rules: ClassVar[bool] = False
     every: ClassVar[int] = 1
 
     def __init__(
@@ -183,9 +184,9 @@ class Free:
     def _due(self, step: Waiting) -> dict[int, float]:
         """The values of the drafters that are scored far enough; they wait no longer."""
         known: dict[int, float] = {}
-        looks_ahead = getattr(self._valuer.reward, "looks_ahead", True)
+        is_far = looks_ahead(self._valuer.reward)
         for name in sorted(step.names):
-            window = self._valuer.longest_of(name) if looks_ahead else step.width
+            window = self._valuer.longest_of(name) if is_far else step.width
             if self._ledger.ends[name] < step.start + window:
                 continue
             alphas, ratios = self._ledger.run(name, step.start, window)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from draftwise.feedback import Told
 from draftwise.feedback.ledger import Ledger
 from draftwise.feedback.valuer import Valuer
-from draftwise.protocols import Reward
+from draftwise.protocols import Reward, looks_ahead
 from draftwise.rewards.alphas import Acceptance
 from draftwise.types import Decision, Evidence, Feedback, Plan
 
@@ -62,6 +62,7 @@ class Panoramic:
     """
 
     panoramic: ClassVar[bool] = True
+    compares_rules: ClassVar[bool] = False
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, every: int = 1,
@@ -126,8 +127,7 @@ class Panoramic:
 
     def _window(self, step: Step) -> int:
         """How many positions from the step's first on its values are made of."""
-        looks_ahead = getattr(self._reward(), "looks_ahead", True) and self._delay > 0
-        return self._delay if looks_ahead else step.width
+        return self._delay if self._delay > 0 and looks_ahead(self._reward()) else step.width
 
     def _is_ready(self, step: Step) -> bool:
         end = step.start + self._window(step)

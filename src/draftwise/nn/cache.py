@@ -14,7 +14,7 @@ from draftwise.nn.library_states import LibraryStates
 from draftwise.nn.recurrent import States
 
 BLOCK = 8
-"""Tokens by which a row's storage grows, or a sixteenth of it where that is more."""
+"""Tokens by which a row's storage grows, or an eighth of it where that is more."""
 
 UNLIMITED = 1 << 30
 """Tokens: no limit but memory."""
@@ -34,22 +34,57 @@ class Span:
         return self.start + self.count
 
 
+Block = tuple[Tensor, list[tuple[bool, int]]]
+"""[n, H, slots, D] of n tensors in one piece, and which they are: whether values, and the layer."""
+
+
 @dataclass(slots=True)
 class Storage:
     """Keys and values [1, H, slots, D] of one row, by layer; made at a layer's first write.
 
-    num_slots: tokens that each layer's tensors hold, once they are there.
+    num_slots: tokens that each layer's tensors hold, once they are there. blocks: what all of them
+    are parts of; empty before a row has grown.
     """
 
     num_slots: int = 0
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is stored, in as few pieces as there are."""
+        return [block for block, _ in self.blocks] or [*self.keys.values(), *self.values.values()]
 
     @property
     def num_bytes(self) -> int:
         """Bytes allocated so far."""
-        both = (*self.keys.values(), *self.values.values())
-        return sum(tensor.numel() * tensor.element_size() for tensor in both)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def grown(self, length: int, num_slots: int) -> Storage:
+        """Another that begins with the first ``length`` tokens; layers alike are copied at once."""
+        new = Storage(num_slots)
+        for block, places in self.blocks or self._joined():
+            num, heads, _, size = block.shape
+            # zeros: garbage behind a row's length must at least be finite
+            rest = block.new_zeros((num, heads, num_slots - length, size))
+            block = torch.cat((block[:, :, :length], rest), dim=2)
+            new.blocks.append((block, places))
+            for (is_value, layer), tensor in zip(places, torch.split(block, 1), strict=True):
+                (new.values if is_value else new.keys)[layer] = tensor
+        return new
+
+    def _joined(self) -> list[Block]:
+        """The tensors of each shape, kind and device in one piece."""
+        groups: dict[object, list[tuple[bool, int]]] = {}
+        for is_value, tensors in ((False, self.keys), (True, self.values)):
+            for layer, tensor in tensors.items():
+                kind = (tensor.shape, tensor.dtype, tensor.device)
+                groups.setdefault(kind, []).append((is_value, layer))
+        return [
+            (torch.cat([(self.values if v else self.keys)[layer] for v, layer in places]), places)
+            for places in groups.values()
+        ]
 
 
 class Shelf(Protocol):
@@ -114,9 +149,12 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Let ``row``, which is empty, begin with the first ``length`` tokens of another row."""
-        if length > self._storage[row].num_slots:
-            self._storage[row] = self._new_storage(length)
-        self._fill(self._storage[row], self._storage[source], length)
+        if self._shelf is None:
+            self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
+        else:
+            if length > self._storage[row].num_slots:
+                self._storage[row] = self._shelf.take(length)
+            self._fill(self._storage[row], self._storage[source], length)
         self.states.copy(source, row, length)
         self.lengths[row] = length
 
@@ -160,6 +198,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             if layer_idx not in storage.keys:
                 storage.keys[layer_idx] = self._allocate(key_states, storage.num_slots)
                 storage.values[layer_idx] = self._allocate(value_states, storage.num_slots)
+                storage.blocks = []
             keys, values = storage.keys[layer_idx], storage.values[layer_idx]
             if self._is_packed:
                 taken = (slice(0, 1), slice(None), slice(first, first + span.count))
@@ -213,7 +252,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         if list(path) == list(range(len(path))):
             return
         storage = self._storage[row]
-        for tensor in (*storage.keys.values(), *storage.values.values()):
+        for tensor in storage.tensors:
             index = torch.as_tensor(path, device=tensor.device) + base
             tensor[:, :, base : base + len(path)] = tensor[:, :, index]
 
@@ -240,24 +279,23 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     get_max_length = get_max_cache_shape  # its name since transformers 5.20
 
-    def _new_storage(self, num_tokens: int) -> Storage:
-        """Empty storage with room for so many tokens."""
-        if self._shelf is not None:
-            return self._shelf.take(num_tokens)
-        block = max(BLOCK, num_tokens // 16)
-        num_slots = -(-num_tokens // block) * block
-        return Storage(min(num_slots, self.capacity))
+    def _num_slots(self, num_tokens: int) -> int:
+        """Slots of a row that has so many tokens."""
+        block = max(BLOCK, num_tokens // 8)
+        return min(-(-num_tokens // block) * block, self.capacity)
 
     def _grow(self, row: int, num_tokens: int) -> None:
         """Room for so many tokens, with what is valid now copied over."""
-        old, new = self._storage[row], self._new_storage(num_tokens)
-        self._fill(new, old, self.lengths[row])
-        self._storage[row] = new
-        if self._shelf is not None:
-            self._shelf.give(old)
+        old = self._storage[row]
+        if self._shelf is None:
+            self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
+            return
+        self._storage[row] = self._shelf.take(num_tokens)
+        self._fill(self._storage[row], old, self.lengths[row])
+        self._shelf.give(old)
 
     def _fill(self, new: Storage, old: Storage, length: int) -> None:
-        """Copy the first ``length`` tokens from one storage to another."""
+        """Copy the first ``length`` tokens from one storage to another, each where it is."""
         for before, after in ((old.keys, new.keys), (old.values, new.values)):
             for layer, tensor in before.items():
                 if layer not in after:

@@ -35,9 +35,8 @@ class Caller:
             (n for n in ("cache_params", "state") if n in names), "past_key_values"
         )
         self._positions = "position_ids" in names or self._cache_name == "past_key_values"
-        self.has_states = keeps_states(module) or (
-            self._cache_name == "state" or self._config.model_type == "xlstm"
-        )
+        self._is_xlstm = self._config.model_type == "xlstm"  # its configuration is slow to ask
+        self.has_states = keeps_states(module) or self._cache_name == "state" or self._is_xlstm
         self._watch = Watch()
         self._view = shadow(module, self._watch)
         self.taps = Taps(module, self._view, num_layers)
@@ -69,7 +68,7 @@ class Caller:
         extra[self._cache_name] = cache
         if self._cache_name == "state":
             extra["state"] = _rwkv_state(trace)
-        elif self._config.model_type == "xlstm":
+        elif self._is_xlstm:
             extra[self._cache_name] = _xlstm_cache(trace, self._config, tokens, self._view.dtype)
         self._watch.trace = trace
         try:
@@ -81,7 +80,7 @@ class Caller:
         cache.states.finish()
         if self._cache_name == "state":
             _put(trace, {Key(0, number): state for number, state in enumerate(output.state)})
-        elif self._config.model_type == "xlstm":
+        elif self._is_xlstm:
             rnn = output.cache_params.rnn_state
             _put(trace, {Key(layer, n): s for layer in rnn for n, s in enumerate(rnn[layer])})
         return output, hidden

@@ -46,7 +46,7 @@ class CausalModel:
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
-        self._numbers = torch.arange(0, device=self.device)
+        self._numbers, self._num_numbers = torch.arange(0, device=self.device), 0
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
         self.is_alone = False  # each row in a forward of its own; the self-check says
@@ -271,6 +271,7 @@ class CausalModel:
 
     def _slots(self, num: int) -> Tensor:
         """[num] 0, 1, 2, ...: a view of one tensor that grows by doubling."""
-        if num > len(self._numbers):
+        if num > self._num_numbers:
+            self._num_numbers = 2 * num
             self._numbers = torch.arange(2 * num, device=self.device)
         return self._numbers[:num]

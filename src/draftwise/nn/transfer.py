@@ -24,7 +24,8 @@ def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
     """
     if not tensors:
         return []
-    flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors]).cpu().numpy()
+    parts = [tensor.detach().reshape(-1).double() for tensor in tensors]
+    flat = (torch.cat(parts) if len(parts) > 1 else parts[0]).cpu().numpy()
     ends = list(accumulate(tensor.numel() for tensor in tensors))
     return [
         flat[end - tensor.numel() : end].reshape(tuple(tensor.shape))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftwise import registry
-from draftwise.protocols import Guide, Looking, Policy
+from draftwise.protocols import Guide, Looking, Mixing, PlayingAll, Policy, PricingPlans
 from draftwise.sim.costs import CostTable
 from draftwise.sim.hindsight import rounds_to_reach
 from draftwise.sim.request import SimulatedRequest
@@ -82,7 +82,7 @@ def play(
         contestant.policy, len(plans), seed, plans=plans, request_tokens=text.limit
     )
     reward = None
-    if not getattr(policy, "prices_plans", False):  # else the evidence says it all
+    if not isinstance(policy, PricingPlans):  # else the evidence says it all
         reward = registry.make_reward(contestant.reward)
     revealer = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
@@ -95,12 +95,12 @@ def play(
         decision = policy.choose()
         position = request.position
         everyone = revealer.panoramic and (request.num_rounds + 1) % revealer.every == 0
-        if getattr(policy, "plays_all", False):
+        if isinstance(policy, PlayingAll):
             evidence = request.play_all(plans)
         else:
             evidence = request.play(
                 plans[decision.plan], scores_everyone=everyone,
-                mixer=getattr(policy, "mixer", None),
+                mixer=policy.mixer if isinstance(policy, Mixing) else None,
                 looks=policy.curious() if isinstance(policy, Looking) else (),
             )  # fmt: skip
         for made, feedback in revealer.reveal(decision, evidence):

@@ -7,6 +7,7 @@ from typing import cast
 
 from draftwise import registry
 from draftwise.drafters.protocol import Context, Drafter, DraftTask, Retrieving
+from draftwise.drafters.suffix import SuffixDrafter
 from draftwise.guides.fixed import Fixed
 from draftwise.nn.transfer import answered
 from draftwise.types import DraftwiseError, Plan, Scores
@@ -79,5 +80,4 @@ def make_drafter(spec: str) -> Drafter:
 
 def forgetful(drafter: Drafter) -> Drafter:
     """The same drafter without a history, where it has one."""
-    make = getattr(drafter, "forgetful", None)
-    return drafter if make is None else cast(Drafter, make())
+    return drafter.forgetful() if isinstance(drafter, SuffixDrafter) else drafter

@@ -15,7 +15,7 @@ from draftwise.integrations.vllm.clock import Step, StepMeter
 from draftwise.integrations.vllm.metrics import Count, Pace
 from draftwise.integrations.vllm.options import Options
 from draftwise.integrations.vllm.rows import Outcome, Row, new_context
-from draftwise.protocols import Policy
+from draftwise.protocols import ChoosingTogether, Policy, PricingPlans
 from draftwise.types import PLAIN, Costs, Decision, DraftwiseError, Plan
 
 UNAVAILABLE_S = 1e6
@@ -79,7 +79,7 @@ class Controller:
         self.plans = [PLAIN, *(Plan(name, n) for name in names for n in lengths)]
         self._seeds = np.random.SeedSequence(options.seed)
         # unknown names and options are refused now
-        self._prices_plans = bool(getattr(self._policy(), "prices_plans", False))
+        self._prices_plans = isinstance(self._policy(), PricingPlans)
         registry.make_reward(options.reward), self._revealer()
         self.rows: dict[str, Row] = {}
         self.meter = StepMeter()
@@ -178,24 +178,21 @@ class Controller:
     def _decide(self, rows: Sequence[Row], num_offered: int) -> list[Decision]:
         """What is best now that vLLM's own drafter has written, or has not."""
         policies = [row.policy for row in rows]
-        together = getattr(policies[0], "choose_together", None)
-        if together is not None:
+        if isinstance(policies[0], ChoosingTogether):
             written_s = 0.0 if num_offered else UNAVAILABLE_S
-            found: list[Decision] = together(policies, self.costs(len(rows), written_s))
-            return found
+            return policies[0].choose_together(policies, self.costs(len(rows), written_s))
         return [row.ahead or row.policy.choose() for row in rows]
 
     def _look_ahead(self, rows: Sequence[Row]) -> None:
         """How much vLLM's own drafter is to write in the coming step, for the one after it."""
         policies = [row.policy for row in rows]
-        together = getattr(policies[0], "choose_together", None)
-        if together is None:
+        if isinstance(policies[0], ChoosingTogether):
+            costs = self.costs(len(rows), self.meter.draft_s(len(rows)))
+            decisions = policies[0].choose_together(policies, costs)
+        else:
             decisions = [row.policy.choose() for row in rows]
             for row, decision in zip(rows, decisions, strict=True):
                 row.ahead = decision
-        else:
-            costs = self.costs(len(rows), self.meter.draft_s(len(rows)))
-            decisions = together(policies, costs)
         plans = [self.plans[decision.plan] for decision in decisions]
         lengths = [plan.length for plan in plans if plan.drafter == self._limits.model]
         self.num_to_draft = 0 if self.meter.wants_contrast else max(lengths, default=0)

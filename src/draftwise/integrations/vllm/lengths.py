@@ -19,7 +19,7 @@ from draftwise.integrations.vllm.clock import Step, StepMeter
 from draftwise.integrations.vllm.options import Options
 from draftwise.integrations.vllm.requests import Kind, kind_of, room_of
 from draftwise.integrations.vllm.rows import Outcome
-from draftwise.protocols import Policy
+from draftwise.protocols import ChoosingTogether, Policy
 from draftwise.types import PLAIN, Costs, Decision, Evidence, Plan
 
 
@@ -121,16 +121,14 @@ class Lengths:
             row.policy.learn(made, feedback)
 
     def _decide(self, policies: Sequence[Policy]) -> list[Decision]:
-        together = getattr(policies[0], "choose_together", None)
-        if together is None:
+        first = policies[0]
+        if not isinstance(first, ChoosingTogether):
             return [policy.choose() for policy in policies]
         rows, width = len(policies), self._longest + 1
         batch_s = self.meter.forward_s(rows, rows * width)
         prices = {self._model: self.meter.draft_s(rows)}
-        found: list[Decision] = together(
-            policies, Costs(batch_s[rows - 1 :: rows], prices, batch_s)
-        )
-        return found
+        costs = Costs(batch_s[rows - 1 :: rows], prices, batch_s)
+        return first.choose_together(policies, costs)
 
     def _row(self, id_: str, request: Any) -> _Row:
         if id_ not in self._rows:

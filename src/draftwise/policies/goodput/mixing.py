@@ -35,14 +35,18 @@ class Prices:
         >>> round(flat.gain(0, 1.0, [0.5, 0.5, 0.5], "small"), 3)
         0.35
         """
-        last, step_s = len(self.target_s) - 1, self.draft_s.get(drafter, 0.0)
-        spent_s = -self.target_s[min(depth, last)]
+        target_s, last = self.target_s, len(self.target_s) - 1
+        rate, step_s = self.rate, self.draft_s.get(drafter, 0.0)
+        seconds = -target_s[min(depth, last)]
         tokens, best = 0.0, -math.inf
-        for ahead, alpha in enumerate(alphas, start=1):
+        for alpha in alphas:  # some hundred a round: no calls in here
             reached *= alpha
             tokens += reached
-            seconds = spent_s + self.target_s[min(depth + ahead, last)] + ahead * step_s
-            best = max(best, tokens - self.rate * seconds)
+            seconds += step_s
+            depth += 1
+            value = tokens - rate * (seconds + target_s[depth if depth < last else last])
+            if value > best:
+                best = value
         return best
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.state import Kept
 from draftwise.protocols import Policy
-from draftwise.types import Decision, Feedback, Floats
+from draftwise.types import Costs, Decision, Feedback, Floats
 
 
 class OnePlan(Kept):
@@ -38,8 +38,8 @@ class OnePlan(Kept):
         self._num_plans, self._base = num_plans, make_base(base, rng)
 
     @staticmethod
-    def choose_together(policies: Sequence[OnePlan]) -> list[Decision]:
-        """One decision for each policy, at every row that has it."""
+    def choose_together(policies: Sequence[OnePlan], costs: Costs | None = None) -> list[Decision]:
+        """One decision for each policy, at every row that has it; costs are not looked at."""
         made: dict[int, Decision] = {}
         for policy in policies:
             if id(policy) not in made:
