@@ -14,6 +14,7 @@ from transformers.integrations import sdpa_attention
 from draftwise.nn import attention
 from draftwise.nn.attention import RAGGED
 from draftwise.nn.load import load_model
+from draftwise.nn.model import CausalModel
 from models import tiny_model
 
 
@@ -77,3 +78,37 @@ def test_values_narrower_than_keys() -> None:
     k, v = (x.repeat_interleave(2, 1) for x in (key, value))
     exact = scaled_dot_product_attention(query, k, v, attn_mask=mask).transpose(1, 2)
     assert (found - exact).abs().max() < 1e-5
+
+
+@torch.inference_mode()
+def test_the_last_tokens_in_order_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What GPUs are asked: no mask is made, and logits are those under one, of one row and two."""
+    texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
+    for rows in ([0], [0, 1]):
+        found = []
+        for knows_order in (False, True):
+            model = CausalModel(tiny_model("llama", attention=RAGGED), "tiny")
+            assert not model._masks.knows_order, "only GPUs have kernels for it"
+            model._masks.knows_order = knows_order
+            if knows_order:
+                monkeypatch.setattr(model._masks, "make", None)
+            cache = model.new_cache(num_rows=2)
+            for start, end in ((0, 3), (3, 7), (7, 8)):  # a prompt, a chain, a token
+                fed = [texts[row][start:end] for row in rows]
+                logits = model.extend(cache, rows, fed, keep=4)
+            found.append(logits.flat)
+        assert torch.equal(*found)
+
+
+@torch.inference_mode()
+def test_order_is_kept_where_a_score_is_changed() -> None:
+    torch.manual_seed(0)
+    layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)
+    query, (key, value) = torch.randn(1, 4, 3, 8), torch.randn(2, 1, 2, 9, 8)
+    mask = torch.ones(3, 9, dtype=torch.bool).tril(6)[None, None]
+    for more in ({}, {"position_bias": torch.randn(1, 4, 3, 9)}):
+        asked = [
+            attention.ragged_attention(layer, query, key, value, given, **more)[0]
+            for given in (attention.IN_ORDER, mask)
+        ]
+        assert (asked[0] - asked[1]).abs().max() < 1e-6

@@ -65,7 +65,7 @@ class Sessions:
         return list(self._sessions)
 
     def behind(self, name: str, context: Context) -> int:
-        """Tokens of the text that a drafter has to read before it can draft; 0 if it was left out."""
+        """Tokens of the text that a drafter must read before it drafts; 0 if it was left out."""
         session = self._catching_up.get(name)
         return 0 if session is None else session.behind(context)
 

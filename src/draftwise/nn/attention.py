@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -31,6 +32,17 @@ class PackedMask(Tensor):
     cache: RaggedCache
 
 
+class InOrder(Tensor):
+    """Stands where a mask stands: the last tokens of all, each after the one before.
+
+    Kernels of GPUs know that order, and take groups of heads with it, which they do not under a
+    mask. As a tensor it is [1, 1, 1, 1].
+    """
+
+
+IN_ORDER: InOrder = torch.ones((1, 1, 1, 1), dtype=torch.bool).as_subclass(InOrder)
+
+
 def packed_mask(
     counts: Sequence[int], masks: Sequence[Tensor | None], cache: RaggedCache
 ) -> PackedMask:
@@ -53,7 +65,7 @@ def ragged_attention(
     query: [B, H, T, D]; key: [B, G, S, D] and value: [B, G, S, E] with H a multiple of G. Packed:
     [1, H, N, D], the rows end to end. Returns [B, T, H, E]. Differs: groups of heads are not
     repeated under a mask, which would copy the whole cache in every layer; on CUDA, whose kernels
-    for masks take no groups of heads, they are.
+    for masks take no groups of heads, they are, unless the mask is ``IN_ORDER``.
     """
     if not isinstance(attention_mask, PackedMask):
         return _attention(module, query, key, value, attention_mask, **more), None
@@ -75,7 +87,14 @@ def _attention(
     is_simple = not any(more.get(name) for name in ("dropout", "softcap")) and (
         more.get("position_bias") is None
     )
-    takes_groups = is_simple and (query.device.type == "cpu" or mask is None)
+    is_ordered = isinstance(mask, InOrder)
+    if is_ordered:
+        num, used = query.shape[2], key.shape[2]
+        if is_simple:
+            mask = causal_lower_right(num, used)
+        else:
+            mask = query.new_ones((1, 1, num, used), dtype=torch.bool).tril(used - num)
+    takes_groups = is_simple and (query.device.type == "cpu" or mask is None or is_ordered)
     if not takes_groups or (mask is None and query.shape[2] > 1):
         found: Tensor = sdpa_attention_forward(module, query, key, value, mask, **more)[0]
         return found

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.nn.attention import RAGGED, packed_mask
+from draftwise.nn.attention import IN_ORDER, RAGGED, packed_mask
 from draftwise.nn.cache import RaggedCache
 from draftwise.types import Ints
 
@@ -48,6 +48,7 @@ class Masks:
         self._only = next(iter(self._wanted)) if len(kinds) == 1 and self._wanted else ""
         # sdpa without a mask is up to twice as fast
         self.can_skip = self._only == "full" and not self._additive
+        self.knows_order = False  # whether attention needs no mask for tokens in order
 
     def make(self, queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Mask:
         """[R or 1, 1, T, used]: which slot each query may look at; by kind where layers differ.
@@ -69,6 +70,10 @@ class Masks:
         if self._only in made and self._only:
             return made[self._only]
         return {kind: made[name] for kind, name in _KINDS.items() if name in made}
+
+    def in_order(self, queries: Tensor, keys: Tensor) -> Mask:
+        """As ``make``, for tokens that follow each other in the last of the slots [used]."""
+        return IN_ORDER if self.knows_order else self.make(queries, keys)
 
     def pack(
         self,

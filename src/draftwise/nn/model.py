@@ -46,6 +46,7 @@ class CausalModel:
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
+        self._masks.knows_order = self.packs and self._masks.can_skip and self.device.type == "cuda"
         self._numbers, self._num_numbers = torch.arange(0, device=self.device), 0
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
@@ -187,7 +188,7 @@ class CausalModel:
             # one token sees everything; from the first on it is plain causal attention
             needs_none = self._masks.can_skip and (width == 1 or width == used)
             positions = self._slots(used)[used - width :].expand(len(counts), width)
-            mask = None if needs_none else self._masks.make(positions, self._slots(used))
+            mask = None if needs_none else self._masks.in_order(positions, self._slots(used))
         else:
             places = ragged_slots([span.start for span in spans], counts)
             positions, mask = self._look(trees, places, used)
@@ -254,7 +255,7 @@ class CausalModel:
         positions = self._slots(span.end)[span.start :]
         if self._masks.can_skip and (span.count == 1 or not span.start):
             return positions, None
-        return positions, self._masks.make(positions[None], self._slots(span.end))
+        return positions, self._masks.in_order(positions[None], self._slots(span.end))
 
     def _look(
         self, trees: Sequence[Branches | None], places: Ints, used: int
