@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.nn.cache import RaggedCache, Span, Storage
+from draftwise.nn.cache import RaggedCache, Span
+from draftwise.nn.storage import Storage
 
 
 class Shelf:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.engine.engine import Engine
+from draftwise.engine.logprobs import TokenLogprobs
 from draftwise.engine.records import Round, TraceWriter
-from draftwise.engine.request import Request, Stats, TokenLogprobs
+from draftwise.engine.request import Request, Stats
 
 
 @dataclass(frozen=True, slots=True)

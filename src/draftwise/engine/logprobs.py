@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from draftwise.engine.request import TokenLogprobs
 from draftwise.types import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the target thought of one token: raw log-probabilities, before temperature and cuts.
+
+    top: the likeliest tokens and theirs, as many as were asked for, the likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> list[Tensor]:

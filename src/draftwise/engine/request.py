@@ -12,6 +12,7 @@ from torch import Tensor
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.fuse import Fuse
+from draftwise.engine.logprobs import TokenLogprobs
 from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.engine.watch import Watch
@@ -73,18 +74,6 @@ class Stats:
         """Emitted tokens over all seconds, prefill included."""
         seconds = sum(self.seconds_by_phase.values())
         return self.num_emitted / seconds if seconds > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """What the target thought of one token: raw log-probabilities, before temperature and cuts.
-
-    top: the likeliest tokens and theirs, as many as were asked for, the likeliest first.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)

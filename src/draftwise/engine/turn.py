@@ -9,7 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from draftwise.drafters.protocol import Context
-from draftwise.engine.request import Request, TokenLogprobs
+from draftwise.engine.logprobs import TokenLogprobs
+from draftwise.engine.request import Request
 from draftwise.types import NONE, PLAIN, Decision, Draft, Floats, Plan, Scores, Verdict
 
 NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

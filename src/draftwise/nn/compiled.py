@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from draftwise.nn.cache import RaggedCache, Storage
+from draftwise.nn.cache import RaggedCache
 from draftwise.nn.layout import is_packed
+from draftwise.nn.storage import Storage
 
 WIDTHS = (1, 2, 5, 9, 17)
 """Tokens that a compiled forward reads: the text's last, and a draft of 0, 1, 4, 8 or 16."""

@@ -35,7 +35,7 @@ Fed = Sequence[int] | Tensor
 class Masks:
     """The masks that one model's attention layers expect."""
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         kinds, self._dtype = _layer_kinds(config), dtype
         wanted = {_KINDS.get(kind, kind) for kind in kinds}
         # a hybrid layer attends and keeps a state, which takes a mask of its own (Inkling)
@@ -48,7 +48,8 @@ class Masks:
         self._only = next(iter(self._wanted)) if len(kinds) == 1 and self._wanted else ""
         # sdpa without a mask is up to twice as fast
         self.can_skip = self._only == "full" and not self._additive
-        self.knows_order = False  # whether attention needs no mask for tokens in order
+        # whether attention needs no mask for tokens in order
+        self.knows_order = device.type == "cuda" and self.is_packable and self.can_skip
 
     def make(self, queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Mask:
         """[R or 1, 1, T, used]: which slot each query may look at; by kind where layers differ.

@@ -44,9 +44,8 @@ class CausalModel:
         self.num_parameters = sum(p.numel() for p in module.parameters())
         self.device: torch.device = first_device(module)
         self.dtype: torch.dtype = module.dtype
-        self._masks = Masks(config, self.dtype)
+        self._masks = Masks(config, self.dtype, self.device)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
-        self._masks.knows_order = self.packs and self._masks.can_skip and self.device.type == "cuda"
         self._numbers, self._num_numbers = torch.arange(0, device=self.device), 0
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
@@ -273,6 +272,5 @@ class CausalModel:
     def _slots(self, num: int) -> Tensor:
         """[num] 0, 1, 2, ...: a view of one tensor that grows by doubling."""
         if num > self._num_numbers:
-            self._num_numbers = 2 * num
-            self._numbers = torch.arange(2 * num, device=self.device)
+            self._num_numbers, self._numbers = 2 * num, torch.arange(2 * num, device=self.device)
         return self._numbers[:num]

@@ -1,0 +1,60 @@
+"""Keys and values of one row, which grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Block = tuple[Tensor, list[tuple[bool, int]]]
+"""[n, H, slots, D] of n tensors in one piece, and which they are: whether values, and the layer."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """Keys and values [1, H, slots, D] of one row, by layer; made at a layer's first write.
+
+    num_slots: tokens that each layer's tensors hold, once they are there. blocks: what all of them
+    are parts of; empty before a row has grown.
+    """
+
+    num_slots: int = 0
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is stored, in as few pieces as there are."""
+        return [block for block, _ in self.blocks] or [*self.keys.values(), *self.values.values()]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated so far."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def grown(self, length: int, num_slots: int) -> Storage:
+        """Another that begins with the first ``length`` tokens; layers alike are copied at once."""
+        new = Storage(num_slots)
+        for block, places in self.blocks or self._joined():
+            num, heads, _, size = block.shape
+            # zeros: garbage behind a row's length must at least be finite
+            rest = block.new_zeros((num, heads, num_slots - length, size))
+            block = torch.cat((block[:, :, :length], rest), dim=2)
+            new.blocks.append((block, places))
+            for (is_value, layer), tensor in zip(places, torch.split(block, 1), strict=True):
+                (new.values if is_value else new.keys)[layer] = tensor
+        return new
+
+    def _joined(self) -> list[Block]:
+        """The tensors of each shape, kind and device in one piece."""
+        groups: dict[object, list[tuple[bool, int]]] = {}
+        for is_value, tensors in ((False, self.keys), (True, self.values)):
+            for layer, tensor in tensors.items():
+                kind = (tensor.shape, tensor.dtype, tensor.device)
+                groups.setdefault(kind, []).append((is_value, layer))
+        return [
+            (torch.cat([(self.values if v else self.keys)[layer] for v, layer in places]), places)
+            for places in groups.values()
+        ]
