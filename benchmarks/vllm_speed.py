@@ -2,17 +2,21 @@
 
 Every block of prompts is answered by every method in turn, in random order, by engines that are all
 loaded; ratios are of CPU seconds of the engine's process, with a bootstrap over blocks. vLLM's
-own methods run at each of ``--lengths``, and the best of them in hindsight is the one to beat.
+own methods run at each of ``--lengths`` (``suffix``, which decides lengths itself, once), and the
+best of them in hindsight is the one to beat. ``--out`` keeps every answered block: the same command
+goes on where it was stopped, and ``--minutes`` ends a table when its time is over.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,12 @@ import numpy as np
 from shared.results import header
 
 from draftwise import zoo
-from draftwise.bench.paired import ratio
+from draftwise.bench.paired import Ratio, ratio
 
+SUFFIX_LENGTH = 24
+"""Tokens of a draft by vLLM's ``suffix``, at most: vLLM's own default."""
+
+KEYS = ("tokens", "cpu_s", "wall_s", "own_s")
 CHILD = Path(__file__).with_name("shared") / "vllm_engine.py"
 
 
@@ -55,7 +63,7 @@ def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
     """Name of a method to its engine and fixed length."""
     found: dict[str, tuple[str, int | None]] = {"none": ("none", None)}
     for name in args.methods:
-        if name == "draftwise":
+        if name in {"draftwise", "suffix"}:
             found[name] = (name, None)
         else:
             found |= {f"{name} {length}": (name, length) for length in args.lengths}
@@ -73,6 +81,8 @@ def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
     own: dict[str, Any] = {"method": name, "num_speculative_tokens": longest}
     if name == "ngram":
         own |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    if name == "suffix":
+        own["num_speculative_tokens"] = SUFFIX_LENGTH
     if name == "draft_model" or (name == "draftwise" and args.drafter):
         engine["speculative_config"] = drafter
     elif name not in {"none", "draftwise"}:
@@ -80,44 +90,94 @@ def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
     return {"engine": engine, "draftwise": {} if name == "draftwise" else None}
 
 
+class Record:
+    """What was measured so far: a cell for each concurrency, block and method; on disk at once."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._path = Path(args.out) if args.out else None
+        left_out = {"out", "blocks", "minutes"}
+        settings = {key: named(value) for key, value in vars(args).items() if key not in left_out}
+        head = {**header(), "command": " ".join(["vllm_speed.py", *map(named, sys.argv[1:])])}
+        self.facts: dict[str, Any] = {**head, "settings": settings, "cells": {}, "tables": {}}
+        if self._path is not None and self._path.exists():
+            found = json.loads(self._path.read_text())
+            if found["settings"] != settings:
+                raise SystemExit(f"{self._path} has other settings: name another file")
+            self.facts["cells"] = found["cells"]
+
+    def block(self, at_once: int, number: int) -> dict[str, dict[str, Any]]:
+        """What each method did with a block."""
+        cells: dict[str, Any] = self.facts["cells"].setdefault(str(at_once), {})
+        found: dict[str, dict[str, Any]] = cells.setdefault(str(number), {})
+        return found
+
+    def save(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.facts, indent=1) + "\n")
+
+
+def named(value: Any) -> Any:
+    """A path by its last part: results name no folder of a machine."""
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
 def run(
-    engines: dict[str, Engine], args: argparse.Namespace, prompts: list[str], at_once: int
-) -> dict[str, Any]:
-    """One table: every block by every method."""
-    blocks = []
-    while len(blocks) < args.blocks and len(prompts) >= at_once:  # no prompt is asked twice
-        blocks.append([prompts.pop(0) for _ in range(at_once)])
-    played = methods(args)
-    facts = {name: np.zeros((len(blocks), 4)) for name in played}  # tokens, cpu, wall, own
-    same = dict.fromkeys(played, True)
-    for number, block in enumerate(blocks):
-        order = list(played)
+    engines: dict[str, Engine], args: argparse.Namespace, prompts: list[str], at_once: int,
+    record: Record,
+) -> dict[str, Any]:  # fmt: skip
+    """One table: every block by every method, until blocks, prompts or minutes are used up."""
+    played, rows = methods(args), []
+    ends = time.monotonic() + 60 * args.minutes
+    for number in range(min(args.blocks, len(prompts) // at_once)):
+        block = prompts[number * at_once : (number + 1) * at_once]  # no prompt is asked twice
+        cells = record.block(at_once, number)
+        order = [name for name in played if name not in cells]
+        if order and rows and time.monotonic() > ends:
+            break
         random.Random(number).shuffle(order)
-        answers = {}
         for name in order:
             engine, length = played[name]
-            task = {"prompts": block, "max_tokens": args.max_tokens, "chat": args.chat}
-            done = engines[engine].ask(task | {"length": length, "temperature": args.temperature})
-            answers[name] = done["tokens"]
-            num = sum(map(len, done["tokens"]))
-            facts[name][number] = num, done["cpu_s"], done["wall_s"], done["own_s"]
-        for name in played:
-            same[name] &= answers[name] == answers["none"]
-    return {name: row(facts, name, same[name]) for name in played} | {"blocks": len(blocks)}
+            task = {
+                "prompts": block, "max_tokens": args.max_tokens, "chat": args.chat,
+                "length": length, "temperature": args.temperature, "ignore_eos": args.ignore_eos,
+            }  # fmt: skip
+            done = engines[engine].ask(task)
+            text = hashlib.sha256(json.dumps(done.pop("tokens_of")).encode()).hexdigest()[:16]
+            cells[name] = done | {"text": text}
+        record.save()
+        rows.append(cells)
+    return table_of(rows, list(played))
 
 
-def row(facts: dict[str, Any], name: str, same: bool) -> dict[str, Any]:
-    """One method's numbers beside those of no speculation."""
-    tokens, cpu, wall, own = facts[name].T
-    base_tokens, base_cpu, base_wall, _ = facts["none"].T
-    found = ratio(tokens, cpu, base_tokens, base_cpu)
-    return {
-        "tok_per_cpu_s": round(float(tokens.sum() / cpu.sum()), 2),
-        "x_none": [round(value, 3) for value in (found.value, found.low, found.high)],
-        "x_none_wall": round(ratio(tokens, wall, base_tokens, base_wall).value, 3),
-        "own_share": round(float(own.sum() / cpu.sum()), 4),
-        "identical": same,
-    }
+def table_of(rows: list[dict[str, dict[str, Any]]], names: list[str]) -> dict[str, Any]:
+    """Each method beside none, and draftwise beside the best of the others in hindsight."""
+    facts = {name: np.array([[row[name][key] for key in KEYS] for row in rows]).T for name in names}
+    table: dict[str, Any] = {"blocks": len(rows)}
+    for name in names:
+        tokens, cpu, wall, own = facts[name]
+        base_tokens, base_cpu, base_wall, _ = facts["none"]
+        table[name] = {
+            "tok_per_cpu_s": round(float(tokens.sum() / cpu.sum()), 2),
+            "x_none": rounded(ratio(tokens, cpu, base_tokens, base_cpu)),
+            "x_none_wall": rounded(ratio(tokens, wall, base_tokens, base_wall)),
+            "own_share": round(float(own.sum() / cpu.sum()), 4),
+            "identical": all(row[name]["text"] == row["none"]["text"] for row in rows),
+        }
+    others = [name for name in names if name != "draftwise"]
+    best = max(others, key=lambda name: float(table[name]["tok_per_cpu_s"]))
+    if "draftwise" in names:
+        mine, theirs = facts["draftwise"], facts[best]
+        table["draftwise"] |= {
+            "best_other": best,
+            "x_best": rounded(ratio(mine[0], mine[1], theirs[0], theirs[1])),
+            "x_best_wall": rounded(ratio(mine[0], mine[2], theirs[0], theirs[2])),
+        }
+    return table
+
+
+def rounded(found: Ratio) -> list[float]:
+    """The ratio and its 95% interval."""
+    return [round(value, 3) for value in (found.value, found.low, found.high)]
 
 
 def main() -> None:
@@ -130,14 +190,16 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["ngram", "draftwise"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[2, 5])
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=64, help="at most so many a table")
+    parser.add_argument("--minutes", type=float, default=10.0, help="at most so many a table")
+    parser.add_argument("--ignore-eos", action="store_true", help="all answers of one length")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--random-prompts", action="store_true", help="nothing can be drafted")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
-    prompts = read_prompts(args)
+    record, prompts = Record(args), read_prompts(args)
     names = {engine for engine, _ in methods(args).values()}
     engines = {name: Engine(job_of(name, args)) for name in sorted(names)}
     first = [prompts.pop() for _ in range(4)]  # they warm up; nothing of them counts
@@ -145,13 +207,15 @@ def main() -> None:
         print(f"warming up {name}", file=sys.stderr)
         task = {"prompts": first, "max_tokens": 24, "chat": args.chat, "length": length}
         engines[engine].ask(task)
-    record = {**header(), "tables": {}}
-    for at_once in args.at_once:
-        record["tables"][str(at_once)] = table = run(engines, args, prompts, at_once)
+    for at_once in args.at_once:  # each has prompts of its own, as many blocks of them as others
+        num = len(prompts) * at_once // sum(args.at_once)
+        start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)
+        own = prompts[start : start + num]
+        table = run(engines, args, own, at_once, record)
+        record.facts["tables"][str(at_once)] = table
         for name, numbers in table.items():
             print(f"{at_once:>3} at once  {name:<16} {numbers}", flush=True)
-        if args.out:
-            Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
+        record.save()
     for engine in engines.values():
         engine.close()
 
@@ -161,7 +225,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     rng = random.Random(7)
     if args.random_prompts:
         letters = "abcdefghijklmnopqrstuvwxyz0123456789 "
-        return ["".join(rng.choices(letters, k=120)) for _ in range(64)]
+        return ["".join(rng.choices(letters, k=120)) for _ in range(480)]
     if args.prompts is None:
         found = [prompt for kind in zoo.prompts().values() for prompt in kind]
     else:

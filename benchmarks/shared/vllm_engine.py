@@ -86,8 +86,10 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
         ]
     own, cpu, wall = spent[0], time.process_time(), time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
+    texts = [list(output.outputs[0].token_ids) for output in outputs]
     return {
-        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "tokens_of": texts,
+        "tokens": sum(map(len, texts)),
         "cpu_s": time.process_time() - cpu,
         "wall_s": time.perf_counter() - wall,
         "own_s": spent[0] - own,

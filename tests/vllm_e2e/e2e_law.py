@@ -24,19 +24,21 @@ POLICIES = {
 }
 
 
+PROMPTS = {"a b a c a d a": 1.0, "and the and the and ": 0.95}
+"""With their top-p: texts that go on in many ways, and whose endings retrieval finds in them."""
+
+
 def requests() -> list[dict[str, Any]]:
-    kinds = zoo.prompts()
-    prompts = [kinds["math"][0], kinds["sql"][0]]
-    sampled = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 4, "ignore_eos": True}
-    sampled["detokenize"] = False
-    return [{"prompt": prompts[i % 2]} | sampled for i in range(NUM)]
+    sampled = {"temperature": 0.7, "max_tokens": 4, "ignore_eos": True, "detokenize": False}
+    both = [{"prompt": prompt, "top_p": top_p} | sampled for prompt, top_p in PROMPTS.items()]
+    return [both[i % 2] for i in range(NUM)]
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The answers of plain vLLM, and of every forced arm in one engine."""
     folder = tmp_path_factory.mktemp("law")
-    engine = {"model": str(zoo.target_path()), "max_num_seqs": 64}
+    engine = {"model": str(zoo.target_path()), "max_num_seqs": 256}
     tasks = [{"requests": requests(), "at_once": NUM}]
     plain = run(
         folder, "plain", {"engine": engine, "draftwise": None, "tasks": tasks}, **IN_PROCESS
@@ -65,10 +67,19 @@ def test_law_of_the_first_tokens(arm: str, place: int, answers: dict[str, Any]) 
         assert p_value(plain, ours) > FALSE_ALARM / 2
 
 
-def test_every_arm_was_kept_now_and_then(answers: dict[str, Any]) -> None:
-    accepted = answers["counts"]["accepted"]
-    for plan in ("lookupx4", "suffixx4", "draft_modelx3"):
-        assert accepted[plan] > 50
+def test_every_arm_was_kept_now_and_then_and_not_always(answers: dict[str, Any]) -> None:
+    counts = answers["counts"]
+    for drafter in ("lookup", "suffix", "draft_model"):
+        plans = [plan for plan in counts["plans"] if plan.startswith(drafter)]
+        drafted, accepted = (sum(counts[key][p] for p in plans) for key in ("drafted", "accepted"))
+        assert NUM / 20 < accepted < 0.9 * drafted, drafter
+
+
+def test_answers_are_spread(answers: dict[str, Any]) -> None:
+    """The comparison has something to compare: outcomes of two tokens that are not rare."""
+    for kind in range(2):
+        seen = Counter(tuple(answer[:2]) for answer in answers["plain"][kind::2])
+        assert sum(num >= NUM / 400 for num in seen.values()) >= 10
 
 
 def p_value(plain: Counter, ours: Counter) -> float:

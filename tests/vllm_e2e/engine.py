@@ -83,6 +83,7 @@ def counts(llm: Any) -> dict[str, Any]:
     counts = controller.counts
     return {
         "rounds": {str(plan): counted.rounds for plan, counted in counts.items()},
+        "drafted": {str(plan): counted.drafted for plan, counted in counts.items()},
         "accepted": {str(plan): counted.accepted for plan, counted in counts.items()},
         "rows_left": len(controller.rows),
         "plans": [str(plan) for plan in controller.plans],
