@@ -23,7 +23,7 @@ from transformers import CONFIG_MAPPING
 from draftwise.cli.survey import chi_square
 from draftwise.nn.check import check_model
 from draftwise.nn.model import CausalModel
-from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.nn.tiny import ROPE_SWITCH, tiny_config, tiny_module
 from draftwise.speculator import Speculator
 
 FAMILIES = {
@@ -40,14 +40,20 @@ FAMILIES = {
 PROMPTS = [[5, 6, 7, 8] * 4 + [9, 3, 2], [11, 12, 13, 11, 12], [*range(20, 50)]]
 
 
-def tiny(kind: str, num_positions: int = 0) -> Any:
-    """A tiny random module of a type, of so many positions; Phi-3 with longrope."""
+def tiny(kind: str, num_positions: int = 0, switch: int = ROPE_SWITCH) -> Any:
+    """A tiny random module of a type, of so many positions.
+
+    Phi-3 with longrope, whose second table begins behind ``switch`` tokens.
+    """
     config = CONFIG_MAPPING[kind]()
     if kind == "phi3":
         factors = {"short_factor": [1.0, 1.1], "long_factor": [2.0, 4.0]}
         sizes = {"original_max_position_embeddings": 4096, "rope_theta": 1e4}
         config.rope_parameters = {"rope_type": "longrope", **factors, **sizes}
     config = tiny_config(config)
+    if kind == "phi3":
+        config.original_max_position_embeddings = switch
+        config.rope_parameters["original_max_position_embeddings"] = switch
     if num_positions:
         config.get_text_config().max_position_embeddings = num_positions
     return tiny_module(config)
@@ -189,7 +195,7 @@ def law(kinds: list[str], is_wide: bool, num: int = 2000, rows: int = 50) -> Non
     The second one is drawn from a state that was taken back wherever the first was rejected.
     """
     for kind in kinds:
-        module = tiny(kind)
+        module = tiny(kind, switch=len(PROMPTS[1]))
         if is_wide:
             widen(module)
         drafter = near(module, 0.15)
@@ -207,10 +213,12 @@ def law(kinds: list[str], is_wide: bool, num: int = 2000, rows: int = 50) -> Non
                 counts[result.tokens[0], result.tokens[1]] += 1
                 accepted += result.stats.num_accepted
                 drafted += result.stats.num_drafted
-        texts = torch.tensor([[*PROMPTS[1], token] for token in range(size)])
-        both = [module(input_ids=text[None], use_cache=False).logits[0, -2:] for text in texts]
-        laws = torch.softmax(torch.stack(both).double(), -1)
-        expected = laws[0, 0][:, None] * laws[:, 1] * counts.sum()
+        texts = [PROMPTS[1], *([*PROMPTS[1], token] for token in range(size))]
+        last = [
+            module(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1] for text in texts
+        ]
+        laws = torch.softmax(torch.stack(last).double(), -1)
+        expected = laws[0][:, None] * laws[1:] * counts.sum()
         p = chi_square(counts.flatten().numpy(), expected.flatten().numpy())
         print(f"{kind:20} p = {p:.3f} over {int(counts.sum())} answers, ", end="")
         print(f"{accepted / drafted:.2f} of the drafts accepted", flush=True)

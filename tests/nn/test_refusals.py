@@ -145,8 +145,8 @@ def test_attention_that_counts_slots_reads_rows_alone(kind: str) -> None:
 
 
 def test_texts_end_where_a_rope_changes_tables() -> None:
-    """Longrope: tokens verified together across the switch would be turned by the wrong table."""
-    config = hf.Phi3Config(
+    """Longrope in a type whose ``generate`` keeps keys of the first table behind the switch."""
+    config = hf.LlamaConfig(
         **SIZE,
         max_position_embeddings=64,
         original_max_position_embeddings=24,

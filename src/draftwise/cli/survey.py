@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 PIECE = 64
 """Types to a process."""
-_NEW_TOKENS, _LENGTH = 20, 3
+NUM_TOKENS = 300
+"""Of the answers that are compared."""
+_LENGTH = 3
 _SAMPLES, _ROWS = 192, 48
 _FALSE_ALARM = 1e-4
-_LARGEST_GAP = 0.02
+_LARGEST_GAP = 1e-4
+"""Of two logits that rounding may put in either order, over the largest logit."""
 _PROMPTS = ([5, 6, 7, 8, 5, 6, 7], [11], [*range(20, 40)])
 _QUICK = "--quick"
 
@@ -91,8 +94,11 @@ def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
                 yield Finding(**{**told, "kinds": tuple(told["kinds"])})
 
 
-def check_type(name: str, is_quick: bool = False) -> Finding:
-    """Build a type tiny and random, check it, and compare what it says when speculated with."""
+def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) -> Finding:
+    """Build a type tiny and random, check it, and compare what it says when speculated with.
+
+    num_tokens: of each answer that is compared with plain forwards.
+    """
     from transformers import CONFIG_MAPPING
 
     from draftwise.nn.tiny import tiny_config, tiny_module
@@ -104,15 +110,18 @@ def check_type(name: str, is_quick: bool = False) -> Finding:
         return Finding(name, f"not built tiny: {_short(error)}")
     _sharpen(module)
     try:
-        return _try(name, module, is_quick)
+        return _try(name, module, 0 if is_quick else num_tokens)
     except DraftwiseError as error:
         return Finding(name, _short(error).partition(": ")[2].partition(". docs/")[0])
     except Exception as error:
         return Finding(name, f"{type(error).__name__}: {_short(error)}")
 
 
-def _try(name: str, module: Any, is_quick: bool) -> Finding:
-    """The self-check, greedy text of single and ragged rows, and the law of one token."""
+def _try(name: str, module: Any, num_tokens: int) -> Finding:
+    """The self-check, greedy text of single and ragged rows, and the law of one token.
+
+    num_tokens: 0 = the self-check alone.
+    """
     import copy
 
     import torch
@@ -133,8 +142,8 @@ def _try(name: str, module: Any, is_quick: bool) -> Finding:
         module, [drafter], policy="fixed:1", lengths=(_LENGTH,), feedback="bandit"
     )
     model, reason, law = made.target, "", None
-    if not is_quick:
-        reason = _greedy_differs(made, module)
+    if num_tokens:
+        reason = _greedy_differs(made, module, num_tokens)
         law = None if reason else _law(made, module, zlib.crc32(name.encode()))
     if law is not None and law <= _FALSE_ALARM:
         reason = f"the law of a sampled token differs: p = {law:.1g}"
@@ -143,20 +152,18 @@ def _try(name: str, module: Any, is_quick: bool) -> Finding:
     )
 
 
-def _greedy_differs(made: Any, module: Any) -> str:
+def _greedy_differs(made: Any, module: Any, num_tokens: int) -> str:
     """Where a text is not the argmax of plain forwards; empty = nowhere."""
-    options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
-    results = [made.generate(prompt, **options) for prompt in _PROMPTS[:2]]
-    results += made.generate(list(_PROMPTS), **options)
-    if not all(result.stats.num_drafted for result in results):
-        return "nothing was drafted"
-    alone, ragged = [r.tokens for r in results[:2]], [r.tokens for r in results[2:]]
-    for who, prompts, texts in (
-        ("one row", _PROMPTS, alone),
-        ("ragged rows", _PROMPTS, ragged),
-    ):
-        for prompt, text in zip(prompts, texts, strict=False):
-            gap = _largest_gap(module, prompt, text)
+    options: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": True}
+    alone = [made.generate(_PROMPTS[0], **options)]
+    ragged = made.generate(list(_PROMPTS), **options)
+    for who, results in (("one row", alone), ("ragged rows", ragged)):
+        for prompt, result in zip(_PROMPTS, results, strict=False):
+            if not result.stats.num_drafted:
+                return "nothing was drafted"
+            if len(result.tokens) < num_tokens:
+                return f"greedy text of {who} ended after {len(result.tokens)} tokens"
+            gap = _largest_gap(module, prompt, result.tokens)
             if gap > _LARGEST_GAP:
                 return f"greedy text of {who} is not the target's: a logit {gap:.2g} below the best"
     return ""

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from draftwise.cli.survey import Finding
+from draftwise.cli.survey import NUM_TOKENS, Finding
 
 _HEAD = """# Types of models
 
 Which causal-LM types of transformers {version} are served, and how. Each was built tiny and random
 from its own configuration (a layer of each kind, windows of 3) and put through the
-[self-check](kv_cache.md#the-self-check-at-load). Where column p says so, greedy text of single and
-ragged rows, drafted by a disturbed copy of the model, was compared with plain forwards, and the law
-of a sampled token by a chi-square test. This page is written by
+[self-check](kv_cache.md#the-self-check-at-load). Where column p says so, {tokens} tokens of greedy
+text of a single row and of three ragged ones, drafted by a disturbed copy of the model, were those
+of plain forwards in fp32, and the law of a sampled token was put to a chi-square test. This page is
+written by
 
 ```
 draftwise models --check all --write {path}
@@ -58,6 +59,7 @@ def page(findings: Sequence[Finding], path: Path) -> str:
     head = _HEAD.format(
         version=version("transformers"),
         path=path,
+        tokens=NUM_TOKENS,
         served=len(served),
         all=len(findings),
         states=sum(finding.has_states for finding in served),

@@ -205,6 +205,7 @@ class Engine:
         """Seat a request: in a row of its own, or in one that began as it does."""
         found = self._beginning(request)
         context, expected = request.context, request.num_room
+        request.switch = self._pool.target.switch
         if self._pool.target.taps:
             context.features = Features()
         if found is not None and self._prefixes.take(found.context.row):

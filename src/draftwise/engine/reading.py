@@ -33,7 +33,10 @@ class Reader:
         fed: list[tuple[Request, list[int]]] = []
         for request in requests:
             start = self._cache.lengths[request.context.row]
-            piece = list(request.prompt[start : len(request.prompt) - 1][:budget])
+            end, switch = len(request.prompt) - 1, self._target.switch
+            # past a rope's first table at once: what stands before would be read twice
+            most = max(budget, switch + 1) if start < switch < end else budget
+            piece = list(request.prompt[start:end][:most])
             if piece:
                 fed.append((request, piece))
                 budget -= len(piece)

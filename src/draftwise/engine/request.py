@@ -87,7 +87,8 @@ class Request:
     wants_prompt_logprobs: those of the prompt's tokens, too, from its second token on. outbox:
     where its rounds go, if anywhere.
     stops: what rules said of a draft that another one ended, if the feedback ``compares_rules``.
-    pending: what was chosen and could not be played yet. longest: tokens that a draft has at most.
+    pending: what was chosen and could not be played yet. switch: tokens that the first table of the
+    target's rope is for; 0 = it has one table. longest: tokens that a draft has at most.
     looking, mixing, together: the policy again, where it can do that. plays_all: whether its choice
     stands for one plan of every drafter.
     """
@@ -114,6 +115,7 @@ class Request:
     error: Exception | None = None
     outbox: deque[Round] | None = None
     pending: Decision | None = None
+    switch: int = 0
     longest: int = field(init=False)
     looking: Looking | None = field(init=False)
     mixing: Mixing | None = field(init=False)
@@ -166,8 +168,13 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Tokens that a draft may have now: the bonus token is always the target's."""
-        return max(0, self.answer.num_left - 1)
+        """Tokens that a draft may have now: the bonus token is always the target's.
+
+        No draft crosses the end of a rope's first table.
+        """
+        left = max(0, self.answer.num_left - 1)
+        short = self.switch - len(self.context.tokens)
+        return left if short < 0 else min(left, short)
 
     def guide(self, plan: Plan) -> Guide:
         """What ends a draft of this plan early."""

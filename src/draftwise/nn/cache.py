@@ -12,6 +12,7 @@ from transformers import Cache
 
 from draftwise.nn.library_states import LibraryStates
 from draftwise.nn.recurrent import States
+from draftwise.nn.ropes import Turns
 from draftwise.nn.storage import Storage
 
 BLOCK = 8
@@ -55,7 +56,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     blocks as its text grows, and is freed when it is closed, without touching the others.
     ``docs/kv_cache.md`` draws it. Closed rows have length 0.
     capacity: tokens that a row may have, at most. shelf: None = storage in blocks. states: of
-    recurrent layers; None = the model has none.
+    recurrent layers; None = the model has none. turns: of a rope with two tables; None = of none.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         capacity: int = UNLIMITED,
         shelf: Shelf | None = None,
         states: States | None = None,
+        turns: Turns | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
         self.capacity, self._shelf = capacity, shelf
         self.lengths: list[int] = []
-        self.states = states or States()
+        self.states, self.turns = states or States(), turns
         self._storage: list[Storage] = []
         self._spans: Sequence[Span] = ()
         self._is_packed = False
@@ -87,6 +89,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         if self._shelf is not None and expected is not None:
             self._storage[row] = self._shelf.take(expected)
         self.states.open(row)
+        if self.turns is not None:
+            self.turns.open(row)
 
     def close(self, row: int) -> None:
         """Forget a row and free what it has; the others stay where they are."""
@@ -104,6 +108,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
                 self._storage[row] = self._shelf.take(length)
             self._fill(self._storage[row], self._storage[source], length)
         self.states.copy(source, row, length)
+        if self.turns is not None:
+            self.turns.copy(source, row, length)
         self.lengths[row] = length
 
     def place(
@@ -199,6 +205,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.settle([row], [base + len(path)])
         if list(path) == list(range(len(path))):
             return
+        if self.turns is not None:
+            self.turns.keep_path(row, base, path)
         storage = self._storage[row]
         for tensor in storage.tensors:
             index = torch.as_tensor(path, device=tensor.device) + base

@@ -12,6 +12,7 @@ from torch import Tensor
 from draftwise.nn.cache import RaggedCache, Shelf
 from draftwise.nn.masks import Mask
 from draftwise.nn.recurrent import Key, States, Trace
+from draftwise.nn.ropes import Turns
 from draftwise.nn.shadow import Watch, keeps_states, shadow
 from draftwise.nn.taps import Taps
 
@@ -41,14 +42,16 @@ class Caller:
         self._view = shadow(module, self._watch)
         self.taps = Taps(module, self._view, num_layers)
 
-    def new_cache(self, num_rows: int, capacity: int, shelf: Shelf | None) -> RaggedCache:
+    def new_cache(
+        self, num_rows: int, capacity: int, shelf: Shelf | None, turns: Turns | None
+    ) -> RaggedCache:
         """A cache that the module takes for one of its own (MiniMax looks at its class)."""
         made: type[RaggedCache] = RaggedCache
         if self._config.model_type == "minimax":
             from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
             made = type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
-        return made(num_rows, capacity, shelf, States(self.has_states))
+        return made(num_rows, capacity, shelf, States(self.has_states), turns)
 
     def __call__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor
 from draftwise.nn.cache import UNLIMITED, RaggedCache, Span
 from draftwise.nn.calling import Caller, first_device
 from draftwise.nn.compiled import WIDTHS, CompiledSteps
-from draftwise.nn.feeds import read_again, read_alone
+from draftwise.nn.feeds import read_again, read_alone, read_turned
 from draftwise.nn.logits import Logits, last_places
 from draftwise.nn.masks import Fed, Mask, Masks, packed_ids, ragged_slots, stacked_ids
+from draftwise.nn.ropes import Turns, switch_of
 from draftwise.nn.trees import Branches, tree_masks
 from draftwise.types import Ints
 
@@ -50,6 +52,9 @@ class CausalModel:
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
         self.is_alone = False  # each row in a forward of its own; the self-check says
+        # tokens that its rope's first table is for, 0 = it has one
+        self.switch, limit = switch_of(module, self._call.can_keep and not self.has_states)
+        self.max_positions = min(limit or self.max_positions, self.max_positions)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -73,7 +78,8 @@ class CausalModel:
 
     def new_cache(self, num_rows: int = 0, capacity: int = UNLIMITED) -> RaggedCache:
         """An empty cache with ``num_rows`` rows open, each of at most ``capacity`` tokens."""
-        return self._call.new_cache(num_rows, capacity, shelf=self.compiled)
+        turns = Turns() if self.switch else None
+        return self._call.new_cache(num_rows, capacity, self.compiled, turns)
 
     def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
         """From now on read short feeds of single rows with compiled forwards of these widths.
@@ -101,9 +107,10 @@ class CausalModel:
         """
         if self.is_alone and len(rows) > 1:
             return read_alone(self.extend, cache, rows, tokens, keep, trees)
-        if self.has_states:  # which are read again from tokens that the host must know
+        if self.has_states or self.switch:  # read again from tokens that the host must know
             known = [fed.tolist() if isinstance(fed, Tensor) else fed for fed in tokens]
-            return read_again(self._extend, cache, rows, known, keep)
+            how = read_again if self.has_states else partial(read_turned, switch=self.switch)
+            return how(self._extend, cache, rows, known, keep, trees)
         return self._extend(cache, rows, tokens, keep, trees)
 
     def _extend(
@@ -118,7 +125,7 @@ class CausalModel:
         hidden: dict[int, list[Tensor]] = {}
         longest = max(map(len, tokens))
         size = len(tokens) * (keep if self._call.can_keep else longest) * self.vocab_size
-        if longest > keep and size > BULK_LOGITS:  # more than is wanted at once
+        if longest > keep and size > BULK_LOGITS and not self.switch:  # more than wanted at once
             head = [t[: max(0, len(t) - keep)] for t in tokens]
             hidden = self._forward(cache, rows, head, (), 0)[1]
             tokens = [t[max(0, len(t) - keep) :] for t in tokens]
@@ -157,8 +164,7 @@ class CausalModel:
         if self.compiled is None or len(spans) > 1:
             return None
         span = spans[0]
-        width = self.compiled.width(cache, span.row, span.count)
-        if width is None:
+        if (width := self.compiled.width(cache, span.row, span.count)) is None:
             return None
         storage = cache.storage(span.row)
         places = ragged_slots([span.start], [span.count], width)
@@ -197,19 +203,13 @@ class CausalModel:
         if len(kept) < width and self._call.can_keep:
             is_end = kept[0] == width - len(kept)
             extra["logits_to_keep"] = len(kept) if is_end else self._tensor(list(kept))
-        output, found = self._call(
-            cache,
-            stacked_ids(tokens, width, self.device),
-            positions,
-            mask,
-            **extra,
-        )
+        ids = stacked_ids(tokens, width, self.device)
+        output, found = self._call(cache, ids, positions, mask, **extra)
         hidden = {
             tap: [states[row, :count] for row, count in enumerate(counts)]
             for tap, states in found.items()
         }
-        columns = output.logits.shape[1]
-        if columns < width:
+        if (columns := output.logits.shape[1]) < width:
             counts = [bisect.bisect_left(kept, count) for count in counts]
         ends = [row * columns + count for row, count in enumerate(counts)]
         return output.logits.flatten(0, 1), hidden, ends

@@ -13,9 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 WINDOW = 3
-ROPE_SWITCH = 128
-"""Tokens after which a rope with two tables goes over to the second: farther than any check."""
+ROPE_SWITCH = 30
+"""Tokens after which a rope with two tables goes over to the second."""
 _VOCAB = 99
+_LOOKS = ("q_proj", "k_proj", "c_attn", "qkv_proj")
+"""In the names of weights that say where a token looks."""
 _LARGEST = 6_000_000
 """Parameters of a twin: one that is larger has sizes that the table does not know."""
 
@@ -42,7 +44,7 @@ _SIZES = _named(
         "dense_intermediate_size expert_ffn_hidden_size shared_experts_intermediate_size dim_ff "
         "moe_shared_expert_intermediate_size mlp_dim",
     ),
-    (128, "max_position_embeddings n_positions model_max_length max_seq_len n_ctx context_length"),
+    (512, "max_position_embeddings n_positions model_max_length max_seq_len n_ctx context_length"),
     (32, "image_size patch_size"),
     (24, "qk_head_dim"),
     (
@@ -137,7 +139,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "split_ngram_parts": 1,
         "heads_per_ngram": 2,
     },
-    "reformer": {"axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32]},
+    "reformer": {"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [32, 32]},
     "xlstm": {"qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "youtu": _SMALL_ROPE,
@@ -166,6 +168,8 @@ def tiny_config(config: Any) -> Any:
         made["is_decoder"] = True
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         known = told.get(name)
+        if name in told and known is None:
+            made[name] = None  # and not the type's own, outside the vocabulary
         if isinstance(known, (list, tuple)) or (isinstance(known, int) and known >= _VOCAB):
             made[name] = 1
     for name in getattr(config, "sub_configs", {}):
@@ -195,7 +199,7 @@ def tiny_module(config: Any, seed: int = 0) -> Any:
 def _sharpen(module: Any) -> None:
     """Wide queries, keys and embeddings: what a layer may look at makes a difference then."""
     for name, weights in module.named_parameters():
-        if weights.dim() == 2 and any(part in name for part in ("q_proj", "k_proj", "c_attn")):
+        if weights.dim() == 2 and any(part in name for part in _LOOKS):
             weights.normal_(0, 0.25)
         elif weights.dim() == 2 and any(part in name for part in ("lm_head", "embed", "wte")):
             weights.normal_(0, 0.3)
@@ -207,20 +211,6 @@ def has_far_edges(config: Any) -> bool:
     windows = [told.get(name) for name in _WINDOWS.split()]
     has_window = any(isinstance(window, int) for window in windows)
     return has_window or "local" in str(told.get("attention_types"))
-
-
-def rope_limit(config: Any) -> int | None:
-    """Tokens up to which a rope with two tables has one; None = it has one anyway.
-
-    The library picks the table by the last token of a forward. Beyond the limit, tokens that are
-    verified together would be turned by another table than those of plain decoding.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    if "longrope" not in str(rope.get("rope_type")):
-        return None
-    own = getattr(config, "original_max_position_embeddings", None)
-    limit = rope.get("original_max_position_embeddings") or own
-    return int(limit) if limit else None
 
 
 def _kept(config: Any, told: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,151 @@
+"""Longrope across its switch: texts are those of the library's ``generate``, token by token."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from draftwise import DraftwiseError, Speculator
+from draftwise.nn import feeds
+from draftwise.nn.load import load_model
+from models import VOCAB
+
+SWITCH, NEW = 24, 40
+PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 20 + SWITCH)], [*range(1, 31)]]
+"""They begin below the switch, at it, and behind it."""
+SIZE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def longrope(kind: Any = hf.Phi3Config, switch: int = SWITCH, **more: Any) -> Any:
+    """A tiny random model whose two tables turn quite otherwise."""
+    torch.manual_seed(0)
+    config = kind(
+        **SIZE,
+        max_position_embeddings=256,
+        original_max_position_embeddings=switch,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [3.0, 5.0, 7.0, 9.0],
+            "original_max_position_embeddings": switch,
+            "attention_factor": 1.0,
+        },
+        **more,
+    )
+    module = hf.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for name, weights in module.named_parameters():
+            if "qkv_proj" in name or "lm_head" in name or "embed" in name:
+                weights.normal_(0, 0.3)
+    return module
+
+
+def near(module: Any, noise: float = 0.05) -> Any:
+    """A drafter that is often right."""
+    twin, generator = copy.deepcopy(module), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weights in twin.parameters():
+            spread = noise * float(weights.std()) if weights.numel() > 1 else 0.0
+            weights.add_(torch.randn(weights.shape, generator=generator) * spread)
+    return twin
+
+
+def generated(module: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = module.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
+    )
+    return [int(token) for token in output[0, len(prompt) :]]
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return longrope()
+
+
+@pytest.fixture(scope="module")
+def expected(target: Any) -> list[list[int]]:
+    return [generated(target, prompt) for prompt in PROMPTS]
+
+
+def test_the_second_table_makes_another_text(target: Any, expected: list[list[int]]) -> None:
+    """Teeth: with one table the same weights go on otherwise behind the switch."""
+    late = longrope(switch=200)
+    late.load_state_dict(target.state_dict())
+    texts = [generated(late, prompt) for prompt in PROMPTS[:2]]
+    for prompt, text, other in zip(PROMPTS, texts, expected, strict=False):
+        below = SWITCH + 1 - len(prompt)
+        assert text[:below] == other[:below]
+        assert text[below:] != other[below:]
+
+
+@pytest.mark.parametrize("tree", ["chain", "2x6"])
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_answers_across_the_switch(
+    target: Any, expected: list[list[int]], length: int, tree: str
+) -> None:
+    if tree != "chain" and length == 1:
+        tree = "2x2"
+    made = Speculator.from_pretrained(
+        target, [near(target)], policy="fixed:1", lengths=(length,), trees=[tree]
+    )
+    assert (made.target.switch, made.target.max_positions) == (SWITCH, 256)
+    results = made.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
+    assert [result.tokens for result in results] == expected
+    for prompt, text in zip(PROMPTS, expected, strict=True):
+        alone = made.generate(prompt, max_new_tokens=NEW, ignore_eos=True)
+        assert alone.tokens == text
+        assert alone.stats.num_accepted
+
+
+def test_prompts_that_share_a_beginning(target: Any) -> None:
+    """A row that begins as another one, whose keys the other table turned, is read again."""
+    made = Speculator.from_pretrained(target, ["lookup"], policy="fixed:1", lengths=(3,))
+    long = [*range(1, SWITCH + 6)]
+    for end in (len(long), 12, len(long) - 1, SWITCH, SWITCH + 1, 7):
+        result = made.generate(long[:end], max_new_tokens=NEW, ignore_eos=True)
+        assert result.tokens == generated(target, long[:end])
+
+
+def test_a_conversation_across_the_switch(target: Any) -> None:
+    """Each turn begins with all that was said, whose keys are kept."""
+    made = Speculator.from_pretrained(target, [near(target)], policy="fixed:1", lengths=(3,))
+    text = [5, 6, 7]
+    for _ in range(4):
+        answer = made.generate(text, max_new_tokens=8, ignore_eos=True).tokens
+        assert answer == generated(target, text)[:8]
+        text = [*text, *answer, 9, 10]
+
+
+def test_a_sliding_window_beside_it() -> None:
+    module = longrope(sliding_window=9)
+    made = Speculator.from_pretrained(module, [near(module)], policy="fixed:1", lengths=(3,))
+    results = made.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
+    assert [r.tokens for r in results] == [generated(module, prompt) for prompt in PROMPTS]
+
+
+def test_the_self_check_crosses_the_switch(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Teeth: keys of the first table that stay behind the switch are seen, in a twin."""
+
+    def read_on(extend: Any, *feed: Any) -> Any:
+        return extend(*feed[:5])
+
+    assert load_model(target).switch == SWITCH
+    monkeypatch.setattr(feeds, "read_behind", read_on)
+    with pytest.raises(DraftwiseError, match=r"a tiny twin of it: its logits .* are off by"):
+        load_model(longrope(switch=200))
