@@ -168,13 +168,9 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Tokens that a draft may have now: the bonus token is always the target's.
-
-        No draft crosses the end of a rope's first table.
-        """
-        left = max(0, self.answer.num_left - 1)
-        short = self.switch - len(self.context.tokens)
-        return left if short < 0 else min(left, short)
+        """Tokens that a draft may have now: never the last one left, and none across a switch."""
+        left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
+        return max(0, left if below < 0 else min(left, below))
 
     def guide(self, plan: Plan) -> Guide:
         """What ends a draft of this plan early."""
