@@ -299,6 +299,7 @@ def test_metrics_count_what_was_done() -> None:
     label = '{drafter="parrot",length="2",model_name="parrot"}'
     assert float(values["draftwise:estimate" + label]) == 2.0
     assert sum(sum(s["tokens"].values()) for s in stats["seconds"]) == 10
+    assert [s["expected"] for s in stats["seconds"]] == [{"parrot": 2.0, "none": 1.0}]
     assert stats["estimates"]["parrot"] == {"length": 2, "value": 2.0}
 
 
@@ -405,12 +406,12 @@ def test_a_reader_that_takes_nothing_for_long_is_let_go() -> None:
 def test_deadlines() -> None:
     with serving(fake_service(Fake(pace_s=0.01))) as live:
         said = live.complete("abc", max_tokens=4000, draftwise={"deadline_s": 0.1})
-        assert said.status == 504
+        assert said.status == 408
         assert said.headers["x-should-retry"] == "false"
         assert "deadline" in said.error["message"]
         said = live.complete("abc", max_tokens=4000, stream=True, draftwise={"deadline_s": 0.2})
         assert said.status == 200
-        assert said.events[-1]["error"]["code"] == "cancelled"
+        assert said.events[-1]["error"]["code"] == "late"
 
 
 def test_errors_of_the_engine_are_told() -> None:

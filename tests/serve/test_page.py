@@ -69,6 +69,7 @@ def test_an_answer_is_painted_and_compared(window: Callable[..., Browser]) -> No
         browser.wait("return document.body.innerText.includes('the same text')")
         browser.wait("return document.querySelectorAll('#speed rect').length")
         browser.wait("return document.querySelectorAll('#cost circle').length")
+        browser.wait("return document.querySelectorAll('#expected circle').length")
         rows = browser.run("return document.getElementById('drafters').innerText")
         assert "parrot" in rows
         browser.click("#clear")

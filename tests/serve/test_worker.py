@@ -149,7 +149,7 @@ def test_deadlines() -> None:
     worker.turn()
     clock.now = 2.5
     worker.turn()
-    assert readers[0].whole.finish_reason == "cancelled"
+    assert readers[0].whole.finish_reason == "late"
     assert "deadline" in str(readers[0].whole.error)
     assert not readers[1].ended.is_set()
 

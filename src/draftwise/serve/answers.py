@@ -18,7 +18,7 @@ from draftwise.serve.ticket import Ticket
 from draftwise.serve.wire import StreamOptions
 from draftwise.serve.worker import Worker
 
-_STATUS = {"refused": 400, "cancelled": 504}
+_STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class Answers:
@@ -49,7 +49,9 @@ def failure(delta: Delta) -> Refused:
     """How an answer that did not end properly is told."""
     reason = delta.finish_reason or ""
     message = delta.error or f"the answer ended with: {reason}"
-    return Refused(_STATUS.get(reason, 500), message, code=reason.replace(" ", "_"))
+    again_s = 5 if reason == "cancelled" else None  # the server is going down
+    code = reason.replace(" ", "_")
+    return Refused(_STATUS.get(reason, 500), message, code=code, retry_after_s=again_s)
 
 
 async def gather(answers: Answers, envelope: Envelope, num: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
@@ -33,7 +34,8 @@ class Refused(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-        if status >= 500 and retry_after_s is None:  # OpenAI's clients would ask again, in vain
+        if (status >= 500 or status == 408) and retry_after_s is None:
+            # OpenAI's clients would ask again, in vain
             self.headers["x-should-retry"] = "false"
 
 

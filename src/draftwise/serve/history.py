@@ -23,7 +23,8 @@ _RECENT_ROUNDS = 400
 class Second:
     """What one second of the engine was. Empty seconds are not kept.
 
-    own_tokens, own_s: of rounds that one row of the server's own policy had to itself.
+    own_tokens, own_s: of rounds that one row of the server's own policy had to itself. expected:
+    what that policy makes of each drafter's best plan at the end.
     """
 
     at: int
@@ -37,6 +38,7 @@ class Second:
     own_s: float = 0.0
     running: int = 0
     waiting: int = 0
+    expected: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """One object for the page."""
@@ -52,6 +54,7 @@ class Second:
             "own_s": round(self.own_s, 6),
             "running": self.running,
             "waiting": self.waiting,
+            "expected": self.expected,
         }
 
 
@@ -101,6 +104,7 @@ class History:
     def as_json(self, since: int) -> dict[str, Any]:
         """Seconds from ``since`` on (the last may still grow), totals, estimates by drafter."""
         with self._lock:
+            self._expect()
             return {
                 "now": int(self._clock()),
                 "seconds": [s.as_json() for s in self._seconds if s.at >= since],
@@ -131,8 +135,14 @@ class History:
                 best[plan.drafter] = {"length": plan.length, "value": round(float(value), 6)}
         return best
 
+    def _expect(self) -> None:
+        """Note what the policy expects now as what it did at the end of the last second."""
+        if self._seconds:
+            self._seconds[-1].expected = {name: b["value"] for name, b in self._best().items()}
+
     def _now(self) -> Second:
         at = int(self._clock())
         if not self._seconds or self._seconds[-1].at != at:
+            self._expect()
             self._seconds.append(Second(at))
         return self._seconds[-1]

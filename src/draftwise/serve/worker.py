@@ -140,7 +140,7 @@ class Worker:
             if ticket.id in cancelled:
                 self._give_up(ticket, "cancelled", "cancelled by its client")
             elif ticket.is_late(now):
-                self._give_up(ticket, "cancelled", "its deadline has passed")
+                self._give_up(ticket, "late", "its deadline has passed")
         if self._engine.has_work:
             self._deliver(self._step())
 
