@@ -1,23 +1,26 @@
 """A small trained hybrid: the zoo's target with Mamba 2 in place of every third attention.
 
 It is a Granite 4 in kind (``granitemoehybrid`` without experts): 16 layers of attention, whose
-weights begin as the bundled target's, and 8 of Mamba 2, whose outputs begin at nought. All of it is
-trained on the zoo's corpus, a few minutes on one core. It is not bundled; the row about `lookup`
-on hybrids (docs/reproduction/models.md) makes it again.
+weights begin as the bundled target's, and 8 of Mamba 2, whose outputs begin at nought. These first
+learn to say what the attention in their place says to the same input; then all of it is trained, on
+the zoo's corpus. It is not bundled; the row about `lookup` on hybrids
+(docs/reproduction/models.md) makes it again. What was stopped goes on from its checkpoints.
 
-    python benchmarks/hybrid_zoo.py /tmp/hybrid-zoo --steps 100
+    python benchmarks/hybrid_zoo.py /tmp/hybrid-zoo --steps 300
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, LlamaForCausalLM
 
 from draftwise import zoo
-from draftwise.train.loop import Settings, cross_entropy, fit
+from draftwise.train.loop import Loss, Settings, cross_entropy, fit
 from draftwise.zoo.corpus import batches, load_tokenizer
 
 SEED, EVERY = 20261122, 3
@@ -76,6 +79,38 @@ def _fill(layer: torch.nn.Module, before: torch.nn.Module) -> None:
         layer.mamba.out_proj.weight.zero_()
 
 
+class Imitation:
+    """How far the Mamba layers are from the attention layers in whose place they stand.
+
+    Calling it gives the mean over layers of the squared error over the attention's own square.
+    """
+
+    def __init__(self, target: LlamaForCausalLM, model: GraniteMoeHybridForCausalLM) -> None:
+        self._target = target.eval().requires_grad_(False)
+        self._heard: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.layers = torch.nn.ModuleList()
+        for index, layer in enumerate(model.model.layers):
+            if layer.mamba is not None:
+                self.layers.append(layer.mamba)
+                before = target.model.layers[index].self_attn
+                before.register_forward_hook(partial(self._hear, index), with_kwargs=True)
+
+    def _hear(
+        self, index: int, layer: object, args: object, more: dict[str, torch.Tensor], said: Any
+    ) -> None:
+        self._heard[index] = more["hidden_states"], said[0]
+
+    def __call__(self, layers: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens: [B, T]."""
+        with torch.no_grad():
+            self._target(input_ids=tokens, use_cache=False)
+        errors = [
+            (layer(hidden_states=heard) - said).square().mean() / said.square().mean()
+            for layer, (heard, said) in zip(self.layers, self._heard.values(), strict=True)
+        ]
+        return torch.stack(errors).mean()
+
+
 def main() -> None:
     """Train it, or go on where it was stopped, and say what the Mamba layers are good for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -88,14 +123,20 @@ def main() -> None:
     model = make_hybrid(LlamaForCausalLM.from_pretrained(zoo.target_path()))
     held_out = batches(tokenizer, seed=SEED + 1, rows=16, context=128)(0)
     print("loss before:", round(_loss(model, held_out), 3), flush=True)
-    fit(
-        model,
-        cross_entropy,
-        batches(tokenizer, seed=SEED, rows=args.rows, context=128),
-        Settings(steps=args.steps, lr=1e-3, warmup_steps=10, decay_steps=args.steps // 2),
-        checkpoint=args.folder / "checkpoint.pt",
-        progress=lambda step, loss: print(step, round(loss, 3), flush=True),
-    )
+    imitation = Imitation(LlamaForCausalLM.from_pretrained(zoo.target_path()), model)
+    stages: list[tuple[str, torch.nn.Module, Loss, int, float]] = [
+        ("imitation", imitation.layers, imitation, args.steps, 3e-3),
+        ("all", model, cross_entropy, args.steps // 3, 2e-4),
+    ]
+    for name, trained, loss, steps, rate in stages:
+        fit(
+            trained,
+            loss,
+            batches(tokenizer, seed=SEED, rows=args.rows, context=128),
+            Settings(steps=steps, lr=rate, warmup_steps=10, decay_steps=steps // 2),
+            checkpoint=args.folder / f"{name}.pt",
+            progress=lambda step, loss, name=name: print(name, step, round(loss, 3), flush=True),
+        )
     model.eval().save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import transformers as hf
 from draftwise import DraftwiseError, Speculator
 from draftwise.nn import feeds
 from draftwise.nn.load import load_model
-from models import VOCAB
+from models import VOCAB, near_copy
 
 SWITCH, NEW = 24, 40
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 20 + SWITCH)], [*range(1, 31)]]
@@ -55,16 +54,6 @@ def longrope(kind: Any = hf.Phi3Config, switch: int = SWITCH, **more: Any) -> An
     return module
 
 
-def near(module: Any, noise: float = 0.05) -> Any:
-    """A drafter that is often right."""
-    twin, generator = copy.deepcopy(module), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weights in twin.parameters():
-            spread = noise * float(weights.std()) if weights.numel() > 1 else 0.0
-            weights.add_(torch.randn(weights.shape, generator=generator) * spread)
-    return twin
-
-
 def generated(module: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     output = module.generate(
@@ -102,7 +91,7 @@ def test_answers_across_the_switch(
     if tree != "chain" and length == 1:
         tree = "2x2"
     made = Speculator.from_pretrained(
-        target, [near(target)], policy="fixed:1", lengths=(length,), trees=[tree]
+        target, [near_copy(target, 0.05)], policy="fixed:1", lengths=(length,), trees=[tree]
     )
     assert (made.target.switch, made.target.max_positions) == (SWITCH, 256)
     results = made.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
@@ -124,7 +113,9 @@ def test_prompts_that_share_a_beginning(target: Any) -> None:
 
 def test_a_conversation_across_the_switch(target: Any) -> None:
     """Each turn begins with all that was said, whose keys are kept."""
-    made = Speculator.from_pretrained(target, [near(target)], policy="fixed:1", lengths=(3,))
+    made = Speculator.from_pretrained(
+        target, [near_copy(target, 0.05)], policy="fixed:1", lengths=(3,)
+    )
     text = [5, 6, 7]
     for _ in range(4):
         answer = made.generate(text, max_new_tokens=8, ignore_eos=True).tokens
@@ -134,7 +125,9 @@ def test_a_conversation_across_the_switch(target: Any) -> None:
 
 def test_a_sliding_window_beside_it() -> None:
     module = longrope(sliding_window=9)
-    made = Speculator.from_pretrained(module, [near(module)], policy="fixed:1", lengths=(3,))
+    made = Speculator.from_pretrained(
+        module, [near_copy(module, 0.05)], policy="fixed:1", lengths=(3,)
+    )
     results = made.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
     assert [r.tokens for r in results] == [generated(module, prompt) for prompt in PROMPTS]
 

@@ -46,8 +46,8 @@ CheckTypes = Annotated[
     str | None,
     _option(
         _MODELS,
-        "Build these types of causal LMs (by commas, or `all`) tiny and random, and say which can "
-        "be served, how, and why not.",
+        "Build these types of causal LMs (by commas, `all`, or the `rest` that --write's page does "
+        "not have) tiny and random, and say which can be served, how, and why not.",
         "--check",
         metavar="TYPES",
     ),

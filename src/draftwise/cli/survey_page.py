@@ -74,9 +74,12 @@ def page(findings: Sequence[Finding], path: Path) -> str:
 
 
 def findings_of(text: str) -> dict[str, Finding]:
-    """What a page says of each type; nothing where another version of transformers was asked."""
+    """What a page says of each type; nothing where it was another transformers, or fewer tokens."""
     head, _, tables = text.partition("| type |")
-    if f" {version('transformers')} are served" not in head:
+    if (
+        f" {version('transformers')} are served" not in head
+        or f" {NUM_TOKENS} tokens of" not in head
+    ):
         return {}
     rows = [
         [cell.strip() for cell in line[1:-1].split("|")]

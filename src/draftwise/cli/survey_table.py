@@ -12,20 +12,20 @@ from draftwise.types import DraftwiseError
 
 
 def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None) -> None:
-    """Check one type, several (by commas) or all, print a line each, and write the page.
+    """Check one type, several (by commas), all or the rest, print a line each, and write the page.
 
     The page is written with each type that is done, and keeps its rows of types not checked now:
-    what broke off is taken up by naming the rest.
+    what broke off is taken up by ``rest``, the types that it has no row of.
     Raises DraftwiseError for a type that the installed transformers does not have.
     """
     known = all_types()
-    types = known if wanted == "all" else wanted.split(",")
+    written = {} if write is None or not write.is_file() else findings_of(write.read_text("utf-8"))
+    left = {"all": known, "rest": [name for name in known if name not in written]}
+    types = left.get(wanted, wanted.split(","))
     for name in types:
         if name not in known:
             near = ", ".join(difflib.get_close_matches(name, known)) or "see --check all"
             raise DraftwiseError(f"no causal-LM type {name!r} in this transformers; near: {near}")
-
-    written = {} if write is None or not write.is_file() else findings_of(write.read_text("utf-8"))
 
     def show(finding: Finding) -> None:
         if write is not None:

@@ -138,7 +138,8 @@ def is_packed(module: nn.Module) -> bool:
 
 def _is_served(weight: Tensor) -> bool:
     """Does this build of torch, on this processor, have the kernels for such a weight?"""
-    if weight.device.type != "cpu" or weight.is_inference() or not _has_kernels():
+    is_plain = type(weight.data) is Tensor  # and not one of torchao's, which says it is float32
+    if weight.device.type != "cpu" or not is_plain or weight.is_inference() or not _has_kernels():
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
