@@ -193,11 +193,10 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(
     engine.step()
     fed = fed_tokens(made, monkeypatch)
     long = ask(made, (LONG * 4)[:400], 5)
-    engine._pace.token_s, engine._round_s = 1.0, 0.0  # the smallest pieces
+    engine._pace.tokens.append(1.0)  # the smallest pieces
     engine.admit(long)
     while not long.tokens:
         assert [round_.request for round_ in engine.step()][:1] == [writer.id]
-        engine._round_s = 0.0
     assert max(fed) <= 32 + 2
     run(engine)
     assert long.tokens == plain_greedy(long.prompt, 5)

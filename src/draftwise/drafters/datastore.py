@@ -51,6 +51,8 @@ class DatastoreDrafter:
 class _Finder:
     """One row's last tokens, looked for in the store."""
 
+    resumes = True
+
     def __init__(self, store: Store, num_matches: int) -> None:
         self._store, self._num_matches = store, num_matches
         self._ending: deque[int] = deque(maxlen=LONGEST_MATCH)

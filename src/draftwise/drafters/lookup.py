@@ -44,6 +44,8 @@ class _Finder:
     those are written when it occurs again.
     """
 
+    resumes = True
+
     def __init__(self, smallest: int, largest: int) -> None:
         self._sizes = range(smallest, largest + 1)
         self._last: dict[tuple[int, ...], int] = {}

@@ -51,6 +51,9 @@ NO_MATCH = Match(0, lambda depth: [], lambda: [])
 class Finder(Protocol):
     """Where one row's text is searched for; its own memory and what it shares with others."""
 
+    resumes: bool
+    """Whether prompt and answer are alike to it, so that a next turn goes on behind the last."""
+
     def begin(self, context: Context) -> None:
         """Called once, before anything is read: the text so far is the prompt."""
         ...
@@ -73,12 +76,13 @@ class _Row:
 
     def __init__(self, finder: Finder) -> None:
         self.finder, self.match = finder, NO_MATCH
+        self.text: Sequence[int] = ()
         self.length = self.known_start = 0
         self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read the text up to its end; look only where a score can still be asked for."""
-        start = len(tokens) - MAX_TARGETS
+        self.text, start = tokens, len(tokens) - MAX_TARGETS
         while self.length < len(tokens):
             if self.length >= start:
                 self.known.append((self.match.proposal(), self.match.length))
@@ -123,8 +127,13 @@ class RetrievalSession:
         del self._rows[row]
 
     def crop(self, context: Context, length: int) -> None:
-        """Begin again: what is prompt and what is answer is another matter now."""
-        self.open(context, len(context.tokens))
+        """Begin again, unless the text that was read goes on, and it is all the same to it."""
+        row = self._rows[context.row]
+        is_next = row.finder.resumes and row.text[: row.length] == context.tokens[: row.length]
+        if is_next and row.length < len(context.tokens):
+            row.known, row.known_start = [], row.length
+        else:
+            self.open(context, len(context.tokens))
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Reading the text again is cheap."""

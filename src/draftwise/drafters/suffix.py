@@ -89,6 +89,8 @@ class SuffixDrafter:
 class _Finder:
     """One row: its own text's index, and what of its output was not shared yet."""
 
+    resumes = False
+
     def __init__(self, own: SuffixIndex, history: Callable[[str], SuffixIndex | None]) -> None:
         self._own, self._history, self._ending = own, history, Tail()
         self._shared: SuffixIndex | None = None

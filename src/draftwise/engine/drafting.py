@@ -22,8 +22,8 @@ from draftwise.nn.transfer import Ask
 from draftwise.protocols import Mixer
 from draftwise.types import NONE, PLAIN, Draft, Plan, Scores
 
-First = Callable[[Context, DraftSession], Ask[list[Scores | None]]]
-"""How a session is asked about one text."""
+First = Callable[[Sequence[Context], DraftSession], Ask[list[Scores | None]]]
+"""How a session is asked about texts."""
 
 
 class Drafting:
@@ -138,39 +138,45 @@ class Drafting:
                 if scores is not None:
                     turn.scores[name] = scores
 
-    def first_scores(self, context: Context, everything: bool, free: bool) -> dict[str, Scores]:
-        """A first impression of each drafter from the prompt's last tokens, for little.
+    def first_scores(
+        self, how: First, names: Mapping[int, Sequence[str]], requests: Sequence[Request]
+    ) -> dict[int, dict[str, Scores]]:
+        """By request, a first impression of drafters from the prompt's last tokens, for little.
 
-        free: only of those that retrieve, which costs no forward.
+        names: by request, those that are asked. Rows that ask the same drafter are read together.
         """
-        return self._first(_everything if everything else _free if free else _glance, context)
-
-    def first_looks(self, request: Request) -> dict[str, Scores]:
-        """At the end of a prompt, by the drafters that its policy is curious about."""
-        return self._first(_glance, request.context, request.curious())
-
-    def _first(
-        self, how: First, context: Context, names: Sequence[str] | None = None
-    ) -> dict[str, Scores]:
-        names = self.sessions.names if names is None else names
-        found, _ = self.sessions.ask({name: partial(how, context) for name in names})
-        return {name: scores for name, (scores,) in found.items() if scores is not None}
+        asked: dict[str, list[Request]] = {}
+        for request in requests:
+            for name in names[request.id]:
+                asked.setdefault(name, []).append(request)
+        found, _ = self.sessions.ask(
+            {name: partial(how, [r.context for r in rows]) for name, rows in asked.items()}
+        )
+        scores: dict[int, dict[str, Scores]] = {request.id: {} for request in requests}
+        for name, told in found.items():
+            for request, own in zip(asked[name], told, strict=True):
+                if own is not None:
+                    scores[request.id][name] = own
+        return scores
 
 
 def _propose(tasks: Sequence[DraftTask], session: DraftSession) -> Ask[list[Draft]]:
     return session.propose(tasks)
 
 
-def _everything(context: Context, session: DraftSession) -> Ask[list[Scores | None]]:
-    return session.score([context], everything=True)
+def everything(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+    """All that there is to know, whatever it costs."""
+    return session.score(contexts, everything=True)
 
 
-def _free(context: Context, session: DraftSession) -> Ask[list[Scores | None]]:
-    return session.score([context], everything=False)
+def free(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+    """Only what costs no forward: of those that retrieve."""
+    return session.score(contexts, everything=False)
 
 
-def _glance(context: Context, session: DraftSession) -> Ask[list[Scores | None]]:
-    return session.glance([context])
+def glance(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+    """A look at the last tokens."""
+    return session.glance(contexts)
 
 
 def side_by_side(drafts: Sequence[Draft]) -> Draft:

@@ -63,7 +63,7 @@ class Engine:
         self._running: list[Request] = []
         self._free: list[int] = []
         self._num_rows, self._numbers = 0, itertools.count()
-        self._round_s, self._is_open = 0.0, True
+        self._is_open = True
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
@@ -102,7 +102,7 @@ class Engine:
             self._abandon()
             raise
         self._drop_finished()
-        self._round_s = self._pool.clock() - start
+        self._pace.rounds.append(self._pool.clock() - start)
         return rounds
 
     def cancel(self, id_: int) -> None:
@@ -244,12 +244,12 @@ class Engine:
             return
         with self._loop.phase("prefill"):
             start = self._pool.clock()
-            budget = self._pace.budget(self._round_s, is_idle=not self._running)
+            budget = self._pace.budget(is_idle=not self._running)
             num = self._reader.read(self._reading, budget)
             self._pace.saw(num, self._pool.clock() - start)
             done = [request for request in self._reading if self._reader.is_read(request)]
+            self._reader.first_impressions(done, is_idle=not self._running)
             for request in done:
-                self._reader.first_impression(request)
                 request.check_callbacks()
         self._reading = [request for request in self._reading if request not in done]
         self._running += done

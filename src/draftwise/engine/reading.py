@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from draftwise.engine.drafting import Drafting
+from draftwise.engine.drafting import Drafting, everything, free, glance
 from draftwise.engine.logprobs import as_logprobs, logprobs
 from draftwise.engine.loop import Loop
 from draftwise.engine.request import Request
@@ -60,18 +60,34 @@ class Reader:
         """Whether only the prompt's last token is left, which the first round reads."""
         return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
 
-    def first_impression(self, request: Request) -> None:
-        """Round 0: its plan is none, and what it shows is how drafters fare on the prompt."""
-        context = request.context
-        if not request.scores_prompt or len(request.prompt) < 2:
-            return
+    def first_impressions(self, requests: Sequence[Request], is_idle: bool) -> None:
+        """Round 0: its plan is none, and what it shows is how drafters fare on the prompt.
+
+        is_idle: no row waits for it; else each request has one look, and the others as it writes.
+        """
+        asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
+        while asked:  # a policy that they share learns of one before it is asked about the next
+            first = {id(request.policy): request for request in reversed(asked)}
+            self._show(list(first.values()), is_idle)
+            asked = [request for request in asked if first[id(request.policy)] is not request]
+
+    def _show(self, requests: Sequence[Request], is_idle: bool) -> None:
+        """What is free or panoramic, and then what policies are curious about."""
+        names, ask = self._drafting.sessions.names, self._drafting.first_scores
         # panoramic feedback reads whole prompts anyway, at the latest in its first round
-        asks_itself = request.looking is not None
-        is_full = request.revealer.panoramic
-        scores = self._drafting.first_scores(context, is_full, asks_itself)
-        request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))
-        if looks := self._drafting.first_looks(request):
-            request.learn(Decision(0, 1.0, 0), self._round_zero(request, looks))
+        whole = [r for r in requests if r.revealer.panoramic]
+        rest = [r for r in requests if not r.revealer.panoramic]
+        looking = [r for r in rest if r.looking is not None]
+        plain = [r for r in rest if r.looking is None]
+        for how, group in ((everything, whole), (free, looking), (glance, plain)):
+            found = ask(how, {r.id: names for r in group}, group)
+            for request in group:
+                request.learn(Decision(0, 1.0, 0), self._round_zero(request, found[request.id]))
+        curious = {r.id: r.curious()[: None if is_idle else 1] for r in requests}
+        looks = ask(glance, curious, requests)
+        for request in requests:
+            if scores := looks[request.id]:
+                request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))
 
     def _round_zero(self, request: Request, scores: Mapping[str, Scores]) -> Evidence:
         """What is known before the first round."""
