@@ -20,6 +20,7 @@ from draftwise.nn import check as check_module
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.masks import Masks
 from draftwise.nn.model import CausalModel
+from draftwise.nn.tiny import tiny_config, tiny_module
 from engine.pairs import reader
 from models import CONFIGS, tiny_model
 
@@ -142,6 +143,23 @@ def test_attention_that_counts_slots_reads_rows_alone(kind: str) -> None:
     model = load_model(build(BY_SLOT[kind]()))
     assert model.is_alone
     assert not model.serves_trees
+
+
+def test_windows_that_no_check_reaches_are_crossed_in_a_twin() -> None:
+    """GPT-Neo's local layers are wrong side by side, Moshi's in every way; both only far along."""
+    far = hf.GPTNeoConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=256,
+    )
+    assert load_model(build(far)).is_alone
+    config = tiny_config(hf.MoshiConfig())
+    config.sliding_window = 300
+    with pytest.raises(DraftwiseError, match="a tiny twin of it: its logits"):
+        load_model(tiny_module(config))
 
 
 def test_texts_end_where_a_rope_changes_tables() -> None:

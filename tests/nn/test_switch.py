@@ -29,7 +29,9 @@ SIZE: dict[str, Any] = {
 }
 
 
-def longrope(kind: Any = hf.Phi3Config, switch: int = SWITCH, **more: Any) -> Any:
+def longrope(
+    kind: Any = hf.Phi3Config, switch: int = SWITCH, scales: Any = None, **more: Any
+) -> Any:
     """A tiny random model whose two tables turn quite otherwise."""
     torch.manual_seed(0)
     config = kind(
@@ -43,6 +45,7 @@ def longrope(kind: Any = hf.Phi3Config, switch: int = SWITCH, **more: Any) -> An
             "long_factor": [3.0, 5.0, 7.0, 9.0],
             "original_max_position_embeddings": switch,
             "attention_factor": 1.0,
+            **(scales or {}),
         },
         **more,
     )
@@ -121,6 +124,16 @@ def test_a_conversation_across_the_switch(target: Any) -> None:
         answer = made.generate(text, max_new_tokens=8, ignore_eos=True).tokens
         assert answer == generated(target, text)[:8]
         text = [*text, *answer, 9, 10]
+
+
+def test_experts_and_a_scale_of_each_table() -> None:
+    """PhiMoE, which also weighs what it looks at by the table."""
+    scales = {"short_mscale": 1.0, "long_mscale": 1.5}
+    module = longrope(hf.PhimoeConfig, scales=scales, num_local_experts=2)
+    made = Speculator.from_pretrained(module, [near_copy(module, 0.05)], policy="fixed:1")
+    assert made.target.switch == SWITCH
+    results = made.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
+    assert [r.tokens for r in results] == [generated(module, prompt) for prompt in PROMPTS]
 
 
 def test_a_sliding_window_beside_it() -> None:
