@@ -19,7 +19,9 @@ cd "$work"
 if [[ " ${ONLY:-node compatcanary schemathesis lm-eval guidellm} " == *" node "* ]]; then
   echo "== openai for JavaScript"
   [ -d node_modules/openai ] || npm install --silent --no-fund --no-audit openai
-  cp "$root/examples/openai_client.mjs" . && node openai_client.mjs "$url"
+  cp "$root/examples/openai_client.mjs" "$here/fields.mjs" .
+  node openai_client.mjs "$url"
+  node fields.mjs "$url"
 fi
 if [[ " ${ONLY:-compatcanary} " == *" compatcanary "* ]]; then
   echo "== compatcanary"

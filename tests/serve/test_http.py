@@ -161,6 +161,7 @@ def test_stop_strings(live: Live) -> None:
         ({"temperature": -1}, "temperature"),
         ({"temperature": 1e-9}, None),
         ({"top_p": 0}, "top_p"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"logit_bias": {"9999": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"stop": [""]}, "stop.0"),
