@@ -46,10 +46,11 @@ class Policy(Protocol):
 class Looking(Protocol):
     """A policy that says itself which drafters are worth a look; no others are looked at."""
 
-    def curious(self) -> Sequence[str]:
+    def curious(self, num_rows: int = 1) -> Sequence[str]:
         """Drafters to be scored on the last tokens now, though they did not draft them.
 
-        Asked once what a prompt tells for free was learnt, and after each round.
+        Asked once what a prompt tells for free was learnt, and after each round. num_rows: that
+        run in this batch, and wait meanwhile.
         """
         ...
 

@@ -157,15 +157,11 @@ def test_tables_that_cannot_be_are_refused() -> None:
             Experience(["copy"]).load_state(state)
 
 
-def test_a_drafter_that_failed_for_long_may_be_better_by_now() -> None:
-    """What others fail at is forgotten by requests, not by time, and not by private ones."""
+def test_what_was_learnt_stays_until_it_is_contradicted() -> None:
+    """A hundred other requests change nothing of it."""
     memory, text = Experience(["a"]), features([1, 2, 3, 4])
-    for _ in range(100):
-        memory.begin()
-        memory.add(0, text, 0.0, 30.0)
+    memory.add(0, text, 0.0, 30.0)
     failed = float(memory.predict(text)[0][0])
-    Recall(memory, [1, 2, 3, 4], private=True)
-    assert float(memory.predict(text)[0][0]) == failed < 0.1
     for _ in range(100):
         Recall(memory, [5, 6, 7])
-    assert float(memory.predict(text)[0][0]) > 0.2
+    assert float(memory.predict(text)[0][0]) == failed < 0.3

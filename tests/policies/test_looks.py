@@ -65,6 +65,26 @@ def test_what_is_missed_adds_up_until_a_look_is_due() -> None:
     assert looks.due(2.0, np.full(3, 0.2), np.array([4.0, 0.0, 0.0]), costs(), 100.0, 1) == []
 
 
+def test_a_drafter_that_surely_fails_may_be_better_by_now() -> None:
+    """With doubt it is looked at once in a while; else never."""
+    looks, sure = Looks(3, 33.0), Looks(3, 33.0)
+    looks.remember(np.zeros(3))
+    for one in (looks, sure):
+        one.scored(1, 100, False)
+    rounds = 0
+    while not due(0.02, 40.0, emitted=4, looks=looks):
+        assert due(0.02, 40.0, emitted=4, looks=sure) == []
+        rounds += 1
+    assert 1 < rounds < 1000
+
+
+def test_rows_that_wait_share_what_was_missed() -> None:
+    alone, crowd = Looks(3, 33.0), Looks(3, 33.0)
+    due(0.3, 10.0, emitted=8, looks=alone)
+    due(0.3, 10.0, emitted=8, looks=crowd, rows=4)
+    assert 4 * crowd.missed_s[0] == pytest.approx(alone.missed_s[0])
+
+
 def test_before_the_first_round_all_that_are_worth_it() -> None:
     looks = Looks(3, 33.0)
     looks.reached(100, 0)

@@ -115,7 +115,7 @@ class Drafting:
         Rows that are panoramic have forwards made for it. All that is looked at on the device
         travels together.
         """
-        curious = {id(turn): set(turn.request.curious()) for turn in turns}
+        curious = {id(turn): set(turn.request.curious(len(turns))) for turn in turns}
         everything = [turn for turn in turns if is_panoramic(turn.request)]
         rest = [turn for turn in turns if not is_panoramic(turn.request)]
 

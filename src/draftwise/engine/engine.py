@@ -248,7 +248,7 @@ class Engine:
             num = self._reader.read(self._reading, budget)
             self._pace.saw(num, self._pool.clock() - start)
             done = [request for request in self._reading if self._reader.is_read(request)]
-            self._reader.first_impressions(done, is_idle=not self._running)
+            self._reader.first_impressions(done, len(self._running))
             for request in done:
                 request.check_callbacks()
         self._reading = [request for request in self._reading if request not in done]

@@ -181,9 +181,11 @@ class Request:
         """Which drafter writes each token of the coming draft, if the policy chooses that."""
         return self.mixing.mixer if self.mixing is not None else None
 
-    def curious(self) -> Sequence[str]:
+    def curious(self, num_rows: int) -> Sequence[str]:
         """Drafters that the policy would have looked at now, for a price that it can afford."""
-        return self.looking.curious() if self.looking is not None and not self.is_over else ()
+        if self.looking is None or self.is_over:
+            return ()
+        return self.looking.curious(num_rows)
 
     def plays(self, decision: Decision) -> list[Plan]:
         """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""

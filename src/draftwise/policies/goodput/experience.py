@@ -37,9 +37,6 @@ MOST_WEIGHT = 20.0
 SURPRISE = 6.0
 """Log odds, against what was learnt of a drafter, from which on it is forgotten."""
 
-FORGOTTEN = 0.02
-"""Of what was learnt, with every request: a drafter that failed may be better by now."""
-
 LABEL_WEIGHT = 16
 """Tokens that a request's label counts for."""
 
@@ -83,10 +80,8 @@ class Experience:
     Update: z = b + w x for the features x of the text's end; an alpha a of weight n moves w by V x
         n (a - p) / (1 + n h v) and lowers the variances, 1/V += n h x^2, with p = sigma(z), h =
         p (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and the alphas that it
-        counts for, 1 / (1/20 + p (1 - p) v). With every request means go .02 of the way back to
-        that of the prior: without it a drafter that failed for long would never be looked at
-        again. What was learnt of a drafter is forgotten at once where it foretells worse than
-        nothing at all by e^6 (a one-sided cumulative sum).
+        counts for, 1 / (1/20 + p (1 - p) v). What was learnt of a drafter is forgotten at once
+        where it foretells worse than nothing at all by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; sums of surprise, and seconds that not looking may have
         cost, [D]; bins of confidence by LM drafter and tables by retrieval drafter; tokens and
         answers. All of it is bounded by the drafters.
@@ -111,7 +106,6 @@ class Experience:
     def begin(self) -> None:
         """One more request that it learns from."""
         self.num_answers += 1
-        self._mean *= 1.0 - FORGOTTEN
 
     def predict(self, seen: Features) -> tuple[Floats, Floats]:
         """[D] acceptance behind such a text, and how many alphas that counts for."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
+from draftwise.policies.goodput.acceptance import PRIOR, PRIOR_WEIGHT
 from draftwise.policies.goodput.pricing import PlanCosts, expected_tokens
 from draftwise.policies.parts.state import Kept
 from draftwise.types import Floats
@@ -16,10 +18,17 @@ LOOK_TOKENS = 32
 HASTY = 0.25
 """Weight of the alphas of a look that skipped a part of the text."""
 
+CHANGED = 0.02
+"""Probability that a drafter is no longer what is believed of it, but like an unknown one."""
+
+FIRST_LOOKS = 3
+"""Looks before the first round where there is a memory: what they show makes others needless."""
+
 ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
 """What a drafter may turn out to be worth: the points at which gains are summed up."""
 
 _NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other row
+_UNKNOWN = (PRIOR, PRIOR_WEIGHT)
 _ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
 
 
@@ -39,6 +48,13 @@ def _beliefs() -> Floats:
     return table.reshape(-1, len(points))
 
 
+def _place(means: Any, weights: Any) -> Any:
+    """The row of ``_beliefs`` of such a belief."""
+    columns = np.minimum(2.0 * np.log2(weights / _LEAST_WEIGHT) + 0.5, _NUM_WEIGHTS - 1)
+    rows = means * (_NUM_MEANS - 1) + 0.5
+    return np.int64(rows) * _NUM_WEIGHTS + np.int64(columns)
+
+
 class Looks(Kept):
     """Whom to score on the last tokens of the text, though it did not draft them.
 
@@ -49,7 +65,9 @@ class Looks(Kept):
         a look of q alphas may show: Beta of the same mean and of variance a (1 - a) / (n + 1) * q /
         (q + n). Catching up is part of 1/V': its seconds over the tokens that it may be played
         for. A look is due when g * tokens left, and what was missed without one so far, exceed its
-        seconds; tokens left are those of the answer, and no more than the rates remember.
+        seconds; tokens left are those of the answer, and no more than the rates remember. With a
+        memory what is believed of a drafter is in doubt: with probability 2% it is like an unknown
+        one, which adds to what is missed; rows of a batch, which all wait, share what they miss.
     State: by drafter the position up to which it is scored, and up to which it has read; the end of
         the text, and tokens since the last question; seconds missed so far [D], which requests
         share if they share a memory.
@@ -64,8 +82,13 @@ class Looks(Kept):
         self._read: Floats = np.zeros(num_drafters)
         self._end = self._num_new = 0
         self.missed_s: Floats = np.zeros(num_drafters)
+        self._doubt, self._most = 0.0, num_drafters
         self._ideal: Floats | None = None
         self._age = 0
+
+    def remember(self, missed_s: Floats) -> None:
+        """There is a memory of other requests: seconds missed [D] are shared by all of them."""
+        self.missed_s, self._doubt, self._most = missed_s, CHANGED, FIRST_LOOKS
 
     def scored(self, drafter: int, end: int, is_hasty: bool) -> None:
         """A drafter was scored up to this position, and unless hastily it has read that far."""
@@ -87,7 +110,7 @@ class Looks(Kept):
         self, best: float, rates: Floats, weights: Floats, costs: PlanCosts, left: float, rows: int,
         catching_up: Floats | None = None,
     ) -> list[int]:  # fmt: skip
-        """Drafters to look at now: before the first round all that are worth it, then the best.
+        """Drafters to look at now: before the first round the best few, then the best.
 
         best: tokens a second of the best plan. rates, weights: [D] beliefs, 0 where a drafter has
         no model to look at. left: tokens of the answer. rows: that wait for the look. catching_up:
@@ -99,12 +122,11 @@ class Looks(Kept):
         read = np.minimum(LOOK_TOKENS, unread)
         num = np.where(unread > LOOK_TOKENS, HASTY, 1.0) * num + 1e-3
         narrow = np.maximum((weights + 1.0) * (num + weights) / num - 1.0, _LEAST_WEIGHT)
-        column = np.minimum(2.0 * np.log2(narrow / _LEAST_WEIGHT) + 0.5, _NUM_WEIGHTS - 1)
-        row = rates * (_NUM_MEANS - 1) + 0.5
-        place = row.astype(np.int64) * _NUM_WEIGHTS + column.astype(np.int64)
+        place = _place(rates, narrow)
         spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
         gains = (_beliefs().take(place, axis=0) * spared).sum(axis=1)
-        self.missed_s += gains * self._num_new
+        hopes = spared @ _beliefs()[_place(*_UNKNOWN)]
+        self.missed_s += (gains + self._doubt * hopes) * self._num_new / rows
         self._num_new = 0
         value = gains * min(left, self._memory) + self.missed_s
         value -= rows * (costs.draft_s + costs.read_s * read)
@@ -112,7 +134,8 @@ class Looks(Kept):
         if self._told.any():
             best_one = int(value.argmax())
             return [best_one] if value[best_one] > 0.0 else []
-        return [int(drafter) for drafter in np.argsort(-value) if value[drafter] > 0.0]
+        best_ones = np.argsort(-value)[: self._most]
+        return [int(drafter) for drafter in best_ones if value[drafter] > 0.0]
 
     def _ideal_s(self, costs: PlanCosts) -> Floats:
         """[D, A] seconds of a token by each drafter's best plan, if its acceptance were such."""

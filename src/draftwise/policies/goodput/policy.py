@@ -79,7 +79,7 @@ class Goodput:
         self._tables: dict[str, MatchTable] = {}
         self._bins: dict[str, Bins] = {}
         self._matches: dict[str, int] = {}
-        self._mix, self._wants_looks, self._num_rows, self._left = mix, looks, 1, ANSWER_TOKENS
+        self._mix, self._wants_looks, self._left = mix, looks, ANSWER_TOKENS
         self._recall: Recall | None = None
         self.mixer: Mixer | None = None
         self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
@@ -100,7 +100,8 @@ class Goodput:
         """
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
-        self._looks.missed_s, self._bins = recall.missed_s, recall.bins
+        self._looks.remember(recall.missed_s)
+        self._bins = recall.bins
         self._left = recall.answer_tokens
         self._tables = {name: MatchTable(table.rates()) for name, table in recall.tables.items()}
         self._tell_apart()
@@ -109,7 +110,7 @@ class Goodput:
         """The best price (ties go to the first plan)."""
         self._num_chosen += 1
         prices = self._prices()
-        best, self._num_rows = int(prices.argmax()), 1
+        best = int(prices.argmax())
         self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
         return Decision(best, 1.0, self._num_chosen)
 
@@ -134,19 +135,19 @@ class Goodput:
         for policy in policies:
             policy._num_chosen += 1
             # a draft that goes on makes all rows wait
-            policy.mixer, policy._num_rows = None, len(policies)
+            policy.mixer = None
         return [
             Decision(int(plan), 1.0, policy._num_chosen)
             for plan, policy in zip(chosen, policies, strict=True)
         ]
 
-    def curious(self) -> list[str]:
+    def curious(self, num_rows: int = 1) -> list[str]:
         """LM drafters to be scored on the last tokens now, though they were not played."""
         if not self._wants_looks or self._is_blind or not self._has_lms:
             return []
-        best, left, rows = float(self._prices().max()), self._left, self._num_rows
+        best, left = float(self._prices().max()), self._left
         beliefs = self._believed, self._rates.weights() * self._has_model
-        due = self._looks.due(best, *beliefs, self._costs, left, rows, self._reading_s)
+        due = self._looks.due(best, *beliefs, self._costs, left, num_rows, self._reading_s)
         return [self._costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
