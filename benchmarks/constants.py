@@ -59,10 +59,10 @@ CONSTANTS: dict[str, Change] = {
     "discount": rest, "FAST_DISCOUNT": rest, "FAST_ODDS": log_odds, "ERROR_WEIGHT": times,
     "PRIOR": odds, "PRIOR_WEIGHT": times, "POOL_WEIGHT": times, "GOOD_POOL": times,
     "WINDOW": times, "NUM_FEATURES": times, "PASSAGE": times, "PRIOR_VARIANCE": times,
-    "TOKEN_WEIGHT": times, "MOST_WEIGHT": times, "SURPRISE": times, "FORGOTTEN": times,
-    "ANSWER_TOKENS": times, "LOOK_TOKENS": times, "HASTY": times, "ACCEPTANCES": grid,
-    "_ROUNDS_A_PRICE": times, "MATCH_PRIORS": odds, "MATCH_WEIGHT": times, "MATCH_DISCOUNT": rest,
-    "BIN_WEIGHT": times, "BIN_DISCOUNT": rest, "RATE_SHARE": rest,
+    "TOKEN_WEIGHT": times, "MOST_WEIGHT": times, "SURPRISE": times, "CHANGED": times,
+    "FIRST_LOOKS": times, "ANSWER_TOKENS": times, "LOOK_TOKENS": times, "HASTY": times,
+    "ACCEPTANCES": grid, "_ROUNDS_A_PRICE": times, "MATCH_PRIORS": odds, "MATCH_WEIGHT": times,
+    "MATCH_DISCOUNT": rest, "BIN_WEIGHT": times, "BIN_DISCOUNT": rest, "RATE_SHARE": rest,
 }  # fmt: skip
 ALIKE = {"LOOK_TOKENS": "GLANCE", "HASTY": "GLANCE_WEIGHT"}
 """What the simulator calls the engine's side of a constant."""

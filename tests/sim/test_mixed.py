@@ -92,7 +92,7 @@ def test_a_look_is_paid_and_scores_the_texts_end() -> None:
     assert request.seconds == evidence.seconds + 0.5 + 17 * 0.25
     again = SimulatedRequest(replace(tiny_text(), prompt_length=500), [NOTHING, A, B], COSTS, {})
     hasty = again.play(A, looks=["b"]).scores["b"]
-    assert (len(hasty.alphas), hasty.weight) == (3, GLANCE_WEIGHT)
+    assert (len(hasty.alphas), hasty.weight) == (2 + 3, GLANCE_WEIGHT)  # of prompt and text
 
 
 @pytest.mark.parametrize("prompt", [10, GLANCE, 100])

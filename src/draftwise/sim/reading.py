@@ -7,6 +7,9 @@ from collections.abc import Mapping
 GLANCE = 32
 """Tokens at the end of a text from which the engine makes a first impression, or takes a look."""
 
+LEAST_PIECE = 32
+"""Missed tokens up to which a drafter reads them with its draft; more have a forward before it."""
+
 GLANCE_WEIGHT = 0.25
 """What the engine counts alphas for that come from so short a text."""
 
@@ -29,10 +32,13 @@ class Reading:
         return name in self._ends
 
     def draft_s(self, name: str, position: int, own: int, copied: int = 0) -> float:
-        """Seconds of a draft behind ``position`` tokens: ``own`` steps, the first of them over all
-        that was missed, and ``copied`` tokens of others read on the way."""
+        """Seconds of a draft behind ``position`` tokens: ``own`` steps, the first of them over what
+        was missed unless that is much, and ``copied`` tokens of others read on the way."""
         missed = position - self._ends[name] - 1
-        return own * self._step_s[name] + (missed + copied) * self._read_s[name]
+        seconds = own * self._step_s[name] + (missed + copied) * self._read_s[name]
+        if missed > LEAST_PIECE:
+            seconds += self._step_s[name] - self._read_s[name]
+        return seconds
 
     def keep(self, name: str, start: int, fed: int, accepted: int, position: int) -> None:
         """A draft that fed so many of its tokens was verified; the text has ``position`` now."""

@@ -32,9 +32,12 @@ class SimulatedRequest:
         self._costs = costs.at(text.batch_size, list(text.tracks), longest)
         self._target_s: list[float] = self._costs.target_s.tolist()
         self._score_share = costs.score_share
-        self._ends = dict.fromkeys(text.tracks, 0)
         self._retrieval = {
             n: t.retrieval for n, t in text.tracks.items() if t.retrieval is not None
+        }
+        self._ends = {
+            name: 0 if name in self._retrieval else -len(track.prompt)
+            for name, track in text.tracks.items()
         }
         steps = {n: s for n, s in self._costs.draft_s.items() if n not in self._retrieval}
         reads = {name: costs.read_share * step_s for name, step_s in steps.items()}
@@ -60,6 +63,7 @@ class SimulatedRequest:
         found = {name: self._text.tracks[name].prompt_scores() for name in names}
         scores = {name: s for name, s in found.items() if s is not None}
         for name in scores.keys() - self._retrieval.keys():
+            self._ends[name] = 0
             self.seconds += self._reading.glance(name, 0)[0]
         return Evidence(
             PLAIN, 0, 0, scores, emitted_start=PROMPT_TOKENS, costs=self._costs,

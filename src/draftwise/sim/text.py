@@ -78,10 +78,14 @@ class Track:
         return self.alphas[start : start + num_drafted]
 
     def scores(self, start: int, end: int) -> Scores:
-        """What positions ``start`` .. ``end`` - 1 tell about the drafter."""
-        matches = None if self.retrieval is None else self.retrieval.matches[start:end]
-        place = start + PROMPT_TOKENS
-        return Scores(place, self.alphas[start:end], self.ratios[start:end], matches)
+        """What positions ``start`` .. ``end`` - 1 tell about the drafter; below 0 is the prompt."""
+        place, first = start + PROMPT_TOKENS, max(start, 0)
+        alphas, ratios = self.alphas[first:end], self.ratios[first:end]
+        if start < 0:
+            prompt = self.prompt[start:]
+            alphas, ratios = np.concatenate([prompt, alphas]), np.concatenate([prompt, ratios])
+        matches = None if self.retrieval is None else self.retrieval.matches[first:end]
+        return Scores(place, alphas, ratios, matches)
 
     def prompt_scores(self) -> Scores | None:
         """What the prompt's last tokens tell; None if not recorded."""
