@@ -44,10 +44,17 @@ def table(longest: int) -> CostTable:
 
 
 def in_the_engine(
-    setting: str, prompts: list[str], tokens: int
+    setting: str, prompts: list[str], tokens: int, knows_costs: bool
 ) -> tuple[list[dict[str, float]], Any]:
-    """Rounds and seconds of each prompt's answer, and the plans."""
+    """Rounds and seconds of each prompt's answer, and the plans.
+
+    knows_costs: the policy is told the given costs, and not what the engine measures of them.
+    """
     spec, clock = priced(setting, TARGET_MS, DRAFTER_MS)
+    if knows_costs:
+        meter, names = spec._pool.meter, [drafter.name for drafter in spec.drafters]
+        told: Any = lambda rows, num, is_packed=False: table(num).at(1, names, num)  # noqa: E731
+        meter.costs = told  # type: ignore[method-assign]
     found = []
     for prompt in track(prompts, f"engine, {setting}", console=Console(stderr=True)):
         before = clock[0]
@@ -120,9 +127,11 @@ def main() -> None:
         np.savez(path, **arrays(recorded, domains, 0.0))
         world = Recorded(path, table(16))
         for setting in settings:
-            engine, plans = in_the_engine(setting, prompts, options.tokens)
-            simulator = in_the_simulator(setting, plans, world, domains, options.tokens)
-            found[setting] = compared(engine, simulator) | {"answers": len(prompts)}
+            for knows in (False, True):
+                engine, plans = in_the_engine(setting, prompts, options.tokens, knows)
+                simulator = in_the_simulator(setting, plans, world, domains, options.tokens)
+                label = f"{setting}, costs {'known' if knows else 'measured'}"
+                found[label] = compared(engine, simulator) | {"answers": len(prompts)}
     save(options.out, found)
     assert PROMPT == 16
 
