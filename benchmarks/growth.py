@@ -3,6 +3,7 @@
 python benchmarks/growth.py --part growth     # tokens/s by context and batch
 python benchmarks/growth.py --part overhead   # policy and bookkeeping, and Python around the model
 python benchmarks/growth.py --part memory     # 10,000 tokens on a small random model
+python benchmarks/growth.py --part pools      # peak memory, one drafter and several
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import functools
 import resource
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -128,16 +131,48 @@ def part_memory(args: argparse.Namespace) -> dict[str, Any]:
     return {"memory": seen}
 
 
+POOLS = {
+    "head": ["zoo:eagle-generalist"],
+    "head, lookup, suffix": ["zoo:eagle-generalist", "lookup", "suffix"],
+}
+"""BanditSpec's table 2: its draft head alone, and its pool of several ways to draft."""
+
+
+def part_pools(args: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory of a process with one drafter, and with several; each three times."""
+    found: dict[str, list[float]] = {name: [] for name in POOLS}
+    for _ in range(3):
+        for name, drafters in POOLS.items():
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as one:
+                found[name].append(one.submit(peak_mb, drafters, args.tokens).result())
+    means = {name: float(np.mean(peaks)) for name, peaks in found.items()}
+    one, several = means.values()
+    return {"peak_mb": found, "several_over_one": several / one}
+
+
+def peak_mb(drafters: list[str], tokens: int) -> float:
+    """Of this process, once it has answered a prompt of each domain."""
+    spec = Speculator.from_pretrained("zoo", drafters, preset="banditspec")
+    for own in zoo.prompts().values():
+        spec.generate(own[0], max_new_tokens=tokens)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
 def main() -> None:
     """Run one part and write its numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--part", choices=["growth", "overhead", "memory"], required=True)
+    parser.add_argument("--part", choices=["growth", "overhead", "memory", "pools"], required=True)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    parts = {"growth": part_growth, "overhead": part_overhead, "memory": part_memory}
+    parts = {
+        "growth": part_growth,
+        "overhead": part_overhead,
+        "memory": part_memory,
+        "pools": part_pools,
+    }
     save(args.out, parts[args.part](args))
 
 
