@@ -146,8 +146,8 @@ def part_pools(args: argparse.Namespace) -> dict[str, Any]:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as one:
                 found[name].append(one.submit(peak_mb, drafters, args.tokens).result())
     means = {name: float(np.mean(peaks)) for name, peaks in found.items()}
-    one, several = means.values()
-    return {"peak_mb": found, "several_over_one": several / one}
+    alone, several = means.values()
+    return {"peak_mb": found, "several_over_one": several / alone}
 
 
 def peak_mb(drafters: list[str], tokens: int) -> float:

@@ -103,6 +103,7 @@ def test_first_impressions_and_the_first_draft(prompt: int) -> None:
     assert num == min(GLANCE, prompt - 1)
     assert seconds == pytest.approx(1.0 + 0.1 * (num - 1))
     rest = 0 if prompt - 1 <= GLANCE else prompt - 1
-    assert reading.draft_s("a", 0, 3) == pytest.approx(3.0 + 0.1 * rest)
+    alone = 1.0 + 0.1 * (rest - 1) if rest else 0.0  # so much has a forward of its own
+    assert reading.draft_s("a", 0, 3) == pytest.approx(3.0 + alone)
     reading.keep("a", 0, 2, 3, 4)  # all three accepted: the last was never fed
     assert reading.draft_s("a", 4, 1) == pytest.approx(1.0 + 0.1)

@@ -29,8 +29,8 @@ def test_a_round_by_hand() -> None:
     assert request.position == 3
     assert evidence.seconds == 4 * 0.25 + 3.0  # 5 tokens: 1, 1.5, 2 and on by 0.5
     assert evidence.drafted_alphas.tolist() == [0.5 + j / 1024 for j in range(4)]
-    assert evidence.scores["a"].start == PROMPT_TOKENS
-    assert len(evidence.scores["a"].alphas) == 3  # through the first rejection
+    assert evidence.scores["a"].start == PROMPT_TOKENS - 2
+    assert len(evidence.scores["a"].alphas) == 2 + 3  # the prompt's, and through the rejection
     assert set(evidence.scores) == {"a", "r"}  # retrieval is free, b costs a forward
     assert evidence.matches == {"r": 4}  # at position 3
 
@@ -41,8 +41,8 @@ def test_backlog_is_scored_when_a_drafter_plays_again() -> None:
     evidence = request.play(B)  # position 3: rejected at once
     check_evidence(evidence)
     assert (evidence.num_drafted, evidence.num_accepted) == (2, 0)
-    assert evidence.scores["b"].start == PROMPT_TOKENS
-    assert len(evidence.scores["b"].alphas) == 4
+    assert evidence.scores["b"].start == PROMPT_TOKENS - 2
+    assert len(evidence.scores["b"].alphas) == 2 + 4
     evidence = request.play(A)  # its backlog: position 3, then 4, 5, 6 of its draft
     assert evidence.scores["a"].start == PROMPT_TOKENS + 3
     assert evidence.num_drafted == 3  # the limit is 8: the bonus token is the target's
@@ -69,8 +69,8 @@ def test_scoring_everyone_is_paid_for_but_never_a_target_forward() -> None:
     evidence = request.play(A, scores_everyone=True)
     check_evidence(evidence)
     assert {name: len(scores.alphas) for name, scores in evidence.scores.items()} == {
-        "a": 3,
-        "b": 3,
+        "a": 2 + 3,
+        "b": 2 + 3,
         "r": 3,
     }
     assert evidence.seconds == 4.0
@@ -88,7 +88,7 @@ def test_the_target_may_end_the_text_inside_a_draft() -> None:
     request = new_request(tiny_text(length=2))
     evidence = request.play(A)
     assert (evidence.num_accepted, request.position) == (2, 2)  # the engine knows its end only now
-    assert len(evidence.scores["a"].alphas) == 2
+    assert len(evidence.scores["a"].alphas) == 2 + 2
     assert request.is_done
 
 
