@@ -183,9 +183,7 @@ class Request:
 
     def curious(self, num_rows: int) -> Sequence[str]:
         """Drafters that the policy would have looked at now, for a price that it can afford."""
-        if self.looking is None or self.is_over:
-            return ()
-        return self.looking.curious(num_rows)
+        return own.curious(num_rows) if (own := self.looking) and not self.is_over else ()
 
     def plays(self, decision: Decision) -> list[Plan]:
         """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""

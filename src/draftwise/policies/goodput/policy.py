@@ -134,8 +134,7 @@ class Goodput:
         )
         for policy in policies:
             policy._num_chosen += 1
-            # a draft that goes on makes all rows wait
-            policy.mixer = None
+            policy.mixer = None  # a draft that goes on makes all rows wait
         return [
             Decision(int(plan), 1.0, policy._num_chosen)
             for plan, policy in zip(chosen, policies, strict=True)
