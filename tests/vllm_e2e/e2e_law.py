@@ -24,14 +24,18 @@ POLICIES = {
 }
 
 
-PROMPTS = {"a b a c a d a": 1.0, "and the and the and ": 0.95}
-"""With their top-p: texts that go on in many ways, and whose endings retrieval finds in them."""
+PROMPTS = {
+    "a b a c a d a": 1.0,
+    "and the and the and ": 0.95,
+    "### python\ndef pop(self, key": 0.95,
+}
+"""With their top-p: texts that go on in many ways; two for retrieval, one for the draft model."""
 
 
 def requests() -> list[dict[str, Any]]:
     sampled = {"temperature": 0.7, "max_tokens": 4, "ignore_eos": True, "detokenize": False}
-    both = [{"prompt": prompt, "top_p": top_p} | sampled for prompt, top_p in PROMPTS.items()]
-    return [both[i % 2] for i in range(NUM)]
+    kinds = [{"prompt": prompt, "top_p": top_p} | sampled for prompt, top_p in PROMPTS.items()]
+    return [kinds[i % len(kinds)] for i in range(NUM)]
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +65,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("place", [1, 2, 3])
 def test_law_of_the_first_tokens(arm: str, place: int, answers: dict[str, Any]) -> None:
     """Two samples of 4,000, the tokens up to ``place``: a chi-square test of homogeneity."""
-    for kind in range(2):
-        plain = Counter(tuple(a[: place + 1]) for a in answers["plain"][kind::2])
-        ours = Counter(tuple(a[: place + 1]) for a in answers[arm][kind::2])
-        assert p_value(plain, ours) > FALSE_ALARM / 2
+    plain, ours = ([tuple(a[: place + 1]) for a in answers[key]] for key in ("plain", arm))
+    num = len(PROMPTS)
+    found = [p_value(Counter(plain[kind::num]), Counter(ours[kind::num])) for kind in range(num)]
+    print(arm, place, [round(p, 4) for p in found])
+    assert min(found) > FALSE_ALARM / num
 
 
 def test_every_arm_was_kept_now_and_then_and_not_always(answers: dict[str, Any]) -> None:
@@ -72,14 +77,14 @@ def test_every_arm_was_kept_now_and_then_and_not_always(answers: dict[str, Any])
     for drafter in ("lookup", "suffix", "draft_model"):
         plans = [plan for plan in counts["plans"] if plan.startswith(drafter)]
         drafted, accepted = (sum(counts[key][p] for p in plans) for key in ("drafted", "accepted"))
-        assert NUM / 20 < accepted < 0.9 * drafted, drafter
+        assert NUM / 20 < accepted < 0.9 * drafted, (drafter, drafted, accepted)
 
 
 def test_answers_are_spread(answers: dict[str, Any]) -> None:
-    """The comparison has something to compare: outcomes of two tokens that are not rare."""
-    for kind in range(2):
-        seen = Counter(tuple(answer[:2]) for answer in answers["plain"][kind::2])
-        assert sum(num >= NUM / 400 for num in seen.values()) >= 10
+    """The comparison has something to compare: outcomes of three tokens that are not rare."""
+    for kind in range(len(PROMPTS)):
+        seen = Counter(tuple(answer[:3]) for answer in answers["plain"][kind :: len(PROMPTS)])
+        assert sum(num >= NUM / 400 for num in seen.values()) >= 8
 
 
 def p_value(plain: Counter, ours: Counter) -> float:
