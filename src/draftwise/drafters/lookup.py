@@ -14,7 +14,8 @@ class LookupDrafter:
     Source: prompt lookup decoding (Saxena 2023), names as in vLLM; unlike the original the longest
     match wins, then the latest, and a continuation may be of any length. Index: last position of
     each n-gram of ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens of the request's own text.
-    Memory: one dict entry per n-gram. Time: O(prompt_lookup_max) a token. probs: None (point mass).
+    Memory: a dict entry per n-gram that came again, and one a token. Time: O(prompt_lookup_max) a
+    token. probs: None (point mass).
     Errors: ValueError if not 1 <= prompt_lookup_min <= prompt_lookup_max.
 
     With the text ``5 6 7 8 5 6`` and n = 2 the match is ``5 6``, and ``7 8 5 ...`` is proposed.
