@@ -1,4 +1,4 @@
-"""Checkpoints whose weights torchao or bitsandbytes quantised. Skips without torchao."""
+"""Checkpoints whose weights torchao or bitsandbytes quantised; each test skips without its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, TorchAoConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 from draftwise import Speculator
 from draftwise.nn import layout
@@ -17,18 +17,24 @@ from models import near_copy, tiny_model
 
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 40)]]
 NEW = 40
+SIZE = {"hidden_size": 64, "head_dim": 16}
+"""bitsandbytes' kernel of four bits takes no narrower weights."""
 
 
 def checkpoint(folder: Path, kind: str) -> Path:
     """A folder with a tiny model that torchao quantised, as ``save_pretrained`` leaves it."""
-    tiny_model().save_pretrained(folder / "whole")
     quantisation = pytest.importorskip("torchao.quantization")
-    how = TorchAoConfig(getattr(quantisation, kind)())
+    return saved(folder, TorchAoConfig(getattr(quantisation, kind)()))
+
+
+def saved(folder: Path, how: Any) -> Path:
+    """A folder with a tiny model, quantised like this."""
+    tiny_model(**SIZE).save_pretrained(folder / "whole")
     module = AutoModelForCausalLM.from_pretrained(
         folder / "whole", quantization_config=how, dtype=torch.float32
     )
-    module.save_pretrained(folder / kind)
-    return folder / kind
+    module.save_pretrained(folder / "made")
+    return folder / "made"
 
 
 def generated(module: Any, prompt: list[int]) -> list[int]:
@@ -46,11 +52,33 @@ def test_int8_weights_are_served_losslessly(
     monkeypatch.setattr(layout, "LEAST_NUMEL", 1)
     module = load_model(checkpoint(tmp_path, "Int8WeightOnlyConfig")).module
     assert "Int8" in type(module.model.layers[0].mlp.up_proj.weight).__name__
-    drafter = near_copy(tiny_model(), 0.05)
+    drafter = near_copy(tiny_model(**SIZE), 0.05)
     made = Speculator.from_pretrained(module, [drafter], policy="fixed:1", lengths=(4,))
     results = made.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
     assert [result.tokens for result in results] == [generated(module, p) for p in PROMPTS]
     assert 0 < results[0].stats.num_accepted < results[0].stats.num_drafted
+
+
+def test_weights_of_four_bits_are_served_losslessly(tmp_path: Path) -> None:
+    """bitsandbytes on a CPU."""
+    pytest.importorskip("bitsandbytes")
+    how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    module = load_model(saved(tmp_path, how)).module
+    assert type(module.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    drafter = near_copy(tiny_model(**SIZE), 0.05)
+    made = Speculator.from_pretrained(module, [drafter], policy="fixed:1", lengths=(4,))
+    results = made.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
+    assert [result.tokens for result in results] == [generated(module, p) for p in PROMPTS]
+    assert results[0].stats.num_accepted
+
+
+def test_llm_int8_is_said_to_be_lossy(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    folder = saved(tmp_path, BitsAndBytesConfig(load_in_8bit=True))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        load_model(folder)
+    assert any("quantises activations" in str(one.message) for one in heard)
 
 
 def test_int8_activations_are_said_to_be_lossy(tmp_path: Path) -> None:
