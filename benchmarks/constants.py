@@ -21,6 +21,7 @@ from typing import Any
 import replay
 from shared.results import save
 
+from draftwise.policies.goodput import looks
 from draftwise.policies.goodput.policy import Goodput
 
 Change = Callable[[Any, float], Any]
@@ -98,11 +99,13 @@ def changed(name: str, factor: float) -> Iterator[Any]:
     old = [getattr(module, own) for module, own, _ in places]
     for module, own, new in places:
         setattr(module, own, new)
+    looks._beliefs.cache_clear()  # which rest on a grid
     try:
         yield value
     finally:
         for (module, own, _), before in zip(places, old, strict=True):
             setattr(module, own, before)
+        looks._beliefs.cache_clear()
 
 
 def main() -> None:
