@@ -84,7 +84,7 @@ def test_answers_are_spread(answers: dict[str, Any]) -> None:
     """The comparison has something to compare: outcomes of three tokens that are not rare."""
     for kind in range(len(PROMPTS)):
         seen = Counter(tuple(answer[:3]) for answer in answers["plain"][kind :: len(PROMPTS)])
-        assert sum(num >= NUM / 400 for num in seen.values()) >= 8
+        assert sum(num >= NUM / 400 for num in seen.values()) >= 6
 
 
 def p_value(plain: Counter, ours: Counter) -> float:
