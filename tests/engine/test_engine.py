@@ -18,6 +18,7 @@ import torch
 from draftwise.drafters.neural import NeuralSession
 from draftwise.drafters.retrieval import RetrievalSession
 from draftwise.engine.engine import Engine
+from draftwise.engine.pace import LEAST_PIECE
 from draftwise.engine.request import Request
 from draftwise.nn.attention import RAGGED
 from draftwise.nn.model import CausalModel
@@ -193,11 +194,11 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(
     engine.step()
     fed = fed_tokens(made, monkeypatch)
     long = ask(made, (LONG * 4)[:400], 5)
-    engine._pace.tokens.append(1.0)  # the smallest pieces
     engine.admit(long)
     while not long.tokens:
+        engine._pace.tokens.extend([1.0] * 9)  # the smallest pieces
         assert [round_.request for round_ in engine.step()][:1] == [writer.id]
-    assert max(fed) <= 32 + 2
+    assert max(fed) <= LEAST_PIECE + 2
     run(engine)
     assert long.tokens == plain_greedy(long.prompt, 5)
     assert writer.tokens == plain_greedy(PROMPTS[0], 60)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from draftwise import DraftwiseError, Speculator
+from draftwise.policies.goodput.policy import Goodput
 from engine.pairs import POOLS, speculator
 
 OPTIONS = {"max_new_tokens": 30}
@@ -49,11 +50,28 @@ def test_default_policy_is_saved_and_loaded(tmp_path: Path) -> None:
     first.generate(PROMPT, **OPTIONS)
     first.memory.save(tmp_path / "state.json")
     second.memory.load(tmp_path / "state.json")
-    assert second.memory.policy is not None
-    assert first.memory.policy is not None
-    assert second.memory.policy.state() == first.memory.policy.state()
+    kept = [made_.memory._kept for made_ in (first, second)]
+    assert kept[0] is not None
+    assert kept[1] is not None
+    assert kept[1].state() == kept[0].state()
     second.generate(PROMPT, **OPTIONS)
-    assert second.memory.policy.state() != first.memory.policy.state()
+    assert kept[1].state() != kept[0].state()
+
+
+@pytest.mark.parametrize("scope", ["session", "task:a", "auto"])
+def test_rows_that_share_what_they_learn_have_each_their_own_match(scope: str) -> None:
+    """The match of whoever learnt last would price the other row's retrieval."""
+    engine = (shared := made(scope, "goodput")).engine()
+    rows = [shared.request(text, max_new_tokens=8, ignore_eos=True) for text in ([7, 7, 7, 7], [5])]
+    for row in rows:
+        engine.admit(row)
+    engine.step()
+    for row in rows:
+        assert isinstance(row.policy, Goodput)
+        matches = engine._drafting.sessions.matches(row.context)
+        assert matches
+        assert row.policy._matches == matches
+    assert rows[0].policy is not rows[1].policy
 
 
 def test_what_cannot_be_taken_up_is_refused_and_nothing_changes(tmp_path: Path) -> None:

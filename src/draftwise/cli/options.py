@@ -105,7 +105,7 @@ Scope = Annotated[
     _option(
         _LEARNING,
         "auto = each learns from those before it; request = each learns anew; session or "
-        "task:LABEL = all share a policy.",
+        "task:LABEL = all share what they learn.",
         "--scope",
     ),
 ]

@@ -26,22 +26,24 @@ def check_scope(scope: str) -> str:
 
 
 class Memory:
-    """What a scope's requests share: one policy for ``session`` and for each ``task:LABEL``.
+    """What a scope's requests share: ``auto``, ``session`` and each ``task:LABEL`` have their own.
 
-    For ``auto`` each has a policy of its own, which knows what those before it have learnt; a
-    policy that cannot (``protocols.Remembering``) learns anew, as for ``request``. What other
-    scopes learnt stays in a file that was loaded, and is saved with it again.
+    Each request has a policy of its own, which knows what those before it have learnt. A policy
+    that cannot (not ``protocols.Remembering``) is shared itself for ``session`` and ``task:LABEL``,
+    and learns anew for ``auto``, as for ``request``. What other scopes learnt stays in a file that
+    was loaded, and is saved with it again.
     State: one policy, or what policies remember; the states of other scopes as read.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
         self.scope = check_scope(scope)
-        self.policy = None if scope in {AUTO, REQUEST} else policy
+        self.policy: Policy | None = None
         self._shared: RequestMemory | None = None
         self._about: dict[str, Any] = {"policy": name}
-        if scope == AUTO and isinstance(policy, Remembering):
+        if scope != REQUEST and isinstance(policy, Remembering):
             self._shared = policy.new_memory()  # by drafter: it outlives a change of the plans
         else:
+            self.policy = None if scope in {AUTO, REQUEST} else policy
             self._about["plans"] = [str(plan) for plan in plans]
         self._scopes: dict[str, Any] = {}
 
