@@ -93,8 +93,7 @@ class Speculator:
         seed: of the randomness of all calls that bring no seed of their own, each of which draws
             anew; None = another one each time.
         scope: ``auto`` = requests learn from those before them; ``request`` = each learns anew;
-            ``session``, ``task:LABEL`` = they share what they learn. ``memory.save``, ``load``: a
-            file.
+            ``session``, ``task:LABEL`` = all share it. ``memory.save``, ``load``: a file.
         num_prefixes: finished texts whose keys and values are kept for prompts that begin alike,
             as the next turn of a chat does. deterministic: the policy reads prices in place of the
             clock, so that a seed repeats an answer at any temperature (with the scope ``request``).
