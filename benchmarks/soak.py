@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -106,13 +107,13 @@ def num_open(url: str) -> int:
 
 
 @contextmanager
-def watched(url: str, found: list[int]) -> Iterator[None]:
-    """Note how many answers are on their way, twice a second, until the block ends."""
+def watched(url: str, pid: int, found: list[tuple[int, int]]) -> Iterator[None]:
+    """Note answers on their way and resident KiB twice a second, until the block ends."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(0.5):
-            found.append(num_open(url))
+            found.append((num_open(url), state(pid)["rss_kib"]))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -121,6 +122,12 @@ def watched(url: str, found: list[int]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def growth(sizes: Sequence[int]) -> float:
+    """Median of the last tenth over that of the second, less 1: bodies of 400 kB come and go."""
+    tenth = len(sizes) // 10
+    return median(sizes[-tenth:]) / median(sizes[tenth : 2 * tenth]) - 1
 
 
 def right_answers(server: Server, prompts: Sequence[str], tokens: int) -> dict[Any, str]:
@@ -149,7 +156,6 @@ def verdict(
         "answers_read": read,
         "answers_left": sum(soak.done[kind] for kind in KINDS if kind.startswith("leaves")),
         "status_500": metric(url, "draftwise:http_requests_total", 'status="5'),
-        "memory_growth": end["rss_kib"] / begun["rss_kib"] - 1,
         "threads_left": end["threads"] - begun["threads"],
         "files_left": end["files"] - begun["files"],
     }
@@ -171,7 +177,7 @@ def main() -> None:
         return
     prompts = [item.turns[0] for item in load_suite("zoo", 1).items]
     command = [sys.executable, __file__, "--listen", "--target", args.target]
-    url, states, opened = f"http://127.0.0.1:{args.port}", [], list[int]()
+    url, states, opened = f"http://127.0.0.1:{args.port}", [], list[tuple[int, int]]()
     with (
         tempfile.TemporaryFile("w+") as log,
         served([*command, "--port", str(args.port)], args.port, log) as process,
@@ -186,13 +192,14 @@ def main() -> None:
 
         soak = Soak(args.port, prompts, lambda p, n: right[p, n], 1, args.tokens, patience_s=1.0)
         start = time.monotonic()
-        with watched(url, opened):
+        with watched(url, process.pid, opened):
             soak.run(args.num, args.clients, tell)
         while num_open(url):
             time.sleep(0.1)
         states.append(state(process.pid))
         found = verdict(url, soak, before, states)
-        found |= {"most_open": max(opened), "max_open": ROWS + QUEUE}
+        found |= {"most_open": max(num for num, _ in opened), "max_open": ROWS + QUEUE}
+        found["memory_growth"] = growth([size for _, size in opened])
         found["took_s"] = round(time.monotonic() - start)
         process.terminate()
         found["exit_status"] = process.wait()

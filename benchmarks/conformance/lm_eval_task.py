@@ -46,14 +46,21 @@ def main(url: str, model: str) -> None:
         write_task(Path(name))
         tasks = TaskManager(include_path=name, include_defaults=False)
         server = f"model=local,base_url={url}/v1/completions,tokenizer={model},num_concurrent=4"
+        server += ",add_bos_token=True"  # as the other backend does where the tokenizer has one
         common = {"tasks": ["sums"], "task_manager": tasks, "bootstrap_iters": 0}
         ours = simple_evaluate(model="local-completions", model_args=server, **common)
         theirs = simple_evaluate(
             model="hf", model_args=f"pretrained={model},dtype=float32", device="cpu", **common
         )
     scores = [found["results"]["sums"]["acc,none"] for found in (ours, theirs)]
-    print(f"server {scores[0]:.4f}, transformers {scores[1]:.4f}")
+    said = [[each["resps"] for each in found["samples"]["sums"]] for found in (ours, theirs)]
+    flat = [[float(resp[0][0]) for each in side for resp in each] for side in said]
+    pairs = list(zip(*flat, strict=True))
+    apart = max(abs(a - b) for a, b in pairs)
+    print(f"server {scores[0]:.4f}, transformers {scores[1]:.4f}; {len(pairs)} log-likelihoods "
+          f"at most {apart:.1e} apart")  # fmt: skip
     assert scores[0] == scores[1]
+    assert apart < 1e-2
 
 
 if __name__ == "__main__":

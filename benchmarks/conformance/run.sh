@@ -30,7 +30,8 @@ fi
 if [[ " ${ONLY:-schemathesis} " == *" schemathesis "* ]]; then
   echo "== schemathesis"
   [ -d st ] || { python3 -m venv st && st/bin/pip install --quiet schemathesis; }
-  st/bin/st run "$url/openapi.json" --checks not_a_server_error --max-examples "${EXAMPLES:-2500}"
+  st/bin/st run "$url/openapi.json" --checks not_a_server_error --max-examples "${EXAMPLES:-2500}" \
+    --phases coverage,fuzzing --continue-on-failure
 fi
 if [[ " ${ONLY:-lm-eval} " == *" lm-eval "* ]]; then
   echo "== lm-eval"
@@ -41,7 +42,9 @@ fi
 if [[ " ${ONLY:-guidellm} " == *" guidellm "* ]]; then
   echo "== guidellm"
   [ -d gl ] || { python3 -m venv gl && gl/bin/pip install --quiet guidellm; }
-  gl/bin/guidellm benchmark --target "$url" --rate-type concurrent --rate 4 --max-requests 20 \
-    --data prompt_tokens=64,output_tokens=32 --processor "$("$root/.venv/bin/python" -c \
+  gl/bin/guidellm run --backend "kind=openai_http,target=$url,model=local,request_format=/v1/completions" \
+    --profile kind=concurrent,streams=4 --constraint kind=max_requests,count=20 --output kind=console \
+    --data kind=synthetic_text,prompt_tokens=64,output_tokens=32 --disable-progress \
+    --tokenizer "kind=huggingface_auto,model=$("$root/.venv/bin/python" -c \
     'from draftwise import zoo; print(zoo.target_path())')"
 fi
