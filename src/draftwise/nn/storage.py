@@ -43,8 +43,8 @@ class Storage:
             rest = block.new_zeros((num, heads, num_slots - length, size))
             block = torch.cat((block[:, :, :length], rest), dim=2)
             new.blocks.append((block, places))
-            for (is_value, layer), tensor in zip(places, torch.split(block, 1), strict=True):
-                (new.values if is_value else new.keys)[layer] = tensor
+            for index, (is_value, layer) in enumerate(places):
+                (new.values if is_value else new.keys)[layer] = block[index : index + 1]
         return new
 
     def _joined(self) -> list[Block]:
