@@ -28,7 +28,6 @@ ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
 """What a drafter may turn out to be worth: the points at which gains are summed up."""
 
 _NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other row
-_UNKNOWN = (PRIOR, PRIOR_WEIGHT)
 _ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
 
 
@@ -53,6 +52,13 @@ def _place(means: Any, weights: Any) -> Any:
     columns = np.minimum(2.0 * np.log2(weights / _LEAST_WEIGHT) + 0.5, _NUM_WEIGHTS - 1)
     rows = means * (_NUM_MEANS - 1) + 0.5
     return np.int64(rows) * _NUM_WEIGHTS + np.int64(columns)
+
+
+@functools.cache
+def _unknown() -> Floats:
+    """[A] the row of ``_beliefs`` of a drafter that nothing is known of."""
+    row: Floats = _beliefs()[_place(PRIOR, PRIOR_WEIGHT)]
+    return row
 
 
 class Looks(Kept):
@@ -125,7 +131,7 @@ class Looks(Kept):
         place = _place(rates, narrow)
         spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
         gains = (_beliefs().take(place, axis=0) * spared).sum(axis=1)
-        hopes = spared @ _beliefs()[_place(*_UNKNOWN)]
+        hopes = spared @ _unknown()
         self.missed_s += (gains + self._doubt * hopes) * self._num_new / rows
         self._num_new = 0
         value = gains * min(left, self._memory) + self.missed_s
