@@ -174,7 +174,8 @@ def main() -> None:
     parser.add_argument("--learn", type=int, default=0, help="requests of each half; nothing else")
     args = parser.parse_args()
     prompts = [item.turns[0] for item in load_suite(args.suite, args.per_domain).items]
-    if (most := max(map(int, args.at.split(",")))) > len(prompts):
+    most = 1 if args.learn else max(map(int, args.at.split(",")))
+    if most > len(prompts):
         parser.error(f"{most} at once need as many prompts; there are {len(prompts)}: --per-domain")
     with served(ours(args.target, args.port), args.port) as process, ExitStack() as more:
         server = server_of(args.port, Path(args.target).name)
