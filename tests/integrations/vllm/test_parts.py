@@ -190,6 +190,20 @@ def test_the_meter_learns_a_line_and_never_overrates_what_it_has_not_seen() -> N
     assert meter.draft_s(8) == pytest.approx(0.028, rel=0.25)
 
 
+def test_what_steps_without_drafts_take_is_found_out() -> None:
+    """Seventeen tokens cost twice what sixteen do, and something can always be drafted."""
+    meter, rng, plain = StepMeter(), np.random.default_rng(0), []
+    for number in range(400):
+        extra = 0 if meter.wants_plain(16) else int(rng.integers(1, 16))
+        plain += [number] if not extra else []
+        meter.saw(Step(16, 16 + extra, 0, 0.2 if extra else 0.1))
+        assert not meter.wants_plain(2)
+    assert np.diff([-1, *plain]).tolist() == [9, 17, 33, *[65] * 5]
+    first, second = meter.forward_s(16, 17)[15:]
+    assert first < 0.13
+    assert second > 0.17
+
+
 def test_what_was_learnt_outlives_the_server(tmp_path: Path) -> None:
     path, about = tmp_path / "new" / "state.json", {"policy": "goodput"}
     file = StateFile(path, about)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ _FEW = 4
 _STALE_STEPS = 1000
 _FIT_EVERY = 8
 _MOST_SHAPES = 64
+_FIRST_PLAIN, _DOUBLINGS = 8, 3
 _TRUST = 3.0
 """How many samples the common line counts for, against those of one cell."""
 
@@ -67,7 +68,8 @@ class StepMeter:
     vLLM's own drafter, none below 0, by least squares of the relative errors over cells of similar
     steps (median of 15; of fewer than four the minimum, for what is thought too dear is not tried
     again). What a cell says beside that line counts the more, the more samples it has.
-    What never varied costs nothing as far as is known: drafting is tried before it is judged.
+    What never varied costs nothing as far as is known: drafting is tried before it is judged, and
+    after 8, 16, 32 and then every 64 steps with drafts one goes without (``wants_plain``).
 
     >>> meter = StepMeter()
     >>> for tokens in [1, 5] * 8:
@@ -82,13 +84,15 @@ class StepMeter:
         self._line: Floats | None = None
         self._ratios: Mapping[int, tuple[Floats, Floats]] = {}
         self._own_drafts: set[int] = set()
+        self._drafting: Counter[int] = Counter()  # by class of requests: steps since a plain one
 
     def saw(self, step: Step) -> None:
         """Take one step; the line is fitted anew every few."""
         self._num += 1
         self._own_drafts.add(step.drafted)
-        extra = step.tokens - step.rows
-        key = (step.rows.bit_length(), _bucket(extra), step.drafted)
+        extra, size = step.tokens - step.rows, step.rows.bit_length()
+        self._drafting[size] = self._drafting[size] + 1 if extra else 0
+        key = (size, _bucket(extra), step.drafted)
         self._cells.setdefault(key, _Cell()).add(step, self._num)
         if self._num % _FIT_EVERY == 0 or self._num < _FIT_EVERY:
             self._fit()
@@ -133,6 +137,18 @@ class StepMeter:
         if self._line is None or len(self._own_drafts) < 2:
             return DEFAULT_DRAFT_SHARE * plain
         return float(self._line[3] + self._line[4] * rows)
+
+    def wants_plain(self, rows: int) -> bool:
+        """Whether a step of about so many requests without a draft is due.
+
+        Many requests hardly ever have nothing to draft all at once, and a processor may read one
+        token more than its kernels hold as dearly as twice as many: a line through steps with
+        drafts alone would call them free.
+        """
+        size = rows.bit_length()
+        known = (cell for key, cell in self._cells.items() if key[:2] == (size, 0))
+        num = sum(len(cell.steps) for cell in known)
+        return self._drafting[size] >= _FIRST_PLAIN << min(num, _DOUBLINGS)
 
     @property
     def wants_contrast(self) -> bool:

@@ -136,7 +136,7 @@ class Controller:
         num_offered = max(len(wish.offer) for wish, _ in known)
         rows = [row for _, row in known]
         drafts: dict[str, tuple[int, ...]] = {}
-        left = self._limits.budget - len(known)
+        left = 0 if self.meter.wants_plain(len(known)) else self._limits.budget - len(known)
         for (wish, row), decision in zip(known, self._decide(rows, num_offered), strict=True):
             plan, length = self.plans[decision.plan], min(wish.room, left)
             row.plays(decision, plan, self._write(row, plan, min(plan.length, length), wish.offer))
