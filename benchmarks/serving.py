@@ -196,7 +196,7 @@ def main() -> None:
         rows = [
             measure(sides, prompts, int(at), args.rounds, args.tokens) for at in args.at.split(",")
         ]
-        share, before = overhead(server, prompts, args.tokens), cpu_seconds(process.pid)
+        share, before = overhead(server, prompts[:16], args.tokens), cpu_seconds(process.pid)
         time.sleep(5)
         idle = (cpu_seconds(process.pid) - before) / 5
     table = Table(*(name for name in rows[0] if not name.endswith("rounds")))
