@@ -21,7 +21,7 @@ from transformers import (
 
 VOCAB = 64
 
-_SMALL = {
+SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -36,8 +36,8 @@ _SMALL = {
 }
 
 CONFIGS: dict[str, Any] = {
-    "llama": lambda: LlamaConfig(**_SMALL),
-    "qwen3": lambda: Qwen3Config(**_SMALL),
+    "llama": lambda: LlamaConfig(**SMALL),
+    "qwen3": lambda: Qwen3Config(**SMALL),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCAB,
         n_embd=32,
@@ -47,9 +47,9 @@ CONFIGS: dict[str, Any] = {
         bos_token_id=None,
         eos_token_id=None,
     ),
-    "mistral-sliding": lambda: MistralConfig(**_SMALL, sliding_window=12),
+    "mistral-sliding": lambda: MistralConfig(**SMALL, sliding_window=12),
     "gemma3-mixed": lambda: Gemma3TextConfig(
-        **{**_SMALL, "num_hidden_layers": 3},
+        **{**SMALL, "num_hidden_layers": 3},
         sliding_window=12,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
     ),

@@ -11,22 +11,12 @@ import transformers as hf
 from draftwise import DraftwiseError, Speculator
 from draftwise.nn import feeds
 from draftwise.nn.load import load_model
-from models import VOCAB, near_copy
+from models import SMALL, near_copy
 
 SWITCH, NEW = 24, 40
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 20 + SWITCH)], [*range(1, 31)]]
 """They begin below the switch, at it, and behind it."""
-SIZE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+SIZE = {name: value for name, value in SMALL.items() if name != "max_position_embeddings"}
 
 
 def longrope(
