@@ -215,3 +215,12 @@ def test_rows_and_counts_go_together() -> None:
     with pytest.raises(ValueError, match="shorter"):
         cache.settle([0, 1], [3])
     assert Span(0, 3, 4).end == 7
+
+
+def test_a_grown_row_has_the_slots_asked_for_and_what_it_held() -> None:
+    keys, values = torch.randn(2, 1, 2, 4, 8)
+    grown = Storage(4, {0: keys}, {0: values}).grown(3, 16)
+    assert grown.num_bytes == 2 * 2 * 16 * 8 * 4
+    assert grown.keys[0].shape == grown.values[0].shape == (1, 2, 16, 8)
+    assert torch.equal(grown.keys[0][:, :, :3], keys[:, :, :3])
+    assert torch.equal(grown.values[0][:, :, :3], values[:, :, :3])
