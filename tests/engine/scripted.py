@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from draftwise.drafters.lm import LMDrafter
@@ -113,6 +115,19 @@ def byte_letters(text: str) -> str:
     """The letters that stand for the bytes of a text."""
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return "".join(piece for piece, _ in level.pre_tokenize_str(text))
+
+
+class Alternating:
+    """A process under which answers alternate: behind an even token stands an odd one."""
+
+    def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
+        masked = logits.clone()
+        masked[text[-1] % 2 :: 2] = float("-inf")
+        return masked
+
+    def num_allowed(self, text: Sequence[int], num: int) -> int:
+        pairs = pairwise(text[len(text) - num - 1 :])
+        return next((i for i, (a, b) in enumerate(pairs) if a % 2 == b % 2), num)
 
 
 class CoinMixer:

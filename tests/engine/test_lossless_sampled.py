@@ -38,6 +38,7 @@ from draftwise.registry import GUIDES
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, SamplingParams, TreeShape
 from engine.pairs import spec, speculator, target
+from engine.scripted import Alternating
 
 VOCAB = 6
 LENGTH = 4
@@ -52,6 +53,7 @@ SAMPLING = {
     "narrow top-p": SamplingParams(temperature=1.0, top_p=0.6),
     "penalised": SamplingParams(temperature=1.0, repetition_penalty=1.6),
     "all": SamplingParams(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.3),
+    "of a form": SamplingParams(temperature=1.0, process=Alternating()),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "fixed": {"names": ["good"], "policy": "fixed:1", "lengths": (3,)},
@@ -97,6 +99,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "names": ["bad", "suffix"],
         "policy": "random",
         "lengths": (3,),
+        "with_none": False,
+    },
+    "trees from other answers": {
+        "names": ["suffix", "bad"],
+        "policy": "random",
+        "lengths": (3,),
+        "trees": (TreeShape(3, 6),),
         "with_none": False,
     },
     "longer vocabulary": {"names": ["longer"], "policy": "fixed:1", "lengths": (3,)},
@@ -149,9 +158,18 @@ def build(setting: str) -> Speculator:
     return speculator(options.pop("names"), vocab_size=VOCAB, **options)
 
 
+def each_row(process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """One row's callback as a processor of a batch."""
+    return lambda texts, rows: torch.stack(
+        [process(text.tolist(), row) for text, row in zip(texts, rows, strict=True)]
+    )
+
+
 def processors(sampling: SamplingParams) -> LogitsProcessorList:
     """The library's own, in the library's own order."""
     chain: list[Any] = []
+    if sampling.process is not None:
+        chain.append(each_row(sampling.process))
     if sampling.repetition_penalty != 1.0:
         chain.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     chain.append(TemperatureLogitsWarper(sampling.temperature))
@@ -243,7 +261,13 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("every rule", "cool, top-k"),
         ("trained head", "plain"),
         ("trained head", "cool, top-k"),
+        ("fixed", "of a form"),
         ("tree", "plain"),
+        ("tree", "of a form"),
+        ("eagle's tree", "of a form"),
+        ("chains and trees", "of a form"),
+        ("drafts from other answers", "of a form"),
+        ("trees from other answers", "of a form"),
         ("chains and trees", "all"),
         ("all at once", "plain"),
         ("bandit", "plain"),

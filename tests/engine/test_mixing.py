@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from draftwise.drafters.protocol import Context
 from draftwise.engine import loop
 from draftwise.speculator import Speculator
-from draftwise.types import NONE, Costs, SamplingParams
+from draftwise.types import NONE, Costs, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, drafters, speculator
-from engine.scripted import mixing
+from engine.scripted import Alternating, mixing
 from engine.test_lossless_greedy import assert_greedy
 from engine.test_lossless_sampled import LEVEL, SAMPLING, VOCAB, smallest_p_value
 from models import CONFIGS
@@ -86,37 +84,35 @@ def test_a_peek_is_what_reading_the_draft_would_have_found(name: str) -> None:
         assert (token == expected[1]) or match == 0
 
 
-class Alternating:
-    """A process under which answers alternate: behind an even token stands an odd one."""
-
-    def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
-        masked = logits.clone()
-        masked[text[-1] % 2 :: 2] = float("-inf")
-        return masked
-
-    def num_allowed(self, text: Sequence[int], num: int) -> int:
-        pairs = pairwise(text[len(text) - num - 1 :])
-        return next((i for i, (a, b) in enumerate(pairs) if a % 2 == b % 2), num)
-
-
-@pytest.mark.parametrize("pool", [["lookup"], ["good", "lookup"]])
-def test_nothing_that_is_looked_up_breaks_a_form(
-    monkeypatch: pytest.MonkeyPatch, pool: list[str]
+@pytest.mark.parametrize(
+    ("pool", "tree"),
+    [
+        (["lookup"], None),
+        (["good", "lookup"], None),
+        (["datastore"], TreeShape(4, 16)),
+        (["suffix"], TreeShape(4, 16)),
+        (["good"], TreeShape(4, 16)),
+        (["eagle"], TreeShape(4, 16)),
+    ],
+)
+def test_nothing_that_is_looked_up_or_grown_breaks_a_form(
+    monkeypatch: pytest.MonkeyPatch, pool: list[str], tree: TreeShape | None
 ) -> None:
     prompt = [3, 5, 4, 4, 6, 3, 5, 4, 7, 9] * 4
     held = SamplingParams(process=Alternating())
-    drafted: list[int] = []
+    drafted: list[bool] = []
     sound = loop.judge_all
 
     def watched(turns: Sequence[Any]) -> None:
         for turn in turns:
-            text = [turn.context.tokens[-1], *turn.draft.tokens.tolist()]
-            drafted.extend(a % 2 == b % 2 for a, b in pairwise(text))
+            text = [*turn.draft.tokens.tolist(), turn.context.tokens[-1]]
+            parents = [turn.draft.parent(node) for node in range(len(turn.draft))]
+            drafted.extend(text[a] % 2 == text[b] % 2 for a, b in enumerate(parents))
         sound(turns)
 
     monkeypatch.setattr(loop, "judge_all", watched)
-    made = speculator(pool, "fixed:1", lengths=(6,))
-    made = mixing(made, "good", 6) if "good" in pool else made
+    made = speculator(pool, "fixed:1", lengths=(6,), trees=(tree,))
+    made = mixing(made, "good", 6) if len(pool) > 1 else made
     found = made.generate(prompt, max_new_tokens=80, sampling=[held])
     assert len(drafted) > 20
     assert not any(drafted)

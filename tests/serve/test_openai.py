@@ -238,6 +238,23 @@ def test_a_form_changes_no_token_that_it_allows(client: openai.OpenAI) -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("regex", [r"[^\s\S]", "a{1000000}"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_forms_that_cannot_be_kept_are_refused(
+    client: openai.OpenAI, regex: str, stream: bool
+) -> None:
+    """No text fits the first; the second is too large, which shows at its second token only."""
+    with pytest.raises(openai.APIError, match="fits the grammar"):
+        list(
+            client.completions.create(
+                model="tiny",
+                prompt=PROMPT,
+                stream=stream,
+                extra_body={"structured_outputs": {"regex": regex}},
+            )
+        )
+
+
 def test_tools(client: openai.OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):

@@ -6,7 +6,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,16 +114,26 @@ def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
     return groups
 
 
-def before_ends(tokens: Ints, parents: Ints, ends: Container[int]) -> tuple[Ints, Ints]:
-    """A tree's tokens and parents without what stands behind a token that ends the answer.
+def pruned(
+    tokens: Ints,
+    parents: Ints,
+    ends: Container[int],
+    num_allowed: Callable[[Sequence[int]], int] = len,
+) -> tuple[Ints, Ints]:
+    """A tree's tokens and parents without what is drafted in vain.
 
-    >>> before_ends(np.array([5, 2, 7, 8]), np.array([-1, -1, 1, 0]), {2})[1].tolist()
+    That is what stands behind a token that ends the answer, a token that can have no probability,
+    and all that stands behind one. num_allowed: how many of a path's tokens stand before such one.
+
+    >>> pruned(np.array([5, 2, 7, 8]), np.array([-1, -1, 1, 0]), {2})[1].tolist()
     [-1, -1, 0]
     """
-    place = {-1: -1}
-    for node, parent in enumerate(parents.tolist()):
+    place, paths = {-1: -1}, dict[int, list[int]]({-1: []})
+    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
         if parent in place and (parent < 0 or int(tokens[parent]) not in ends):
-            place[node] = len(place) - 1
+            paths[node] = [*paths[parent], token]
+            if num_allowed(paths[node]) == len(paths[node]):
+                place[node] = len(place) - 1
     kept = list(place)[1:]
     above = np.array([place[parent] for parent in parents[kept].tolist()], dtype=np.int64)
     return tokens[kept], above

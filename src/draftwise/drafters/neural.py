@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from draftwise.drafters.chain import Chain
-from draftwise.drafters.continuations import before_ends
+from draftwise.drafters.continuations import pruned
 from draftwise.drafters.drawing import draw_blindly, look_on
 from draftwise.drafters.lm_tree import Feed, grow
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
@@ -211,7 +211,7 @@ class NeuralSession:
             context = chain.context
             self._reader.settle(context, len(context.tokens), len(context.tokens))
             tokens, parents = (found.astype(np.int64) for found in seen[2 * index : 2 * index + 2])
-            tokens, parents = before_ends(tokens, parents, context.eos)
+            tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
             trees[row] = Draft(tokens, None, [self._name] * len(tokens), parents)
 
     def _grown(self, chains: Sequence[Chain], heard: Heard) -> list[tuple[Tensor, Tensor]]:

@@ -9,9 +9,9 @@ from typing import Protocol
 from draftwise.drafters.continuations import (
     Rows,
     TokenTree,
-    before_ends,
     describe,
     most_frequent_path,
+    pruned,
     tree,
 )
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
@@ -160,7 +160,8 @@ class RetrievalSession:
 
     def _tree(self, task: DraftTask, shape: TreeShape) -> Draft:
         found = self.tree(task.context, shape.total_tokens, top_k=shape.top_k, length=task.length)
-        tokens, parents = before_ends(found.tokens, found.parents, task.context.eos)
+        ends, num_allowed = task.context.eos, task.context.num_allowed
+        tokens, parents = pruned(found.tokens, found.parents, ends, num_allowed)
         return Draft(tokens, None, [self._name] * len(tokens), parents)
 
     def tree(

@@ -38,13 +38,16 @@ class Grammars:
     def constraint(self, grammar: str, num_prompt: int) -> Constraint:
         """What holds an answer behind ``num_prompt`` tokens to a grammar.
 
-        Raises DraftwiseError for a grammar that cannot be read.
+        Raises DraftwiseError for a grammar that cannot be read, or that no text fits. The first
+        mask, which can take half a second, is made here, not in the engine's thread.
         """
         from llguidance import LLMatcher
 
         if wrong := LLMatcher.validate_grammar(grammar, self._tokens):
             raise DraftwiseError(f"the grammar cannot be used: {' '.join(wrong.split())[:500]}")
         matcher = LLMatcher(self._tokens, grammar)
+        matcher.compute_bitmask()
+        _check(matcher)
         return Constraint(matcher, num_prompt, self._vocab_size, self._eos)
 
     @cached_property
@@ -72,7 +75,10 @@ class Constraint:
         self._read: list[int] = []
 
     def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
-        """[V] logits behind ``text`` (prompt and answer so far), with -inf where forbidden."""
+        """[V] logits behind ``text`` (prompt and answer so far), with -inf where forbidden.
+
+        Raises DraftwiseError for a grammar that is too large to follow.
+        """
         import torch
 
         if not self._follow(text[self._num_prompt :]):
@@ -90,16 +96,16 @@ class Constraint:
 
     def _follow(self, answer: Sequence[int]) -> bool:
         """Bring the matcher to this answer; whether the grammar allows it."""
-        shared = 0
-        for ours, theirs in zip(self._read, answer, strict=False):
-            if ours != theirs:
-                break
-            shared += 1
+        shared = len(self._read)
+        if self._read != list(answer[:shared]):
+            pairs = zip(self._read, answer, strict=False)
+            shared = next((n for n, (a, b) in enumerate(pairs) if a != b), min(shared, len(answer)))
         if shared < len(self._read):
             self._matcher.rollback(len(self._read) - shared)
             del self._read[shared:]
         new = list(answer[shared:])
         num = self._matcher.try_consume_tokens(new) if new else 0
+        _check(self._matcher)
         self._read += new[:num]
         is_over = self._matcher.is_stopped() and all(token in self._eos for token in new[num:])
         return num == len(new) or is_over
@@ -111,7 +117,15 @@ class Constraint:
             mask[self._eos] = True
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        _check(self._matcher)
         return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_)
+
+
+def _check(matcher: Any) -> None:
+    """A matcher that met its limits allows anything: the answer has to end there instead."""
+    if matcher.is_error():
+        why = matcher.get_error().partition("\n")[0]
+        raise DraftwiseError(f"no text fits the grammar, or it is too large to follow: {why}")
 
 
 def grammar_of(form: ResponseFormat | None, structured: StructuredOutputs | None) -> str | None:

@@ -33,7 +33,7 @@ class Row(Protocol):
     """
 
     id: int
-    error: str | None
+    error: Exception | None
 
     @property
     def answer(self) -> Answering: ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from draftwise.engine.records import Round
 from draftwise.serve.protocol import Ask, Delta, Row, Sink
+from draftwise.types import DraftwiseError
 
 
 @dataclass(slots=True)
@@ -47,5 +48,8 @@ class Ticket:
             self.has_prompt_logprobs = True
         if answer.finish_reason is not None:
             delta.finish_reason, delta.stats = answer.finish_reason, self.row.stats
-            delta.error = self.row.error
+            error = self.row.error
+            if isinstance(error, DraftwiseError):  # the form that the client gave
+                delta.finish_reason = "refused"
+            delta.error = None if error is None else str(error)
         return delta
