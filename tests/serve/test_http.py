@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from starlette.types import Message
+from tokenizers.processors import TemplateProcessing
 
 from draftwise.serve.answers import EventStream
 from draftwise.serve.app import Gate
@@ -34,7 +35,7 @@ def raw_post(body: dict[str, object]) -> bytes:
 
 def told(live: Live, text: str, num: int) -> str:
     codec = live.service.asker.codec
-    return live.service.tokenizer.decode(expected(codec.prompts(text)[0].tokens, num))
+    return live.service.tokenizer.decode(expected(codec.prompts([text])[0].tokens, num))
 
 
 def test_a_completion(live: Live) -> None:
@@ -122,6 +123,22 @@ def test_token_ids_echo_and_logprobs(live: Live) -> None:
     assert one["top_logprobs"][1]["logprob"] == -9999.0  # JSON has no infinity
 
 
+def test_an_echo_is_the_text_that_was_given() -> None:
+    """The token that a tokenizer sets in front of it is listed, and is no part of the text."""
+    fake = Fake()
+    fake.tokenizer.add_special_tokens({"bos_token": "<s>"})
+    begin = ("<s>", fake.tokenizer.bos_token_id)
+    fake.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[begin]
+    )
+    with serving(fake_service(fake)) as live:
+        body = live.complete("abc", max_tokens=0, echo=True, logprobs=0).json
+    (choice,) = body["choices"]
+    assert choice["text"] == "abc"
+    assert choice["logprobs"]["tokens"] == ["<s>", "a", "b", "c"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2]
+
+
 def test_who_wrote_what(live: Live) -> None:
     body = live.complete("abc", max_tokens=9, draftwise={"pieces": True}).json
     pieces = body["choices"][0]["draftwise"]["pieces"]
@@ -176,7 +193,7 @@ def test_stop_strings(live: Live) -> None:
         ({"draftwise": {"plans": [0]}}, "draftwise.plans.0"),
         ({"draftwise": {"unknown": 1}}, "draftwise.unknown"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": ""}, None),
+        ({"prompt": ""}, "prompt"),
         ({"prompt": [1, -5]}, "prompt"),
         ({"prompt": [1, 64]}, None),
         ({"prompt": {"a": 1}}, "prompt"),
@@ -192,6 +209,27 @@ def test_refused_by_name(live: Live, fields: dict[str, object], named: str | Non
     if named is not None:
         assert named.split(".")[-1] in said.error["message"] or named in str(said.error["param"])
     live.settle()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"prompt": [[]]}, "prompt.0", "at least 1 item"),
+        ({"prompt": [1, -5]}, "prompt.1", "greater than or equal to 0"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
+        ({"stop": ""}, "stop", "at least 1 character"),
+        ({"maxTokens": 5}, "maxTokens", "not honoured"),
+        ({"stream_options": {}}, None, "stream_options only goes with"),
+        ({"": 5}, None, "not honoured"),
+    ],
+)
+def test_refusals_say_the_field_in_the_clients_words(
+    live: Live, fields: dict[str, object], param: str | None, message: str
+) -> None:
+    error = live.complete(**{"prompt": "abc", **fields}).error
+    assert error["param"] == param
+    assert message in error["message"]
+    assert error["message"].startswith((f"{param}: ", "the field", "stream_options"))
 
 
 def test_fields_that_ask_for_nothing_are_let_pass(live: Live) -> None:

@@ -110,10 +110,11 @@ def _add_api(app: FastAPI, service: Service) -> None:
         """How a text goes on."""
         wanted = await _wanted(service, body, service.asker.completion)
         num, codec = len(wanted.asks), service.asker.codec
-        echoes = []
+        echoes: list[tuple[str, Sequence[int]]] = []
         if body.echo:
-            texts = [(service.tokenizer.decode(p.tokens), p.tokens) for p in wanted.prompts]
-            echoes = [text for text in texts for _ in range(body.n)]
+            for given, prompt in zip(body.prompts, wanted.prompts, strict=True):
+                text = given if isinstance(given, str) else service.tokenizer.decode(given)
+                echoes += [(text, prompt.tokens)] * body.n
         form = CompletionForm(body, codec, echoes, _pieces(service, body, num))
         return await _answer(service, body, wanted, form, request)
 

@@ -73,9 +73,8 @@ class Asker:
 
     def completion(self, body: CompletionRequest, grammars: Grammars) -> Wanted:
         """Raises DraftwiseError for what this model or server cannot do; ValueError."""
-        is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-        self._check_num(body.n if is_one else body.n * len(body.prompt))
-        prompts = self.codec.prompts(body.prompt)
+        self._check_num(body.n * len(body.prompts))
+        prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
         budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         more = {"prompt_logprobs": True} if body.echo and body.logprobs is not None else {}

@@ -50,10 +50,8 @@ class Codec:
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
         return self._checked(render(turns, self._tokenizer, tools=listed))
 
-    def prompts(self, given: Any) -> list[Prompt]:
-        """The prompts of a completion: text, ids, or a list of either. Raises DraftwiseError."""
-        if isinstance(given, str) or isinstance(given[0], int):
-            given = [given]
+    def prompts(self, given: Sequence[str | list[int]]) -> list[Prompt]:
+        """The prompts of a completion, each text or ids. Raises DraftwiseError."""
         return [self._checked(self._prompt(one)) for one in given]
 
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
@@ -66,6 +64,8 @@ class Codec:
         return bias
 
     def _prompt(self, given: str | list[int]) -> Prompt:
+        if given == "":
+            raise DraftwiseError("prompt: it is empty: there is nothing to continue")
         return encode(given, self._tokenizer) if isinstance(given, str) else Prompt(given)
 
     def _checked(self, prompt: Prompt) -> Prompt:

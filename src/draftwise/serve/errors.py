@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ _TYPES = {
     415: "invalid_request_error",
     429: "rate_limit_error",
 }
+
+
+_FIELD = re.compile(r"[a-z_][a-z0-9_]*|[0-9]+", re.ASCII)
 
 
 class Refused(Exception):
@@ -56,15 +60,26 @@ def response(refused: Refused) -> JSONResponse:
 def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:
     """What a validation found, as one refusal that names the field."""
     # of the members of a union, the one that got furthest is the one that was meant
-    forbidden = [error for error in errors if error["type"] == "extra_forbidden"]
-    error = forbidden[0] if forbidden else max(errors, key=lambda error: len(error["loc"]))
-    path = [str(part) for part in error["loc"] if part != "body"]
+    error = max(errors, key=_furthest)
+    if error["type"] == "json_invalid":
+        why = error.get("ctx", {}).get("error", error["msg"])
+        return Refused(400, f"the body is not JSON: {why}")
+    *above, last = [str(part)[:100] for part in error["loc"]]
     # unions put the names of their members into the path: they say nothing to a client
-    name = ".".join(part for part in path if part.isdigit() or part.replace("_", "").islower())
-    if error["type"] == "extra_forbidden":
+    path = [part for part in above if _FIELD.fullmatch(part) and part not in ("body", "query")]
+    message = str(error["msg"]).removeprefix("Value error, ")
+    is_unknown = error["type"] == "extra_forbidden"  # whatever a client calls it
+    if is_unknown or (_FIELD.fullmatch(last) and last != "body"):
+        path.append(last)
+    name = ".".join(path)
+    if is_unknown:
         message = f"the field {name!r} is not honoured here: leave it out"
-    elif error["type"] == "json_invalid":
-        message = f"the body is not JSON: {error.get('ctx', {}).get('error', error['msg'])}"
-    else:
-        message = f"{name}: {error['msg']}" if name else str(error["msg"])
+    elif name:
+        message = f"{name}: {message}"
     return Refused(400, message, param=name or None)
+
+
+def _furthest(error: Mapping[str, Any]) -> tuple[bool, bool, int]:
+    """What is of the right type is nearer to what was meant than what is not."""
+    kind = str(error["type"])
+    return kind == "extra_forbidden", not kind.endswith("_type"), len(error["loc"])

@@ -68,7 +68,10 @@ class CompletionForm:
     def _logprobs(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
         tokens, found = list(delta.tokens), list(delta.logprobs)
         if self._echoes and index not in self._shown:
-            tokens = [*self._echoes[index][1], *tokens]
+            text, ids = self._echoes[index]
+            # what the tokenizer set in front is no part of the text
+            offset = len(text) - sum(len(self._codec.text_of(token)) for token in ids)
+            tokens = [*ids, *tokens]
             found = [*(delta.prompt_logprobs or ()), *found]  # type: ignore[list-item]
         num = min(len(tokens), len(found))
         return completion_logprobs(tokens[:num], found[:num], self._codec, offset)

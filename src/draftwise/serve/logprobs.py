@@ -29,12 +29,12 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """``logprobs`` of a completion's choice; the first of an echoed prompt has none.
 
-    offset: characters of the text before these tokens.
+    offset: characters of the text before these tokens; below 0 where the first are not in it.
     """
     texts = [codec.text_of(token) for token in tokens]
     offsets = []
     for text in texts:
-        offsets.append(offset)
+        offsets.append(max(0, offset))
         offset += len(text)
     return {
         "tokens": texts,

@@ -168,6 +168,12 @@ class CompletionRequest(Common):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
+    @property
+    def prompts(self) -> list[Any]:
+        """One or many, as a list."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else list(self.prompt)
+
 
 class Part(Strict):
     """A piece of a message's content: text is all that a causal LM reads."""
