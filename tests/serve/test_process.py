@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,10 +18,11 @@ from typing import Any
 import pytest
 
 from cli.conftest import run_command
+from draftwise.serve.app import Gate, make_app
 from draftwise.serve.run import Server, Settings
 from draftwise.serve.worker import Closing
 from serve.fake import Fake
-from serve.live import fake_service
+from serve.live import Live, Said, fake_service
 
 
 def free_port() -> int:
@@ -121,6 +123,64 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         service.worker.submit([], [])
     server.handle_exit(signal.SIGTERM, None)
     assert ended == [128 + signal.SIGTERM]
+
+
+def test_a_second_signal_ends_a_process_in_mid_answer(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """What comes between the two is sent away properly."""
+    with served(pair, tmp_path) as server:
+        server.ask()
+        many = {"n": 16, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with closing(server.begin(**many)) as running:
+            response = running.getresponse()
+            response.readline()
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+            assert went_away(server), "nothing new is begun"
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(5) == 128 + signal.SIGTERM
+            with pytest.raises((http.client.HTTPException, OSError)):
+                response.read()
+
+
+def went_away(server: Served) -> bool:
+    """Whether a new request is told to ask elsewhere, by a status or by no connection."""
+    try:
+        with closing(server.begin()) as connection:
+            response = connection.getresponse()
+            return response.status == 503 and int(response.headers["Retry-After"]) > 0
+    except ConnectionRefusedError:
+        return True
+
+
+def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
+    service = fake_service(Fake(pace_s=0.01))
+    settings = Settings(port=free_port(), drain_s=0.3)
+    server = Server(make_app(service, Gate()), service, settings)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    live, said = Live(settings.port, service), dict[bool, Said]()
+
+    def ask(stream: bool) -> None:
+        said[stream] = live.complete("abc", max_tokens=4000, stream=stream)
+
+    asking = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+    for each in asking:
+        each.start()
+    while service.worker.num_open < 2:
+        time.sleep(0.005)
+    time.sleep(0.1)  # the stream has begun
+    server.handle_exit(signal.SIGTERM, None)
+    for each in [*asking, thread]:
+        each.join(10)
+        assert not each.is_alive()
+    assert said[False].status == 503
+    assert said[False].headers["retry-after"] == "5"
+    assert len(said[True].events) > 1
+    assert said[True].events[-1]["error"]["code"] == "cancelled"
 
 
 @pytest.mark.parametrize(

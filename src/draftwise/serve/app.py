@@ -47,7 +47,6 @@ class Service:
     about: dict[str, Any]
     created: int
     patience_s: float = 60.0
-    drain_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

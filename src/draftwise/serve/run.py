@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -33,6 +34,8 @@ from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
 
 _LOG = logging.getLogger(__name__)
+_LAST_WORDS_S = 5
+"""Behind the time for answers, the time to tell clients that it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,6 @@ def make_service(speculator: Speculator, settings: Settings) -> Service:
         },
         created=int(time.time()),
         patience_s=settings.patience_s,
-        drain_s=settings.drain_s,
     )
 
 
@@ -150,19 +152,21 @@ class Server(uvicorn.Server):
                 port=settings.port,
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+                timeout_graceful_shutdown=round(settings.drain_s) + _LAST_WORDS_S,
                 timeout_keep_alive=30,
                 h11_max_incomplete_event_size=64 * 1024,
                 server_header=False,
             )
         )
-        self._service = service
+        self._worker, self._drain_s = service.worker, settings.drain_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by uvicorn for SIGINT and SIGTERM."""
         if self.should_exit:
             os._exit(128 + sig)
-        self._service.worker.close()
+        self._worker.close()
+        # answers that are not done in time end with a proper error, not with their connection
+        Thread(target=self._worker.stop, args=(self._drain_s,), daemon=True).start()
         self.should_exit = True
 
 
