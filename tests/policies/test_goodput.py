@@ -116,7 +116,7 @@ def test_long_matches_stay_in_the_last_bucket() -> None:
     table = MatchTable()
     assert table.ladder(18)[14:] == [MATCH_PRIORS[4]] * 2 + [MATCH_PRIORS[5]] * 2
     table.add([0.0], [10**9])
-    assert table.rates()[5] == pytest.approx(2 * MATCH_PRIORS[5] / 3)
+    assert table.rates[5] == pytest.approx(2 * MATCH_PRIORS[5] / 3)
 
 
 def test_no_match_no_retrieval() -> None:

@@ -75,9 +75,14 @@ class Rates(Kept):
     @staticmethod
     def of_rows(rows: Sequence[Rates]) -> Floats:
         """[B, D] the same of many requests at once."""
-        tables = np.stack([row._table for row in rows], axis=1)
-        held = np.stack([row._held * row._granted() for row in rows], axis=1)
-        return _weighted(tables, held, np.stack([row._weights for row in rows], axis=1))
+        tables, held, weights = (
+            np.concatenate([getattr(row, part) for row in rows])
+            .reshape(len(rows), -1, len(rows[0]._prior))
+            .swapaxes(0, 1)
+            for part in ("_table", "_held", "_weights")
+        )
+        granted = np.array([row._granted() for row in rows])
+        return _weighted(tables, held * granted[:, np.newaxis], weights)
 
     def weights(self) -> Floats:
         """[D] how many alphas each slow rate rests on, its prior included."""

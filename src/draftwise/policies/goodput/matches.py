@@ -39,13 +39,17 @@ def bucket(match: int) -> int:
 class MatchTable:
     """One retrieval drafter's acceptance in six buckets of match length.
 
-    prior: acceptance by bucket before anything was seen. num, den: discounted sums by bucket.
+    prior, rates: acceptance by bucket before anything was seen, and now. num, den: discounted sums.
     """
 
     prior: Sequence[float] = MATCH_PRIORS
     weight: float = MATCH_WEIGHT
     num: list[float] = field(default_factory=lambda: [0.0] * len(MATCH_PRIORS))
     den: list[float] = field(default_factory=lambda: [0.0] * len(MATCH_PRIORS))
+    rates: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rates = [self._rate(row) for row in range(len(self.num))]
 
     def add(self, alphas: Sequence[float], matches: Sequence[int]) -> None:
         """Every alpha into the bucket of its match length; no match says nothing."""
@@ -54,13 +58,10 @@ class MatchTable:
                 row = bucket(match)
                 self.num[row] = MATCH_DISCOUNT * self.num[row] + alpha
                 self.den[row] = MATCH_DISCOUNT * self.den[row] + 1.0
+                self.rates[row] = self._rate(row)
 
-    def rates(self) -> list[float]:
-        """Acceptance by bucket."""
-        return [
-            (num + self.weight * prior) / (den + self.weight)
-            for num, den, prior in zip(self.num, self.den, self.prior, strict=True)
-        ]
+    def _rate(self, row: int) -> float:
+        return (self.num[row] + self.weight * self.prior[row]) / (self.den[row] + self.weight)
 
     def ladder(self, num: int) -> list[float]:
         """Acceptance of a token behind a match of 1, 2, .. ``num`` tokens.
@@ -68,7 +69,7 @@ class MatchTable:
         >>> [round(alpha, 3) for alpha in MatchTable().ladder(5)]
         [0.3, 0.45, 0.55, 0.55, 0.65]
         """
-        one, two, four, eight, sixteen, more = self.rates()
+        one, two, four, eight, sixteen, more = self.rates
         rungs = [one, two, four, four, *[eight] * 4, *[sixteen] * 8, *[more] * (num - 16)]
         return rungs[:num]
 

@@ -103,7 +103,7 @@ class Goodput:
         self._looks.remember(recall.missed_s)
         self._bins = recall.bins
         self._left = recall.answer_tokens
-        self._tables = {name: MatchTable(table.rates()) for name, table in recall.tables.items()}
+        self._tables = {name: MatchTable([*table.rates]) for name, table in recall.tables.items()}
         self._tell_apart()
 
     def choose(self) -> Decision:

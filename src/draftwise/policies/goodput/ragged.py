@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwise.policies.goodput.turns import longest_drafts, one_by_one, rounds_of
+from draftwise.policies.goodput.turns import one_by_one, rounds_of
 from draftwise.types import Floats, Ints
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -43,43 +43,48 @@ def best_ragged(
     >>> best_ragged(tokens, *plans, np.linspace(1.0, 1.5, 18)).tolist()
     [1, 0]
     """
-    rounds = rounds_of(tokens)
-    rows, plain = np.arange(len(tokens)), int(sizes.argmin())
-    best = np.full(len(tokens), plain)
+    rounds, rows = rounds_of(tokens), np.arange(len(tokens))
+    taxes = np.where(draft_s > 0, [[0.0], [np.inf]], 0.0)[: 2 if draft_s.any() else 1]
+    slopes = np.array([_slope(batch_s, len(tokens), width) for width in WIDTHS])
+    prices = (taxes[:, np.newaxis] + slopes[:, np.newaxis] * sizes).reshape(-1, len(sizes))
+    ways, num_drafters = np.arange(len(prices))[:, np.newaxis], int(drafters.max()) + 1
+    tried = np.full((len(prices), len(tokens)), int(sizes.argmin()))
+    payers = np.full((len(prices), num_drafters), len(tokens))
+    seen = [(tried, *_needed(tried, rounds, sizes, drafters, draft_s, batch_s))]
+    for _ in range(NUM_STEPS):
+        _, seconds, needed = seen[-1]
+        own = (prices + draft_s / payers[:, drafters]) * (needed / seconds)[:, np.newaxis]
+        tried = (rounds + own[:, np.newaxis]).argmin(axis=2)
+        played = (drafters[tried] + num_drafters * ways).ravel()
+        payers = np.bincount(played, minlength=payers.size).reshape(payers.shape).clip(min=1)
+        seen.append((tried, *_needed(tried, rounds, sizes, drafters, draft_s, batch_s)))
+    costs = np.array([seconds * needed for _, seconds, needed in seen])
+    way, step = divmod(int(costs.T.argmin()), len(seen))
+    best: Ints = seen[step][0][way]
 
-    is_dear = draft_s > 0
-    any_dear = bool(is_dear.any())
-
-    def seconds(plans: Ints) -> float:
-        total = min(len(plans) + int(sizes[plans].sum()), len(batch_s))
-        drafting_s = longest_drafts(plans, drafters, draft_s).sum() if any_dear else 0.0
-        return float(batch_s[total - 1] + drafting_s)
-
-    def forward(others: Ints) -> Floats:
-        totals = len(others) + 1 + int(sizes[others].sum()) + sizes
-        taken: Floats = batch_s[np.minimum(totals, len(batch_s)) - 1]
+    def forward(plans: Ints, row: int) -> Floats:
+        others = len(plans) + sizes[plans].sum() - sizes[plans[row:]]
+        totals = np.minimum(others[:, np.newaxis] + sizes, len(batch_s))
+        taken: Floats = batch_s[totals - 1]
         return taken
 
-    plain_s, plain_rounds = seconds(best), float(rounds[rows, best].sum())
-    lowest = plain_s * plain_rounds
-    for is_allowed in (True, False) if any_dear else (True,):
-        for width in WIDTHS:
-            tried, tried_s, tried_rounds = np.full(len(tokens), plain), plain_s, plain_rounds
-            payers = np.full(int(drafters.max()) + 1, len(tokens))
-            price = _slope(batch_s, len(tokens), width)
-            for _ in range(NUM_STEPS):
-                drafting_s = np.where(
-                    is_dear, draft_s / payers[drafters] if is_allowed else np.inf, 0.0
-                )
-                prices = (price * sizes + drafting_s) * (tried_rounds / tried_s)
-                tried = (rounds + prices).argmin(axis=1)
-                payers = np.maximum(np.bincount(drafters[tried], minlength=len(payers)), 1)
-                tried_s, tried_rounds = seconds(tried), float(rounds[rows, tried].sum())
-                if tried_s * tried_rounds < lowest:
-                    best, lowest = tried, tried_s * tried_rounds
-    if len(tokens) <= FEW_ROWS:
-        best = one_by_one(best, rounds, drafters, draft_s, forward)
-    return best
+    return one_by_one(best, rounds, drafters, draft_s, forward) if len(rows) <= FEW_ROWS else best
+
+
+def _needed(
+    plans: Ints, rounds: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, batch_s: Floats
+) -> tuple[Floats, Floats]:
+    """[W] seconds of a round, and rounds of all rows' next token, by ways to play [W, B]."""
+    num_ways, num_rows = plans.shape
+    totals = np.minimum(num_rows + sizes[plans].sum(axis=1), len(batch_s))
+    seconds: Floats = batch_s[totals - 1]
+    if draft_s.any():
+        longest = np.zeros((num_ways, int(drafters.max()) + 1))
+        ways = np.arange(num_ways)[:, np.newaxis]
+        np.maximum.at(longest, (ways, drafters[plans]), draft_s[plans])
+        seconds = seconds + longest.sum(axis=1)
+    needed: Floats = rounds[np.arange(num_rows), plans].sum(axis=1)
+    return seconds, needed
 
 
 def _slope(batch_s: Floats, rows: int, width: int) -> float:

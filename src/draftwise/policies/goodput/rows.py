@@ -40,9 +40,10 @@ def tokens_of_rows(
     """
     believed = Rates.of_rows(rates) if rates else np.zeros((len(tables), len(costs.names)))
     tokens = costs.expected_tokens(believed)
+    retrieving = set().union(*tables)
     for row, name in enumerate(costs.names):
-        own = [request for request, known in enumerate(tables) if name in known]
-        if own:
+        if name in retrieving:
+            own = [request for request, known in enumerate(tables) if name in known]
             found = retrieved(
                 [tables[request][name] for request in own],
                 [matches[request].get(name, 0) for request in own],
@@ -58,14 +59,9 @@ def retrieved(tables: Sequence[MatchTable], matches: Sequence[int], longest: int
     >>> retrieved([MatchTable()] * 2, [1, 0], 2).round(3).tolist()
     [[1.0, 1.3, 1.435], [0.0, 0.0, 0.0]]
     """
-    num, den, prior = (
-        np.array([getattr(table, name) for table in tables]) for name in ("num", "den", "prior")
-    )
-    weight = np.array([[table.weight] for table in tables])
-    rates, found = (num + weight * prior) / (den + weight), np.array(matches)
+    rates, found = np.array([table.rates for table in tables]), np.array(matches)
     rungs = np.minimum(found[:, None] + np.arange(longest), MATCH_CAP)
-    reached = np.take_along_axis(rates, BUCKETS[rungs], axis=1).cumprod(axis=1)
+    reached = rates[np.arange(len(tables))[:, None], BUCKETS[rungs]].cumprod(axis=1)
     tokens = np.ones((len(tables), longest + 1))
     tokens[:, 1:] += reached.cumsum(axis=1)
-    tokens[found <= 0] = 0.0
-    return tokens
+    return tokens * found.astype(bool)[:, None]

@@ -43,27 +43,32 @@ def best_together(
     order = np.argsort(sizes, kind="stable")
     forward_s = target_s[np.minimum(sizes[order], len(target_s) - 1)]
     rows, rounds = np.arange(len(tokens)), rounds_of(tokens)
+    promised = np.where(tokens > 0, tokens, -np.inf)[:, order]
     tried = best = np.full(len(tokens), order[0])
     seconds = _seconds(best, sizes, drafters, draft_s, target_s)
     lowest = seconds * float(rounds[rows, best].sum())
-    shares = np.full(int(drafters.max()) + 1, len(tokens))
+    payers, seen = np.full(int(drafters.max()) + 1, len(tokens)), set[bytes]()
     for _ in range(NUM_STEPS):
         present = rounds[rows, tried]
         worth = present**2 / present.sum()
-        gains = worth[:, None] * tokens[:, order] - (draft_s / shares[drafters])[order] / seconds
-        gains[tokens[:, order] <= 0] = -np.inf
+        gains = worth[:, None] * promised - (draft_s / payers[drafters])[order] / seconds
         reached = np.maximum.accumulate(gains, axis=1).sum(axis=0) - forward_s / seconds
         widest = int(reached.argmax())
         tried = order[gains[:, : widest + 1].argmax(axis=1)]
+        if tried.tobytes() in seen:
+            break  # from here on steps are those that were taken before
+        seen.add(tried.tobytes())
+        payers = np.maximum(np.bincount(drafters[tried], minlength=len(payers)), 1)
         seconds = _seconds(tried, sizes, drafters, draft_s, target_s)
         found = seconds * float(rounds[rows, tried].sum())
         if found < lowest:
             best, lowest = tried, found
-        shares = np.maximum(np.bincount(drafters[tried], minlength=len(shares)), 1)
 
-    def forward(others: Ints) -> Floats:
-        widths = np.maximum(sizes, int(sizes[others].max(initial=0)))
-        taken: Floats = target_s[np.minimum(widths, len(target_s) - 1)]
+    def forward(plans: Ints, row: int) -> Floats:
+        second, widest = np.sort(np.append(sizes[plans], 0))[-2:]
+        others = np.where(sizes[plans[row:]] == widest, second, widest)
+        widths = np.minimum(np.maximum(sizes, others[:, np.newaxis]), len(target_s) - 1)
+        taken: Floats = target_s[widths]
         return taken
 
     return one_by_one(best, rounds, drafters, draft_s, forward)

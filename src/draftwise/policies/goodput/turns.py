@@ -24,18 +24,50 @@ def longest_drafts(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
     return longest
 
 
+def longest_of_others(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
+    """[B, D] what ``longest_drafts`` would be without each row.
+
+    >>> longest_of_others(np.array([1, 2, 0]), np.array([0, 1, 1]), np.array([0.0, 0.1, 0.4]))
+    array([[0. , 0.4],
+           [0. , 0.1],
+           [0. , 0.4]])
+    """
+    own, own_s = drafters[plans], draft_s[plans]
+    longest = longest_drafts(plans, drafters, draft_s)
+    is_longest = own_s == longest[own]
+    next_s = np.zeros(len(longest))
+    np.maximum.at(next_s, own[~is_longest], own_s[~is_longest])
+    next_s = np.where(np.bincount(own[is_longest], minlength=len(longest)) > 1, longest, next_s)
+    found: Floats = np.repeat(longest[np.newaxis], len(plans), axis=0)
+    found[np.arange(len(plans)), own] = np.where(is_longest, next_s[own], longest[own])
+    return found
+
+
 def one_by_one(
-    plans: Ints, rounds: Floats, drafters: Ints, draft_s: Floats, forward: Callable[[Ints], Floats]
+    plans: Ints,
+    rounds: Floats,
+    drafters: Ints,
+    draft_s: Floats,
+    forward: Callable[[Ints, int], Floats],
 ) -> Ints:
     """[B] each row's best answer to the others, row after row, at what a round really takes.
 
-    forward: the other rows' plans to the [K] seconds of verifying them and each plan of this row.
+    forward: plans [B] and a row to the seconds [B - row, K] of verifying, for this row and those
+    after it, each plan beside the others as they are. All rows answer at once: up to the first
+    that takes another plan nothing has changed for them, and those after it answer anew.
     """
-    plans, rows = plans.copy(), np.arange(len(plans))
-    for row in rows:
-        others = np.delete(plans, row)
-        longest = longest_drafts(others, drafters, draft_s)
-        drafting_s = longest.sum() + np.maximum(draft_s - longest[drafters], 0.0)
-        all_rounds = rounds[np.delete(rows, row), others].sum() + rounds[row]
-        plans[row] = ((forward(others) + drafting_s) * all_rounds).argmin()
+    plans, rows, start = plans.copy(), np.arange(len(plans)), 0
+    while start < len(plans):
+        longest = longest_of_others(plans, drafters, draft_s)[start:]
+        drafting_s = np.maximum(draft_s - longest.take(drafters, axis=1), 0.0)
+        drafting_s += longest.sum(axis=1, keepdims=True)
+        own = rounds[rows, plans]
+        all_rounds = (own.sum() - own)[start:, np.newaxis] + rounds[start:]
+        answers = ((forward(plans, start) + drafting_s) * all_rounds).argmin(axis=1)
+        changed = np.flatnonzero(answers != plans[start:])
+        if not len(changed):
+            break
+        first = int(changed[0])
+        plans[start + first] = answers[first]
+        start += first + 1
     return plans
