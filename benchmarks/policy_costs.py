@@ -2,6 +2,7 @@
 
     python -m pytest benchmarks/policy_costs.py
     python -m pytest benchmarks/policy_costs.py -k thompson --benchmark-json FILE
+    python -m pytest benchmarks/policy_costs.py -k joint --benchmark-columns min,median
 
 ``none`` and 7 drafters (2 of them retrieval) at 9 lengths. Feedback is of two kinds: bandit (the
 played plan is seen, its drafter scored) and all seen (every plan seen, every drafter scored). One
@@ -10,6 +11,8 @@ median over 60 stretches of 60 rounds each, so that work done only every so many
 The aims: 50 microseconds for the policies that play the best index, 150 for the others. What is
 missed is marked and nothing fails: this is a measurement, not a test. ``goodput, memory`` is in the
 middle of a request of scope ``auto``. In brackets the quickest stretch: a shared machine has more.
+``joint``: one choice for 16 and 64 rows that are six random rounds old, padded or end to end; the
+mean of six such batches, and the aim for 64 is 500.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from rich.console import Console
 from rich.table import Table
 
+from draftwise.policies.goodput.policy import Goodput
 from draftwise.protocols import Policy, Remembering
 from draftwise.registry import POLICIES, make_policy
-from draftwise.types import PLAIN, Costs, Evidence, Feedback, Plan, Scores
+from draftwise.types import PLAIN, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 LM_DRAFTERS = ("lm0", "lm1", "lm2", "lm3", "lm4")
@@ -144,3 +148,36 @@ def test_a_round(
     if benchmark.stats is not None:  # None under --benchmark-disable
         found = benchmark.stats.stats
         medians[name, seen] = found.median * 1e6, found.min * 1e6
+
+
+def batch_of(num: int, packed: bool, seed: int) -> list[Goodput]:
+    """Rows of one batch, each with drafters as good as chance has it."""
+    rng, rows = np.random.default_rng(seed), []
+    batch_s = np.linspace(0.01, 0.05, num * 17) if packed else None
+    target_s = np.linspace(0.01, 0.016, 17) * (1.0 + 0.02 * num)
+    costs = Costs(target_s, dict.fromkeys(LM_DRAFTERS + RETRIEVAL, 0.0005), batch_s)
+    nothing = np.zeros(len(PLANS)), np.zeros(len(PLANS), dtype=bool)
+    for _ in range(num):
+        rows.append(row := Goodput(len(PLANS), PLANS))
+        share = rng.random()
+        for _ in range(6):
+            told = evidence_of(PLANS[rng.integers(len(PLANS))], rng, bool(rng.random() < 0.5))
+            scores = {n: replace(s, alphas=s.alphas * share) for n, s in told.scores.items()}
+            row.learn(
+                Decision(0, 1.0, 0), Feedback(*nothing, replace(told, scores=scores, costs=costs))
+            )
+    return rows
+
+
+@pytest.mark.benchmark(timer=time.process_time)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "end to end"])
+@pytest.mark.parametrize("num", [16, 64])
+def test_a_joint_choice(benchmark: BenchmarkFixture, num: int, packed: bool) -> None:
+    """The plans of one round of a batch; nothing to fail, as above."""
+    turn = itertools.cycle([batch_of(num, packed, seed) for seed in range(6)])
+    benchmark.pedantic(
+        lambda: Goodput.choose_together(next(turn)),
+        rounds=NUM_STRETCHES,
+        iterations=6,
+        warmup_rounds=1,
+    )

@@ -49,19 +49,20 @@ class MatchTable:
     rates: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rates = [self._rate(row) for row in range(len(self.num))]
+        self.rates = [
+            (num + self.weight * prior) / (den + self.weight)
+            for num, den, prior in zip(self.num, self.den, self.prior, strict=True)
+        ]
 
     def add(self, alphas: Sequence[float], matches: Sequence[int]) -> None:
         """Every alpha into the bucket of its match length; no match says nothing."""
         for alpha, match in zip(alphas, matches, strict=True):
             if match > 0:
                 row = bucket(match)
-                self.num[row] = MATCH_DISCOUNT * self.num[row] + alpha
-                self.den[row] = MATCH_DISCOUNT * self.den[row] + 1.0
-                self.rates[row] = self._rate(row)
-
-    def _rate(self, row: int) -> float:
-        return (self.num[row] + self.weight * self.prior[row]) / (self.den[row] + self.weight)
+                self.num[row] = num = MATCH_DISCOUNT * self.num[row] + alpha
+                self.den[row] = den = MATCH_DISCOUNT * self.den[row] + 1.0
+                held = self.weight * self.prior[row]
+                self.rates[row] = (num + held) / (den + self.weight)
 
     def ladder(self, num: int) -> list[float]:
         """Acceptance of a token behind a match of 1, 2, .. ``num`` tokens.

@@ -225,7 +225,9 @@ class Goodput:
         matches = scores.matches.tolist()
         self._tables[name].add(alphas, matches)
         if recall is not None:
-            recall.tables.setdefault(name, MatchTable()).add(alphas, matches)
+            if name not in recall.tables:
+                recall.tables[name] = MatchTable()
+            recall.tables[name].add(alphas, matches)
 
     def _mixer(self, prices: Floats, best: int) -> Mixer | None:
         """For the coming draft; None where there is no LM drafter, or a tree is best."""
