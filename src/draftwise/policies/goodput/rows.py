@@ -62,6 +62,7 @@ def retrieved(tables: Sequence[MatchTable], matches: Sequence[int], longest: int
     rates, found = np.array([table.rates for table in tables]), np.array(matches)
     rungs = np.minimum(found[:, None] + np.arange(longest), MATCH_CAP)
     reached = rates[np.arange(len(tables))[:, None], BUCKETS[rungs]].cumprod(axis=1)
-    tokens = np.ones((len(tables), longest + 1))
+    tokens: Floats = np.ones((len(tables), longest + 1))
     tokens[:, 1:] += reached.cumsum(axis=1)
-    return tokens * found.astype(bool)[:, None]
+    tokens *= found.astype(bool)[:, None]
+    return tokens
