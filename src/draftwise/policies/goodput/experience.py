@@ -238,6 +238,12 @@ class Recall:
             mean = sum(alphas) / len(alphas)
             self._experience.add(drafter, self._seen, mean, weight * len(alphas))
 
+    def add_matches(self, name: str, alphas: Sequence[float], matches: Sequence[int]) -> None:
+        """A retrieval drafter's alphas by length of match; if private they end with the request."""
+        if name not in self.tables:
+            self.tables[name] = MatchTable()
+        self.tables[name].add(alphas, matches)
+
 
 def _shared(part: Any) -> Any:
     return part

@@ -225,9 +225,7 @@ class Goodput:
         matches = scores.matches.tolist()
         self._tables[name].add(alphas, matches)
         if recall is not None:
-            if name not in recall.tables:
-                recall.tables[name] = MatchTable()
-            recall.tables[name].add(alphas, matches)
+            recall.add_matches(name, alphas, matches)
 
     def _mixer(self, prices: Floats, best: int) -> Mixer | None:
         """For the coming draft; None where there is no LM drafter, or a tree is best."""
