@@ -47,8 +47,8 @@ class Goodput:
     Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
         tokens, so it is chosen where nothing else is.
     Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
-        latest costs and matches are the context. Without plans or evidence it ranks plans by the
-        discounted mean of their seen values with the same prior.
+        latest costs and matches are the context. Without plans, or before any evidence, it ranks
+        plans by the discounted mean of their seen values with the same prior.
     State: rates, bins of confidence, tables of matches, looks; costs, match lengths, values seen.
     Cost: O(K + D) a choice, D drafters; O(alphas) a round.
     Errors: ValueError from ``check_feedback``, and for a prior or discount outside (0, 1].
@@ -70,7 +70,7 @@ class Goodput:
     ) -> None:  # fmt: skip
         check_share("prior", prior), check_share("discount", discount)
         self._num_plans, self._num_chosen = num_plans, 0
-        self._has_plans, self._is_blind = plans is not None, plans is None
+        self._has_plans, self._is_blind = plans is not None, None if plans is not None else True
         self._costs = PlanCosts(plans if plans is not None else [Plan(NONE, 0)] * num_plans)
         self._row = {name: row for row, name in enumerate(self._costs.names)}
         self._rates = Rates(len(self._row), discount, prior)
@@ -152,10 +152,12 @@ class Goodput:
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Read the evidence; without evidence or plans, discount and add the seen values."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
-        self._made, self._is_blind = None, feedback.evidence is None or not self._has_plans
+        self._made = None
         if feedback.evidence is not None and self._has_plans:
+            self._is_blind = False  # for good: some feedback brings a round's evidence once
             self._read(feedback.evidence)
         else:
+            self._is_blind = self._is_blind is not False
             self._seen.add(values, seen)
 
     def probabilities(self) -> Floats:
@@ -193,9 +195,9 @@ class Goodput:
             self._score(name, row, evidence.scores[name])
         self._looks.reached(evidence.emitted_start + num_emitted, num_emitted)
         if evidence.confidences and self.mixer is not None:
-            judged = evidence.num_accepted + 1  # up to the first rejection
-            alphas = evidence.drafted_alphas[:judged].tolist()
-            self._bins_of(self.mixer.drafter).add(evidence.confidences[: len(alphas)], alphas)
+            alphas = evidence.drafted_alphas[: evidence.num_accepted + 1].tolist()  # judged
+            own = self._bins.setdefault(self.mixer.drafter, Bins())
+            own.add(evidence.confidences[: len(alphas)], alphas)
         self._matches = dict(evidence.matches)
         for name in evidence.matches.keys() - self._tables.keys():
             self._add_table(name)
@@ -239,13 +241,10 @@ class Goodput:
             name,
             costs.longest,
             float(self._believed[row]),
-            self._bins_of(name),
+            self._bins.setdefault(name, Bins()),
             Prices(RATE_SHARE * float(prices[best]), costs.target_s, draft_s),
             self._ladders,
         )
-
-    def _bins_of(self, name: str) -> Bins:
-        return self._bins.setdefault(name, Bins())
 
     def _add_table(self, name: str) -> None:
         self._tables[name] = MatchTable()
