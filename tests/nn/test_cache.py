@@ -224,7 +224,7 @@ def widened(mask: Any) -> Any:
 def test_teeth_a_mask_one_slot_too_wide(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, texts = make(kind), texts_of(LENGTHS)
     sound = Masks.make
-    monkeypatch.setattr(Masks, "make", lambda *args: widened(sound(*args)))
+    monkeypatch.setattr(Masks, "make", lambda *args, **more: widened(sound(*args, **more)))
     cache = model.new_cache(3, 90)
     feed(model, cache, {row: text[:-4] for row, text in enumerate(texts)})
     speculate_and_crop(model, cache, [0, 1, 2])

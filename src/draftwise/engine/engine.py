@@ -11,7 +11,7 @@ import torch
 
 from draftwise.engine.drafting import Drafting
 from draftwise.engine.loop import Loop
-from draftwise.engine.pace import Pace
+from draftwise.engine.pace import LARGEST_PIECE, Pace
 from draftwise.engine.prefixes import Beginning, Prefixes
 from draftwise.engine.reading import PROMPT_SCORES, Reader
 from draftwise.engine.records import Round
@@ -52,8 +52,8 @@ class Engine:
         if max_rows < 1:
             raise DraftwiseError(f"max_rows is {max_rows}: at least one row must run")
         self._pool, self._max_rows, self._max_bytes = pool, max_rows, max_bytes
-        self._token_bytes = pool.target.token_bytes + sum(d.token_bytes for d in pool.drafters)
-        self._cache = pool.target.new_cache()
+        self._drafter_bytes = sum(drafter.token_bytes for drafter in pool.drafters)
+        self._cache = pool.target.new_cache(forgets=True)
         self._drafting = Drafting(pool)
         self._loop = Loop(pool, self._cache, self._drafting)
         self._reader = Reader(pool.target, self._cache, self._drafting, self._loop)
@@ -75,7 +75,7 @@ class Engine:
             raise DraftwiseError("this engine is closed: make another with Speculator.engine()")
         if any(request is known or request.id == known.id for known in self._all()):
             raise DraftwiseError(f"request {request.id} is in the engine already")
-        needed = self._bytes(request)
+        needed = self._bytes(request.num_room)
         if self._max_bytes is not None and needed > self._max_bytes:
             raise DraftwiseError(
                 f"request {request.id} needs {needed:,} bytes of keys and values for its "
@@ -167,9 +167,10 @@ class Engine:
     def _all(self) -> Iterator[Request]:
         yield from (*self._running, *self._reading, *(w.request for w in self._waiting))
 
-    def _bytes(self, request: Request) -> int:
-        """Keys and values of target and drafters when the request has all of its tokens."""
-        return request.num_room * self._token_bytes
+    def _bytes(self, num_tokens: int) -> int:
+        """Keys and values of target and drafters for a row with so many tokens."""
+        ours = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
+        return ours + num_tokens * self._drafter_bytes
 
     def _seat(self) -> None:
         """Give rows to those that wait, in order, as far as they fit."""
@@ -190,9 +191,8 @@ class Engine:
         """Whether there is room for all of it; rows that are only kept make way."""
         if self._max_bytes is None:
             return True
-        asked = self._bytes(request) + sum(map(self._bytes, self.running))
-        left = (self._max_bytes - asked) / max(1, self._token_bytes)
-        while self._prefixes.num_tokens > left and len(self._prefixes):
+        left = self._max_bytes - sum(self._bytes(r.num_room) for r in (request, *self.running))
+        while len(self._prefixes) and sum(map(self._bytes, self._prefixes.lengths)) > left:
             self._close(self._prefixes.drop())
         return left >= 0
 

@@ -51,9 +51,9 @@ class Prefixes:
         return len(self._kept)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of all kept rows."""
-        return sum(len(context.tokens) for context in self._kept.values())
+    def lengths(self) -> list[int]:
+        """Tokens of each kept row."""
+        return [len(context.tokens) for context in self._kept.values()]
 
     def find(self, prompt: Sequence[int], running: Iterable[Context]) -> Beginning | None:
         """The longest common beginning, of kept rows and of those that run; None = too short."""

@@ -48,6 +48,7 @@ class Reader:
         rows = [request.context.row for request, _ in fed]
         starts = [self._cache.lengths[row] for row in rows]
         logits = self._target.extend(self._cache, rows, [piece for _, piece in fed], keep)
+        self._cache.settle(rows, [self._cache.lengths[row] for row in rows])
         for index, (request, piece) in enumerate(fed):
             features = request.context.features
             if features is not None:

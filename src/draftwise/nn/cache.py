@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +13,8 @@ from transformers import Cache
 from draftwise.nn.library_states import LibraryStates
 from draftwise.nn.recurrent import States
 from draftwise.nn.ropes import Turns
-from draftwise.nn.storage import Storage
-
-BLOCK = 8
-"""Tokens by which a row's storage grows, or an eighth of it where that is more."""
+from draftwise.nn.storage import Shelf, Storage, allocate
+from draftwise.nn.windows import BLOCK, Near, Windows
 
 UNLIMITED = 1 << 30
 """Tokens: no limit but memory."""
@@ -36,18 +34,6 @@ class Span:
         return self.start + self.count
 
 
-class Shelf(Protocol):
-    """Where rows get storage of fixed sizes, and leave it for others (compiled forwards)."""
-
-    def take(self, num_tokens: int) -> Storage:
-        """Storage with room for so many tokens, empty or zeroed."""
-        ...
-
-    def give(self, storage: Storage) -> None:
-        """This storage is free again."""
-        ...
-
-
 class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     """Keys and values of rows that come and go, each with a length and storage of its own.
 
@@ -57,6 +43,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     ``docs/kv_cache.md`` draws it. Closed rows have length 0.
     capacity: tokens that a row may have, at most. shelf: None = storage in blocks. states: of
     recurrent layers; None = the model has none. turns: of a rope with two tables; None = of none.
+    windows: layers that forget what lies too far back; None = all keep everything.
     """
 
     def __init__(
@@ -66,12 +53,15 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         shelf: Shelf | None = None,
         states: States | None = None,
         turns: Turns | None = None,
+        windows: Windows | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
         self.capacity, self._shelf = capacity, shelf
         self.lengths: list[int] = []
         self.states, self.turns = states or States(), turns
         self._storage: list[Storage] = []
+        self._windows, self._recent = windows, list[Storage]()  # of the layers that forget
+        self._settled: list[int] = []
         self._spans: Sequence[Span] = ()
         self._is_packed = False
         self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -85,7 +75,9 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
+        self._settled += [0] * missing
         self._storage += [Storage() for _ in range(missing)]
+        self._recent += [Storage() for _ in range(missing)]
         if self._shelf is not None and expected is not None:
             self._storage[row] = self._shelf.take(expected)
         self.states.open(row)
@@ -97,20 +89,28 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         if self._shelf is not None:
             self._shelf.give(self._storage[row])
         self.lengths[row], self._storage[row] = 0, Storage()
+        self._settled[row], self._recent[row] = 0, Storage()
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Let ``row``, which is empty, begin with the first ``length`` tokens of another row."""
+        """Let ``row``, which is empty, begin with the first tokens of another row.
+
+        length: as ``reachable`` gave it.
+        """
         if self._shelf is None:
             self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
         else:
             if length > self._storage[row].num_slots:
                 self._storage[row] = self._shelf.take(length)
             self._fill(self._storage[row], self._storage[source], length)
+        if self._windows is not None:
+            recent = self._recent[source]
+            first = min(recent.first, length)
+            self._recent[row] = recent.grown(length, length - first, first)
         self.states.copy(source, row, length)
         if self.turns is not None:
             self.turns.copy(source, row, length)
-        self.lengths[row] = length
+        self.lengths[row] = self._settled[row] = length
 
     def place(
         self,
@@ -132,6 +132,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         for span in spans:
             if span.end > self._storage[span.row].num_slots:
                 self._grow(span.row, span.end)
+            if self._windows is not None:
+                self._slide(self._windows, span)
         if fed and self.states.is_used:
             self.states.begin([span.row for span in spans], [span.start for span in spans], fed)
 
@@ -148,20 +150,14 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             raise RuntimeError("place() comes before a forward through this cache")
         views, first = [], 0
         for index, span in enumerate(self._spans):
-            storage = self._storage[span.row]
-            if layer_idx not in storage.keys:
-                storage.keys[layer_idx] = self._allocate(key_states, storage.num_slots)
-                storage.values[layer_idx] = self._allocate(value_states, storage.num_slots)
-                storage.blocks = []
-            keys, values = storage.keys[layer_idx], storage.values[layer_idx]
+            storage = self.storage(span.row, layer_idx)
             if self._is_packed:
                 taken = (slice(0, 1), slice(None), slice(first, first + span.count))
                 first += span.count
             else:
                 taken = (slice(index, index + 1), slice(None), slice(0, span.count))
-            keys[:, :, span.start : span.end] = key_states[taken]
-            values[:, :, span.start : span.end] = value_states[taken]
-            views.append((keys[:, :, : span.end], values[:, :, : span.end]))
+            new = key_states[taken], value_states[taken]
+            views.append(storage.write(layer_idx, span.start, *new))
         if self._is_packed:
             self._views[layer_idx] = views
             return key_states, value_states
@@ -171,29 +167,40 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """[1, H, used, D] keys and values of each row of a packed forward, after its update."""
         return self._views[layer_idx]
 
-    def storage(self, row: int) -> Storage:
-        """What one row has allocated."""
-        return self._storage[row]
+    def storage(self, row: int, layer_idx: int = -1) -> Storage:
+        """What one row has allocated for a layer; -1 = one that keeps everything."""
+        forgets = self._windows is not None and layer_idx in self._windows.layers
+        return (self._recent if forgets else self._storage)[row]
+
+    def near(self, index: int | None = None) -> Near | None:
+        """What layers that forget read of the rows placed, or of one of them; None = all do all."""
+        if self._windows is None:
+            return None
+        spans = self._spans if index is None else [self._spans[index]]
+        return [self._recent[span.row].first for span in spans], [span.end for span in spans]
 
     def reachable(self, row: int, length: int) -> int:
         """How far a row can be cut back to at most so many tokens; 0 = read it from the beginning.
 
-        For keys and values that is any length, for states the last one that is known.
+        For keys and values that is any length behind which windows are still whole, for states the
+        last one that is known.
         """
-        return max(0, self.states.reachable(row, length))
+        found = max(0, self.states.reachable(row, length))
+        return found if self._is_whole(row, found) else 0
 
     def crop(self, row: int, length: int) -> int:
         """Cut a row back to at most so many tokens, as far as it can be; returns its length."""
         found = self.reachable(row, min(length, self.lengths[row]))
         if not found:
             self.states.open(row)
-        self.lengths[row] = found
+            self._recent[row] = Storage()
+        self.lengths[row], self._settled[row] = found, min(found, self._settled[row])
         return found
 
     def settle(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         """Take rows back to so many tokens, for good: what a longer way back needs is dropped."""
         for row, count in zip(rows, counts, strict=True):
-            self.lengths[row] = count
+            self.lengths[row] = self._settled[row] = count
             self.states.settle(row, count)
 
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
@@ -207,15 +214,17 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             return
         if self.turns is not None:
             self.turns.keep_path(row, base, path)
-        storage = self._storage[row]
-        for tensor in storage.tensors:
-            index = torch.as_tensor(path, device=tensor.device) + base
-            tensor[:, :, base : base + len(path)] = tensor[:, :, index]
+        for storage in (self._storage[row], self._recent[row]):
+            first = base - storage.first
+            for tensor in storage.tensors:
+                index = torch.as_tensor(path, device=tensor.device) + first
+                tensor[:, :, first : first + len(path)] = tensor[:, :, index]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the storage allocated now, and of states."""
-        return sum(storage.num_bytes for storage in self._storage) + self.states.num_bytes
+        stored = (*self._storage, *self._recent)
+        return sum(storage.num_bytes for storage in stored) + self.states.num_bytes
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The first slot of the coming write (the library asks; our masks do not)."""
@@ -250,18 +259,27 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self._fill(self._storage[row], old, self.lengths[row])
         self._shelf.give(old)
 
+    def _slide(self, windows: Windows, span: Span) -> None:
+        """Room for a span in the layers that forget; raises ValueError where too much is gone."""
+        if not self._is_whole(span.row, span.start):
+            raise ValueError(
+                f"row {span.row} was cut back to {span.start} tokens, and its windows were not kept"
+            )
+        recent, settled = self._recent[span.row], min(self._settled[span.row], span.start)
+        if not windows.fits(recent, settled, span.end):
+            self._recent[span.row] = windows.slide(recent, settled, span.start, span.end)
+
+    def _is_whole(self, row: int, length: int) -> bool:
+        """Whether nothing is gone that a token behind so many may look at."""
+        return self._windows is None or self._recent[row].first <= self._windows.first(length)
+
     def _fill(self, new: Storage, old: Storage, length: int) -> None:
         """Copy the first ``length`` tokens from one storage to another, each where it is."""
         for before, after in ((old.keys, new.keys), (old.values, new.values)):
             for layer, tensor in before.items():
                 if layer not in after:
-                    after[layer] = self._allocate(tensor, new.num_slots)
+                    after[layer] = allocate(tensor, new.num_slots)
                 after[layer][:, :, :length] = tensor[:, :, :length]
-
-    def _allocate(self, like: Tensor, num_slots: int) -> Tensor:
-        """Zeros: garbage behind a row's length must at least be finite."""
-        _, heads, _, size = like.shape
-        return like.new_zeros((1, heads, num_slots, size))
 
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:

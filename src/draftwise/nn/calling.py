@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.nn.cache import RaggedCache, Shelf
+from draftwise.nn.cache import RaggedCache
 from draftwise.nn.masks import Mask
 from draftwise.nn.recurrent import Key, States, Trace
 from draftwise.nn.ropes import Turns
 from draftwise.nn.shadow import Watch, keeps_states, shadow
+from draftwise.nn.storage import Shelf
 from draftwise.nn.taps import Taps
+from draftwise.nn.windows import Windows
 
 _NUM_RWKV = 5
 """Tensors of an RWKV state, each of all layers."""
@@ -43,7 +45,12 @@ class Caller:
         self.taps = Taps(module, self._view, num_layers)
 
     def new_cache(
-        self, num_rows: int, capacity: int, shelf: Shelf | None, turns: Turns | None
+        self,
+        num_rows: int,
+        capacity: int,
+        shelf: Shelf | None,
+        turns: Turns | None,
+        windows: Windows | None,
     ) -> RaggedCache:
         """A cache that the module takes for one of its own (MiniMax looks at its class)."""
         made: type[RaggedCache] = RaggedCache
@@ -51,7 +58,7 @@ class Caller:
             from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
             made = type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
-        return made(num_rows, capacity, shelf, States(self.has_states), turns)
+        return made(num_rows, capacity, shelf, States(self.has_states), turns, windows)
 
     def __call__(
         self,

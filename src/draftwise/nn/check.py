@@ -30,7 +30,7 @@ def check_model(model: CausalModel) -> None:
     chains but no trees (states, attention by slot) loads, and is marked so.
     """
     _refuse_broken(model)
-    twin = _twin(model)
+    twin, model.forgets = _twin(model), False
     found = "nothing was tried"
     for way in _ways(model):
         found = _try(model, way, (14, 9))
@@ -40,6 +40,7 @@ def check_model(model: CausalModel) -> None:
             break
     if found:
         raise _refusal(model.name, found)
+    model.forgets = twin is not None and _forgets(twin, way)
     # alone: such a model counts slots, and a tree's positions are others
     model.serves_trees = not (model.has_states or model.is_alone) and all(
         _grows_trees(one) for one in (model, twin) if one is not None
@@ -69,6 +70,12 @@ def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who
     return f"{who}its logits on a ragged KV cache are off by {error:.2g} (relative)"
 
 
+def _forgets(twin: CausalModel, way: tuple[bool, bool]) -> bool:
+    """Whether layers with windows may drop what lies behind them."""
+    twin.forgets = True
+    return twin.windows is not None and not _try(twin, way, (min(40, twin.max_positions), 23))
+
+
 def _twin(model: CausalModel) -> CausalModel | None:
     """A tiny one with a layer of each kind, where windows change something far along."""
     config = model.module.config
@@ -80,7 +87,9 @@ def _twin(model: CausalModel) -> CausalModel | None:
         _plain_logits(module, [0] * (2 * WINDOW))
     except Exception:  # a configuration that the table of sizes does not fit
         return None
-    return CausalModel(module, model.name)
+    twin = CausalModel(module, model.name)
+    twin.forgets = False
+    return twin
 
 
 def _refuse_broken(model: CausalModel) -> None:
@@ -123,7 +132,7 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
         torch.randint(0, model.vocab_size, (n,), generator=generator).tolist() for n in lengths
     ]
     plain = [_plain_logits(model.module, text) for text in texts]
-    cache = model.new_cache(num_rows=2, capacity=max(lengths) + 8)
+    cache = model.new_cache(num_rows=2, capacity=max(lengths) + 8, forgets=True)
     wrong = torch.randint(0, model.vocab_size, (3,), generator=generator).tolist()
     errors = []
 
@@ -146,8 +155,8 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
     feed([1, 1], [wrong, wrong[:1]])
     feed([1, 1], [[], []])
     feed([length - start for length, start in zip(lengths, cache.lengths, strict=True)], [[], []])
-    storage = cache.storage(0)
-    model.token_bytes = storage.num_bytes // max(1, storage.num_slots)
+    if not model.forgets:
+        model.measure(cache.storage(0))
     return max(errors)
 
 

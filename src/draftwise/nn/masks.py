@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwise.nn.attention import IN_ORDER, RAGGED, packed_mask
 from draftwise.nn.cache import RaggedCache
+from draftwise.nn.windows import Near, Windows, from_first
 from draftwise.types import Ints
 
 Mask = Tensor | dict[str, Tensor | None] | None
@@ -36,13 +37,19 @@ class Masks:
     """The masks that one model's attention layers expect."""
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
-        kinds, self._dtype = _layer_kinds(config), dtype
+        layers, self._dtype = _layer_kinds(config), dtype
+        kinds = set(layers)
         wanted = {_KINDS.get(kind, kind) for kind in kinds}
         # a hybrid layer attends and keeps a state, which takes a mask of its own (Inkling)
         self._has_blind = "" in wanted or any("hybrid" in kind for kind in kinds)
         self._wanted = wanted - {""}
         self._window = int(getattr(config, "sliding_window", None) or 0)
         self._chunk = int(getattr(config, "attention_chunk_size", None) or 0)
+        near = {
+            index for index, kind in enumerate(layers) if _KINDS.get(kind) in ("sliding", "chunked")
+        }
+        sizes = (self._window * ("sliding" in wanted), self._chunk * ("chunked" in wanted))
+        self.windows = Windows(frozenset(near), *sizes) if near and any(sizes) else None
         self.is_packable = config._attn_implementation == RAGGED  # until the self-check says no
         self._additive = config._attn_implementation == "eager"
         self._only = next(iter(self._wanted)) if len(kinds) == 1 and self._wanted else ""
@@ -51,11 +58,18 @@ class Masks:
         # whether attention needs no mask for tokens in order
         self.knows_order = device.type == "cuda" and self.is_packable and self.can_skip
 
-    def make(self, queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Mask:
+    def make(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        seen: Tensor | None = None,
+        near: Near | None = None,
+    ) -> Mask:
         """[R or 1, 1, T, used]: which slot each query may look at; by kind where layers differ.
 
         queries: [R or 1, T] and keys: broadcastable to [R, 1, T, used], positions. seen: [R, T,
-        used] where they do not tell by themselves, as in trees. None = no layer attends.
+        used] where they do not tell by themselves, as in trees. near: where layers that forget
+        begin and end to read. None = no layer attends.
         """
         if not self._wanted:
             return None
@@ -65,16 +79,18 @@ class Masks:
         if self._has_blind:
             made[""] = None
         if "sliding" in self._wanted:
-            made["sliding"] = self._as_bias(full & (keys > queries - self._window))
+            seen_near = full & (keys > queries - self._window)
+            made["sliding"] = self._as_bias(from_first(seen_near, *near) if near else seen_near)
         if "chunked" in self._wanted:
-            made["chunked"] = self._as_bias(full & (keys // self._chunk == queries // self._chunk))
+            seen_near = full & (keys // self._chunk == queries // self._chunk)
+            made["chunked"] = self._as_bias(from_first(seen_near, *near) if near else seen_near)
         if self._only in made and self._only:
             return made[self._only]
         return {kind: made[name] for kind, name in _KINDS.items() if name in made}
 
-    def in_order(self, queries: Tensor, keys: Tensor) -> Mask:
+    def in_order(self, queries: Tensor, keys: Tensor, near: Near | None = None) -> Mask:
         """As ``make``, for tokens that follow each other in the last of the slots [used]."""
-        return IN_ORDER if self.knows_order else self.make(queries, keys)
+        return IN_ORDER if self.knows_order else self.make(queries, keys, near=near)
 
     def pack(
         self,
@@ -115,12 +131,13 @@ def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None
     return slots
 
 
-def _layer_kinds(config: Any) -> set[str]:
-    """The kinds of layers, from the configuration's list or, without it, ``sliding_window``."""
+def _layer_kinds(config: Any) -> list[str]:
+    """The kind of each layer, from the configuration's list or, without it, ``sliding_window``."""
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if kinds:
-        return set(kinds)
-    return {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
+        return list(kinds)
+    kind = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    return [kind] * int(config.num_hidden_layers)
 
 
 def stacked_ids(tokens: Sequence[Fed], width: int, device: torch.device) -> Tensor:

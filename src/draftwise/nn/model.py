@@ -16,10 +16,12 @@ from draftwise.nn.calling import Caller, first_device
 from draftwise.nn.compiled import WIDTHS, CompiledSteps
 from draftwise.nn.feeds import read_again, read_alone, read_turned
 from draftwise.nn.logits import Logits, last_places
-from draftwise.nn.masks import Fed, Mask, Masks, packed_ids, ragged_slots, stacked_ids
+from draftwise.nn.masks import Fed, Masks, packed_ids, ragged_slots, stacked_ids
 from draftwise.nn.ropes import Turns, switch_of
-from draftwise.nn.trees import Branches, tree_masks
-from draftwise.types import Ints
+from draftwise.nn.sight import Sight
+from draftwise.nn.storage import Storage
+from draftwise.nn.trees import Branches
+from draftwise.nn.windows import Windows
 
 Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
 """Flat logits [M, V], hidden states by tap and row, and where in the logits each row ends."""
@@ -41,14 +43,16 @@ class CausalModel:
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
         self.compiled: CompiledSteps | None = None
-        self.token_bytes = 0  # of keys and values; the self-check measures it
+        self.token_bytes = 0  # of keys and values; the self-check measures it,
+        self._near_bytes = 0  # and what of it is of layers with windows
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
         self.device: torch.device = first_device(module)
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype, self.device)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
-        self._numbers, self._num_numbers = torch.arange(0, device=self.device), 0
+        self.forgets = True  # what lies behind a window, where layers have one; as above
+        self._sight = Sight(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
         self.is_alone = False  # each row in a forward of its own; the self-check says
@@ -76,10 +80,38 @@ class CausalModel:
                 f"{self.num_layers} layers"
             ) from None
 
-    def new_cache(self, num_rows: int = 0, capacity: int = UNLIMITED) -> RaggedCache:
-        """An empty cache with ``num_rows`` rows open, each of at most ``capacity`` tokens."""
+    def new_cache(
+        self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
+    ) -> RaggedCache:
+        """An empty cache with ``num_rows`` rows open, each of at most ``capacity`` tokens.
+
+        forgets: whether layers with windows may drop what no token behind ``settle`` looks at.
+        """
         turns = Turns() if self.switch else None
-        return self._call.new_cache(num_rows, capacity, self.compiled, turns)
+        windows = self.windows if forgets else None
+        return self._call.new_cache(num_rows, capacity, self.compiled, turns, windows)
+
+    @property
+    def windows(self) -> Windows | None:
+        """Of layers that forget; None = none does, as where texts may have to be read again."""
+        keeps = self.has_states or self.switch or self.compiled is not None or not self.forgets
+        return None if keeps else self._masks.windows
+
+    def measure(self, storage: Storage) -> None:
+        """Learn how many bytes a token takes, from storage that was written."""
+        near = self._masks.windows.layers if self._masks.windows else ()
+        each = {
+            layer: storage.keys[layer].nbytes + storage.values[layer].nbytes
+            for layer in storage.keys
+        }
+        self.token_bytes = sum(each.values()) // max(1, storage.num_slots)
+        self._near_bytes = sum(each.get(layer, 0) for layer in near) // max(1, storage.num_slots)
+
+    def row_bytes(self, num_tokens: int, num_fed: int) -> int:
+        """Keys and values of a row with so many tokens, fed at most ``num_fed`` at once."""
+        most = num_tokens if self.windows is None else self.windows.most_slots(num_fed)
+        gone = max(0, num_tokens - most) * self._near_bytes
+        return num_tokens * self.token_bytes - gone
 
     def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
         """From now on read short feeds of single rows with compiled forwards of these widths.
@@ -168,9 +200,9 @@ class CausalModel:
             return None
         storage = cache.storage(span.row)
         places = ragged_slots([span.start], [span.count], width)
-        positions, mask = self._look(trees, places, storage.num_slots)
+        positions, mask = self._sight.of_places(trees, places, storage.num_slots)
         ids = stacked_ids(tokens, width, self.device)
-        feed = (ids, positions, self._tensor(places), mask)
+        feed = (ids, positions, self._sight.tensor(places), mask)
         output = self.compiled(storage, *feed, taps=self.taps)
         if output is None:
             return None
@@ -187,22 +219,14 @@ class CausalModel:
     ) -> Forward:
         """Rows side by side, [R, T], padded at the end to the longest."""
         counts = [span.count for span in spans]
-        used, width = max(span.end for span in spans), max(counts)
-        is_even = min(span.start for span in spans) == used - width and min(counts) == width
-        if is_even and not trees:
-            # one token sees everything; from the first on it is plain causal attention
-            needs_none = self._masks.can_skip and (width == 1 or width == used)
-            positions = self._slots(used)[used - width :].expand(len(counts), width)
-            mask = None if needs_none else self._masks.in_order(positions, self._slots(used))
-        else:
-            places = ragged_slots([span.start for span in spans], counts)
-            positions, mask = self._look(trees, places, used)
+        width = max(counts)
         cache.place(spans, fed=tokens)
+        positions, mask = self._sight.of_rows(spans, trees, cache.near())
         kept = last_places(counts, keep) or [0]
         extra: dict[str, Any] = {}
         if len(kept) < width and self._call.can_keep:
             is_end = kept[0] == width - len(kept)
-            extra["logits_to_keep"] = len(kept) if is_end else self._tensor(list(kept))
+            extra["logits_to_keep"] = len(kept) if is_end else self._sight.tensor(list(kept))
         ids = stacked_ids(tokens, width, self.device)
         output, found = self._call(cache, ids, positions, mask, **extra)
         hidden = {
@@ -224,17 +248,20 @@ class CausalModel:
     ) -> Forward:
         """Rows end to end, [1, N], each attending to its own storage: nothing is padded."""
         fed = [index for index, span in enumerate(spans) if span.count]
-        looks = [self._look_alone(spans[i], trees[i] if trees else None) for i in fed]
-        positions, masks = zip(*looks, strict=True)
         counts = [span.count for span in spans]
         cache.place([spans[index] for index in fed], packed=True)
+        looks = [
+            self._sight.of_row(spans[i], trees[i] if trees else None, cache.near(place))
+            for place, i in enumerate(fed)
+        ]
+        positions, masks = zip(*looks, strict=True)
         edges = [0, *accumulate(counts)]
         extra: dict[str, Any] = {}
         kept = [min(count, keep) for count in counts]
         if sum(kept) < edges[-1] and self._call.can_keep:
             tails = zip(edges[1:], kept, strict=True)
             places = [place for end, num in tails for place in range(end - num, end)]
-            extra["logits_to_keep"] = self._tensor(places or [0])
+            extra["logits_to_keep"] = self._sight.tensor(places or [0])
         output, found = self._call(
             cache,
             packed_ids(tokens, self.device),
@@ -244,33 +271,3 @@ class CausalModel:
         )
         hidden = {tap: [h[0, a:b] for a, b in pairwise(edges)] for tap, h in found.items()}
         return output.logits[0], hidden, list(accumulate(kept)) if extra else edges[1:]
-
-    def _look_alone(self, span: Span, tree: Branches | None) -> tuple[Tensor, Mask]:
-        """Positions [T] of what one row is fed, and its mask; None = it may look at all slots."""
-        if tree is not None:
-            places = ragged_slots([span.start], [span.count])
-            positions, mask = self._look([tree], places, span.end)
-            return positions[0], mask
-        positions = self._slots(span.end)[span.start :]
-        if self._masks.can_skip and (span.count == 1 or not span.start):
-            return positions, None
-        return positions, self._masks.in_order(positions[None], self._slots(span.end))
-
-    def _look(
-        self, trees: Sequence[Branches | None], places: Ints, used: int
-    ) -> tuple[Tensor, Mask]:
-        """Positions [R, T] of what is fed to ``places``, and its mask over the first slots."""
-        if not trees:
-            positions = self._tensor(places)
-            return positions, self._masks.make(positions, self._slots(used))
-        positions, keys, seen = tree_masks(trees, places, used, self.device)
-        return positions, self._masks.make(positions, keys[:, None, None], seen)
-
-    def _tensor(self, values: Any) -> Tensor:
-        return torch.as_tensor(values, device=self.device)
-
-    def _slots(self, num: int) -> Tensor:
-        """[num] 0, 1, 2, ...: a view of one tensor that grows by doubling."""
-        if num > self._num_numbers:
-            self._num_numbers, self._numbers = 2 * num, torch.arange(2 * num, device=self.device)
-        return self._numbers[:num]
