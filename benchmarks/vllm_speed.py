@@ -63,7 +63,7 @@ class Engine:
 
 def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
     """Name of a method to its engine and fixed length."""
-    found: dict[str, tuple[str, int | None]] = {"none": ("none", None)}
+    found: dict[str, tuple[str, int | None]] = {"none": (args.none, None)}
     for name in args.methods:
         if name in {"draftwise", "suffix"}:
             found[name] = (name, None)
@@ -133,10 +133,10 @@ def run(
     record: Record,
 ) -> dict[str, Any]:  # fmt: skip
     """One table: every block by every method, until blocks, prompts or minutes are used up."""
-    played, rows = methods(args), []
+    played, rows, size = methods(args), [], at_once * args.rounds
     ends = time.monotonic() + 60 * args.minutes
-    for number in range(min(args.blocks, len(prompts) // at_once)):
-        block = prompts[number * at_once : (number + 1) * at_once]  # no prompt is asked twice
+    for number in range(min(args.blocks, len(prompts) // size)):
+        block = prompts[number * size : (number + 1) * size]  # no prompt is asked twice
         cells = record.block(at_once, number)
         order = [name for name in played if name not in cells]
         if order and rows and time.monotonic() > ends:
@@ -147,6 +147,7 @@ def run(
             task = {
                 "prompts": block, "max_tokens": args.max_tokens, "chat": args.chat,
                 "length": length, "temperature": args.temperature, "ignore_eos": args.ignore_eos,
+                "at_once": at_once, "off": name == "none",
             }  # fmt: skip
             done = engines[engine].ask(task)
             text = hashlib.sha256(json.dumps(done.pop("tokens_of")).encode()).hexdigest()[:16]
@@ -197,6 +198,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["ngram", "draftwise"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[2, 5])
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=1, help="prompts of a block, over --at-once")
+    parser.add_argument("--none", default="none", help="draftwise: its engine, switched off")
     parser.add_argument("--blocks", type=int, default=64, help="at most so many a table")
     parser.add_argument("--minutes", type=float, default=10.0, help="at most so many a table")
     parser.add_argument("--ignore-eos", action="store_true", help="all answers of one length")

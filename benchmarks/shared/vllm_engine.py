@@ -69,6 +69,10 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
     """One block: its tokens, and the seconds that it took."""
     from vllm import SamplingParams
 
+    scheduler.max_num_running_reqs = task.get("at_once", scheduler.max_num_running_reqs)
+    kinds = type(scheduler).__mro__
+    if task.get("off") and hasattr(scheduler, "draftwise"):
+        scheduler.__class__ = kinds[1]  # vLLM's own, whose proposer proposes nothing
     if task.get("length"):
         scheduler.dynamic_sd_lookup = Constant(task["length"])
     params = SamplingParams(
@@ -86,6 +90,7 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
         ]
     own, cpu, wall = spent[0], time.process_time(), time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
+    scheduler.__class__ = kinds[0]
     texts = [list(output.outputs[0].token_ids) for output in outputs]
     return {
         "tokens_of": texts,

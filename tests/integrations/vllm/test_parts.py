@@ -204,6 +204,18 @@ def test_what_steps_without_drafts_take_is_found_out() -> None:
     assert second > 0.17
 
 
+def test_a_draft_that_looked_cheap_thrice_is_not_cheaper_than_none() -> None:
+    meter = StepMeter()
+    for extra, seconds in [(0, 0.1)] * 15 + [(8, 0.14)] * 15 + [(1, 0.08)] * 3:
+        meter.saw(Step(16, 16 + extra, 0, seconds))
+    meter.saw(Step(16, 16, 0, 0.1))
+    for _ in range(8):
+        meter.saw(Step(16, 24, 0, 0.14))
+    believed = meter.forward_s(16, 24)[15:]
+    assert (np.diff(believed) >= -1e-9).all()
+    assert meter.priced_s(16, 24)[16] > 1.009 * meter.forward_s(16, 24)[15]
+
+
 def test_what_was_learnt_outlives_the_server(tmp_path: Path) -> None:
     path, about = tmp_path / "new" / "state.json", {"policy": "goodput"}
     file = StateFile(path, about)

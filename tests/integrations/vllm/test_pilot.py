@@ -87,6 +87,46 @@ def test_the_batch_drafts_less_where_a_token_is_dear() -> None:
     assert totals[0.4] < 0.8 * totals[0.0]
 
 
+def test_many_requests_do_not_all_draft_before_a_token_has_a_price() -> None:
+    """The first draft of sixteen is a probe of eight tokens, and not one of all they may draft."""
+    engine = FakeEngine(
+        repeats, Options(policy="fixed:16", state=None), longest=16, cost=lambda *_: 1.0
+    )
+    for request in requests(16, max_tokens=120):
+        engine.add(request)
+    engine.run(6)
+    assert [total - rows for rows, total, _ in engine.steps[1:]] == [8, 16, 32, 64, 128]
+
+
+def test_where_nothing_can_be_drafted_hardly_anything_is_lost() -> None:
+    """Steps are noisy, some length always looks cheap; and short matches lie everywhere."""
+    clock, rng = random.Random(2), random.Random(5)
+    texts = [
+        [rng.randrange(40 if rng.random() < 0.5 else 5000) for _ in range(120)] for _ in "x" * 32
+    ]
+
+    def seconds(rows: int, tokens: int) -> float:
+        return 0.08 + 0.003 * rows + 0.004 * (tokens - rows)
+
+    engine = FakeEngine(
+        lambda text: texts[text[0] - 9000][len(text)],
+        cost=lambda rows, tokens, drafted: seconds(rows, tokens) * clock.uniform(0.8, 1.2),
+        longest=16, chunk=1 << 20,
+    )  # fmt: skip
+    lost = plain = 0.0
+    for first in (0, 16):
+        for i in range(first, first + 16):
+            engine.add(FakeRequest(f"r{i}", [9000 + i, *texts[i][1:70]], 48))
+        engine.step()
+        while engine.requests:
+            rows = len(engine.requests)
+            engine.step()
+            _, total, _ = engine.steps[-1]
+            plain += seconds(rows, rows)
+            lost += seconds(rows, total) - seconds(rows, rows)
+    assert lost < 0.01 * plain
+
+
 def test_the_token_budget_is_kept() -> None:
     engine = FakeEngine(repeats, Options(policy="fixed:8", state=None), budget=20)
     for request in requests(6, max_tokens=60):
@@ -117,15 +157,23 @@ def test_requests_that_vllm_cannot_verify_play_none(given, drafts) -> None:
     assert (max(total for _, total, _ in engine.steps[2:]) > 1) == drafts
 
 
-def test_private_requests_teach_nobody() -> None:
-    """After an answer under a penalty, the shared history is still empty."""
+@pytest.mark.parametrize(
+    "given",
+    [{"repetition_penalty": 1.3}, {"bad_words": ["no"]}, {"min_tokens": 3}, {"guided": True}],
+)
+def test_private_requests_teach_no_other(given) -> None:
+    """After such an answer the shared history is empty, and the next request begins anew."""
     engine = FakeEngine(repeats, Options(drafters=("suffix",), state=None))
-    for given in ({"repetition_penalty": 1.3}, {}):
-        request = FakeRequest("a", [40, 41, 42], 30, params(**given))
-        engine.add(request)
-        engine.run()
-        (drafter,) = engine.controller._arms._drafters
-        assert bool(drafter.num_shared_tokens) == (not given)
+    (drafter,) = engine.controller._arms._drafters
+    is_guided = given.pop("guided", False)
+    engine.add(FakeRequest("a", [40, 41, 42], 30, params(**given), use_structured_output=is_guided))
+    engine.run()
+    assert not drafter.num_shared_tokens
+    assert engine.controller.state()["policy"] is None
+    engine.add(FakeRequest("a", [40, 41, 42], 30))
+    engine.run()
+    assert drafter.num_shared_tokens
+    assert engine.controller.state()["policy"] is not None
 
 
 def test_a_request_begins_with_what_the_last_one_knew() -> None:

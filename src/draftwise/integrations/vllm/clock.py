@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from draftwise.integrations.vllm.fitting import above_zero, rising
 from draftwise.types import Floats
 
 _WINDOW = 15
@@ -17,8 +18,12 @@ _STALE_STEPS = 1000
 _FIT_EVERY = 8
 _MOST_SHAPES = 64
 _FIRST_PLAIN, _DOUBLINGS = 8, 3
+_FIRST_EXTRA = 8
 _TRUST = 3.0
 """How many samples the common line counts for, against those of one cell."""
+
+MARGIN = 0.01
+"""What a draft must promise over none, as a share of a step: its price is hardly known better."""
 
 DEFAULT_DRAFT_SHARE = 0.05
 """A draft step's seconds, as a share of a step that drafts nothing, until both were seen."""
@@ -87,14 +92,15 @@ class StepMeter:
         self._drafting: Counter[int] = Counter()  # by class of requests: steps since a plain one
 
     def saw(self, step: Step) -> None:
-        """Take one step; the line is fitted anew every few."""
+        """Take one step; the line is fitted anew every few, and for a shape that is new."""
         self._num += 1
         self._own_drafts.add(step.drafted)
         extra, size = step.tokens - step.rows, step.rows.bit_length()
         self._drafting[size] = self._drafting[size] + 1 if extra else 0
         key = (size, _bucket(extra), step.drafted)
+        is_new = key not in self._cells
         self._cells.setdefault(key, _Cell()).add(step, self._num)
-        if self._num % _FIT_EVERY == 0 or self._num < _FIT_EVERY:
+        if is_new or self._num % _FIT_EVERY == 0 or self._num < _FIT_EVERY:
             self._fit()
 
     def expected_s(self, step: Step) -> float:
@@ -131,6 +137,12 @@ class StepMeter:
             seconds = seconds * np.interp(extra, *known)
         return np.asarray(seconds)
 
+    def priced_s(self, rows: int, max_tokens: int) -> Floats:
+        """[max_tokens] the same, with ``MARGIN`` on steps with drafts: what choices are made by."""
+        seconds = self.forward_s(rows, max_tokens)
+        seconds[rows:] *= 1 + MARGIN
+        return seconds
+
     def draft_s(self, rows: int) -> float:
         """Seconds of one more token by vLLM's own drafter, for all requests together."""
         plain = float(self.forward_s(rows, rows)[-1])
@@ -150,6 +162,16 @@ class StepMeter:
         num = sum(len(cell.steps) for cell in known)
         return self._drafting[size] >= _FIRST_PLAIN << min(num, _DOUBLINGS)
 
+    def most_extra(self, rows: int) -> int:
+        """Drafted tokens that a step of about so many requests may hold: 8, then twice the most.
+
+        Before anything is known of their price they are believed to cost nothing, and sixteen
+        requests would draft as much as they may at once, for the price of ten steps.
+        """
+        size = rows.bit_length()
+        seen = (key[1] for key in self._cells if key[0] == size)
+        return max(_FIRST_EXTRA, 2 * _tokens_of(max(seen, default=0)))
+
     @property
     def wants_contrast(self) -> bool:
         """Whether vLLM's own drafter has always drafted, so that its price is not known."""
@@ -163,38 +185,16 @@ class StepMeter:
         self._cells = fresh
         rows, extra, drafted, seconds = np.array([cell.value for cell in fresh.values()]).T
         columns = np.stack([np.ones_like(rows), rows, extra, drafted, drafted * rows], axis=1)
-        self._line = _above_zero(columns / seconds[:, None])
+        self._line = above_zero(columns / seconds[:, None])
         ratios = seconds / np.maximum(columns @ self._line, 1e-12)
         counts = np.array([len(cell.steps) for cell in fresh.values()])
         trusted = 1 + (ratios - 1) * counts / (counts + _TRUST)
-        self._ratios = _by_size([key[0] for key in fresh], extra, trusted, drafted == 0)
-
-
-def _above_zero(features: Floats) -> Floats:
-    """[5] least-squares weights with ``features @ weights = 1``; a negative one is left out."""
-    used = [0, 1, 2, 3, 4]
-    while True:
-        found, *_ = np.linalg.lstsq(features[:, used], np.ones(len(features)), rcond=None)
-        if (found >= -1e-12).all() or len(used) <= 1:
-            break
-        used = [column for column, weight in zip(used, found, strict=True) if weight >= -1e-12]
-    weights = np.zeros(5)
-    weights[used] = found.clip(0)
-    return weights
-
-
-def _by_size(
-    sizes: Sequence[int], extra: Floats, ratios: Floats, wanted: Floats
-) -> dict[int, tuple[Floats, Floats]]:
-    """By class of requests: drafted tokens, ascending, and how far seconds lie off the line."""
-    found: dict[int, tuple[Floats, Floats]] = {}
-    classes = np.array(sizes)
-    for size in set(sizes):
-        own = (classes == size) & wanted
-        if own.any():
-            order = np.argsort(extra[own])
-            found[size] = extra[own][order], ratios[own][order]
-    return found
+        cells = np.stack([rows, extra, trusted, counts])
+        sizes = np.array([key[0] for key in fresh])
+        self._ratios = {
+            int(size): rising(self._line, cells[:, (sizes == size) & (drafted == 0)])
+            for size in set(sizes[drafted == 0])
+        }
 
 
 def _bucket(extra: int) -> int:
@@ -205,3 +205,13 @@ def _bucket(extra: int) -> int:
     """
     shift = max(extra.bit_length() - 4, 0)
     return (extra >> shift) + 8 * shift
+
+
+def _tokens_of(bucket: int) -> int:
+    """The fewest drafted tokens of a bucket.
+
+    >>> [_tokens_of(_bucket(extra)) for extra in (0, 8, 16, 17, 18, 32)]
+    [0, 8, 16, 16, 18, 32]
+    """
+    shift = max(bucket // 8 - 1, 0)
+    return (bucket - 8 * shift) << shift

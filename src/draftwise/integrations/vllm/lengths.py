@@ -125,7 +125,7 @@ class Lengths:
         if not isinstance(first, ChoosingTogether):
             return [policy.choose() for policy in policies]
         rows, width = len(policies), self._longest + 1
-        batch_s = self.meter.forward_s(rows, rows * width)
+        batch_s = self.meter.priced_s(rows, rows * width)
         prices = {self._model: self.meter.draft_s(rows)}
         costs = Costs(batch_s[rows - 1 :: rows], prices, batch_s)
         return first.choose_together(policies, costs)
