@@ -83,12 +83,15 @@ def listen(target: str, port: int) -> None:
 
 
 def state(pid: int) -> dict[str, int]:
-    """Resident KiB, threads and open files of a process."""
+    """Resident KiB, threads and open files of a process.
+
+    Of memory only the process's own: pages of files come and go with what else the machine does.
+    """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines)
     files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     return {
-        "rss_kib": int(found["VmRSS"].split()[0]),
+        "own_kib": int(found["RssAnon"].split()[0]),
         "threads": int(found["Threads"]),
         "files": files,
     }
@@ -113,7 +116,7 @@ def watched(url: str, pid: int, found: list[tuple[int, int]]) -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(0.5):
-            found.append((num_open(url), state(pid)["rss_kib"]))
+            found.append((num_open(url), state(pid)["own_kib"]))
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -366,6 +366,17 @@ def test_bodies_that_are_too_large() -> None:
         assert live.complete("abc").status == 200
 
 
+def test_prompts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tokens would take a hundred times the memory of their text."""
+    fake = Fake()
+    with serving(fake_service(fake)) as live:
+        monkeypatch.setattr("draftwise.serve.codec.encode", None)
+        monkeypatch.setattr("draftwise.serve.codec.render", None)
+        for said in (live.complete("a" * 400_000), live.chat("a" * 400_000)):
+            assert said.status == 400
+            assert "400000 characters" in said.error["message"]
+
+
 def test_a_full_queue_says_when_to_come_again() -> None:
     with serving(fake_service(Fake(max_rows=1, pace_s=0.01), max_open=2)) as live:
         slow = [

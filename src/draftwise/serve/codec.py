@@ -33,6 +33,8 @@ class Codec:
             chat_template = PLAIN_TEMPLATE
         if chat_template is not None:
             tokenizer.chat_template = chat_template
+        # what cannot fit is not even read: that would take far more memory than the text itself
+        self._max_chars = max_positions * max(map(len, tokenizer.get_vocab()))
         self.takes_tools = "tools" in str(tokenizer.chat_template)
         self.text_of = lru_cache(maxsize=65_536)(self._text_of)
         self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
@@ -40,6 +42,7 @@ class Codec:
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Prompt:
         """A conversation as the prompt of the next turn. Raises DraftwiseError."""
         turns = [_turn(message) for message in messages]
+        self._check_size(sum(len(str(turn.get("content", ""))) for turn in turns))
         if not tools:
             return self._checked(render(turns, self._tokenizer))
         if not self.takes_tools:
@@ -66,7 +69,17 @@ class Codec:
     def _prompt(self, given: str | list[int]) -> Prompt:
         if given == "":
             raise DraftwiseError("prompt: it is empty: there is nothing to continue")
-        return encode(given, self._tokenizer) if isinstance(given, str) else Prompt(given)
+        if not isinstance(given, str):
+            return Prompt(given)
+        self._check_size(len(given))
+        return encode(given, self._tokenizer)
+
+    def _check_size(self, num_chars: int) -> None:
+        if num_chars > self._max_chars:
+            raise DraftwiseError(
+                f"the prompt has {num_chars} characters, and no text of more than "
+                f"{self._max_chars} fits the model's {self.max_positions} positions"
+            )
 
     def _checked(self, prompt: Prompt) -> Prompt:
         tokens = prompt.tokens
