@@ -35,7 +35,9 @@ for (const one of document.querySelectorAll("p, td, th, h2, label, span, svg tex
   const ink = one instanceof SVGElement ? style.fill : style.color;
   if (contrast(ink, back) < 4.5) faint.push(one.textContent.slice(0, 30));
 }
-return {back: getComputedStyle(document.body).backgroundColor, faint,
+const small = [...document.querySelectorAll("svg text")]
+  .filter(one => one.getBoundingClientRect().height < 10).map(one => one.textContent);
+return {small, back: getComputedStyle(document.body).backgroundColor, faint,
   width: document.documentElement.scrollWidth, room: innerWidth};
 """
 
@@ -123,6 +125,7 @@ def test_all_is_legible_and_nothing_is_cut(
         browser.picture(tmp_path / "page.png")
     assert found["back"].startswith(f"rgb({back},")
     assert found["faint"] == []
+    assert found["small"] == []
     assert found["width"] <= found["room"]
 
 
