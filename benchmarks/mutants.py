@@ -42,7 +42,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "policies/goodput/acceptance": ("tests/policies/test_acceptance.py",),
     "policies/goodput/pricing": ("tests/policies/test_pricing.py",),
     "policies/goodput/ragged": ("tests/policies/test_ragged.py",),
-    "policies/goodput/rows": ("tests/policies/test_goodput.py",),
+    "policies/goodput/rows": ("tests/policies/test_turns.py", "tests/policies/test_goodput.py"),
 }
 """A module, and the tests that ought to kill its mutants: seconds, all of them."""
 

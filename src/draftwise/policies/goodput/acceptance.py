@@ -31,6 +31,9 @@ FAST_ODDS = math.log(0.12 / 0.88)
 ERROR_WEIGHT = 3.0
 """Log odds for each unit of squared error that one rate made and the other did not."""
 
+_DEN, _ERROR, _FAST_ERROR = 1, 4, 5  # rows of a table: num, den; the fast num, den; both errors
+_NUMS, _DENS = slice(0, 4, 2), slice(1, 4, 2)
+
 
 class Rates(Kept):
     """How often each LM drafter's tokens are accepted, on this text and of late; all at once.
@@ -86,7 +89,7 @@ class Rates(Kept):
 
     def weights(self) -> Floats:
         """[D] how many alphas each slow rate rests on, its prior included."""
-        weights: Floats = self._table[1] + self._prior_weight
+        weights: Floats = self._table[_DEN] + self._prior_weight
         return weights
 
     def fade(self, num_emitted: int, scored: Collection[int]) -> None:
@@ -114,8 +117,8 @@ class Rates(Kept):
             fast_num = FAST_DISCOUNT * fast_num + weight * alpha
             fast_den = FAST_DISCOUNT * fast_den + weight
         self._table[:, drafter] = num, den, fast_num, fast_den, error, fast_error
-        self._pool[0] += weight * sum(alphas)
-        self._pool[1] += weight * len(alphas)
+        pool_num, pool_den = self._pool
+        self._pool = [pool_num + weight * sum(alphas), pool_den + weight * len(alphas)]
 
     def forget_what_follows(self) -> None:
         """What was loaded has priors of its own."""
@@ -136,8 +139,8 @@ class Rates(Kept):
 
 def _weighted(table: Floats, held: Floats, weights: Floats) -> Floats:
     """[.., D] rates of tables [6, .., D] and of what their priors [2, .., D] count for."""
-    slow, fast = (table[0:4:2] + held) / (table[1:4:2] + weights)
-    half_odds = 0.5 * FAST_ODDS + (0.5 * ERROR_WEIGHT) * (table[4] - table[5])
+    slow, fast = (table[_NUMS] + held) / (table[_DENS] + weights)
+    half_odds = 0.5 * FAST_ODDS + (0.5 * ERROR_WEIGHT) * (table[_ERROR] - table[_FAST_ERROR])
     share = 0.5 + 0.5 * np.tanh(half_odds)
     rates: Floats = slow + share * (fast - slow)
     return rates
