@@ -49,8 +49,10 @@ def ours(target: str, port: int) -> list[str]:
 def theirs(folder: str, port: int) -> list[str]:
     """How transformers' own is."""
     program = str(Path(sys.executable).with_name("transformers"))
+    # left to itself it takes most of the free memory for its cache, and 64 at once had it killed
+    limits = ["--cb-block-size", "32", "--cb-num-blocks", "1024", "--cb-max-batch-tokens", "2048"]
     return [program, "serve", folder, "--port", str(port), "--device", "cpu", "--dtype", "float32",
-            "--continuous-batching"]  # fmt: skip
+            "--continuous-batching", *limits]  # fmt: skip
 
 
 @contextmanager

@@ -7,7 +7,7 @@ server that is tried. Right answers are those that the same server gives plainly
 server has eight rows and a queue of sixteen, so that a crowd meets 429; and three drafters that
 raise, each elsewhere, in the midst of everything. Prints what was wrong, and memory, threads and
 open files of the server at each tenth; growth is that from the second tenth on, since a server
-that has begun fills its pools.
+that has begun fills its pools (the suffix history is kept so small that it is full by then).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from draftwise.drafters.retrieval import RetrievalSession
 from serve.soak import KINDS, Soak
 
 ROWS, QUEUE = 8, 16
-DRAFTERS = ("zoo:python", "suffix", "raises:at=commit,after=3000", "raises:at=peek,after=100",
-            "raises:at=propose,after=50")  # fmt: skip
+DRAFTERS = ("zoo:python", "suffix:max_tokens=16384", "raises:at=commit,after=3000",
+            "raises:at=peek,after=100", "raises:at=propose,after=50")  # fmt: skip
 ANSWERS = {"whole": 1, "stream": 1, "slow reader": 1, "many": 3}
 """Kinds whose answers are read to their end, and how many a request has."""
 

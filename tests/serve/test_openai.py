@@ -91,6 +91,30 @@ def test_presets_are_lossless_too(client: openai.OpenAI, speculator: Speculator)
     assert len(found["acceptance_histogram"]) == found["num_spec_tokens"] + 1
 
 
+@pytest.mark.parametrize(
+    ("fields", "tenant", "is_private"),
+    [
+        ({}, "", False),
+        ({"user": "a"}, "a", False),
+        ({"user": "a", "extra_body": {"draftwise": {"tenant": "b", "private": True}}}, "b", True),
+    ],
+)
+def test_answers_belong_to_their_tenants(
+    client: openai.OpenAI,
+    live: Live,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    tenant: str,
+    is_private: bool,
+) -> None:
+    """What the suffix drafters make of it, tests/engine/test_suffix.py says."""
+    worker, rows = live.service.worker, list[Any]()
+    sound = worker._make
+    monkeypatch.setattr(worker, "_make", lambda *a, **b: rows.append(sound(*a, **b)) or rows[-1])
+    client.completions.create(model="tiny", prompt=PROMPT, max_tokens=2, **fields)
+    assert [(row.context.tenant, row.context.is_private) for row in rows] == [(tenant, is_private)]
+
+
 def test_seeds(client: openai.OpenAI) -> None:
     def say(seed: int | None, n: int = 3) -> list[str]:
         made = client.completions.create(
