@@ -48,11 +48,24 @@ def ask(made: Speculator, prompt: Sequence[int], num: int = 12, **options: Any) 
     return made.request(list(prompt), max_new_tokens=num, **options)
 
 
-@pytest.mark.parametrize("pool", ["all", "suffix", "window+lookup", "eagle+good+lookup", "packed"])
+POOLS_OF_KINDS = [
+    *(
+        ("llama", pool)
+        for pool in ("all", "suffix", "window+lookup", "eagle+good+lookup", "packed")
+    ),
+    ("mistral-sliding", "all"),
+    ("gemma3-mixed", "good+lookup"),
+]
+
+
+@pytest.mark.parametrize(("kind", "pool"), POOLS_OF_KINDS)
 @pytest.mark.parametrize("script", range(4))
-def test_whoever_joins_and_leaves_every_answer_is_what_it_is_alone(pool: str, script: int) -> None:
+def test_whoever_joins_and_leaves_every_answer_is_what_it_is_alone(
+    kind: str, pool: str, script: int
+) -> None:
     rng = np.random.default_rng(script)
-    made = packed() if pool == "packed" else speculator(POOLS[pool])
+    made = packed() if pool == "packed" else speculator(POOLS[pool], kind=kind)
+    assert (made.target.windows is None) == (kind == "llama"), "windows forget"
     engine = made.engine(max_rows=int(rng.integers(1, 5)), num_prefixes=int(rng.integers(0, 4)))
     prompts = [*PROMPTS, LONG[:50], LONG, [*LONG, 3, 4], [*LONG[:70], 5]]
     asked: list[Request] = []
@@ -69,7 +82,7 @@ def test_whoever_joins_and_leaves_every_answer_is_what_it_is_alone(pool: str, sc
     run(engine)
     assert len(asked) > 8
     for request in asked:
-        expected = plain_greedy(request.prompt, 20)
+        expected = plain_greedy(request.prompt, 20, kind)
         found, wanted = request.tokens, request.answer.num_tokens
         assert found == expected[: len(found)]
         assert len(found) == wanted

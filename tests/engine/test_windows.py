@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 
+from draftwise.nn.attention import attend_raggedly
 from draftwise.nn.cache import RaggedCache, Span
 from draftwise.nn.tiny import tiny_config, tiny_module
 from draftwise.nn.windows import Windows, from_first
@@ -84,6 +86,20 @@ def test_texts_are_those_of_generate(kind: str, tree: str) -> None:
     assert alone.tokens == expected(kind)[0]
     assert len(set(alone.tokens)) > 10
     assert 0 < ragged[0].stats.num_accepted < ragged[0].stats.num_drafted
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_rows_that_go_end_to_end(kind: str) -> None:
+    module = copy.deepcopy(target(kind))
+    attend_raggedly(module)
+    drafter = near_copy(target(kind), 0.05)
+    made = Speculator.from_pretrained(
+        module, [drafter], policy="fixed:1", lengths=(6,), trees=["2x8"]
+    )
+    assert made.target.packs
+    assert made.target.windows is not None
+    ragged = made.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
+    assert [result.tokens for result in ragged] == expected(kind)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "llama4"])
