@@ -88,15 +88,13 @@ EQUAL: dict[str, dict[str, list[str]]] = {
         ],
     },
     "policies/goodput/ragged": {
-        "of choices that cost the same, another one": [
-            "if found <= lowest:",
-            "is_dear, draft_s / payers[drafters] if not is_allowed else np.inf, 0.0",
-        ],
         "a factor of all costs": ["rounds = 2 / np.maximum(tokens, _NOTHING)"],
         "an entry that stays 0, or that nothing asks for": [
-            "longest = np.zeros(int(drafters.max()) + 2)",
-            "payers = np.full(int(drafters.max()) + 2, len(tokens))",
-            "for is_allowed in (True, False) if is_dear.any() else (False,):",
+            "ways, num_drafters = np.arange(len(prices))[:, np.newaxis], int(drafters.max()) + 2",
+            "longest = np.zeros((num_ways, int(drafters.max()) + 2))",
+            "taxes = np.where(draft_s > 0, [[0.0], [np.inf]], 0.0)[: 3 if draft_s.any() else 1]",
+            "taxes = np.where(draft_s > 0, [[0.0], [np.inf]], 0.0)[: 2 if draft_s.any() else 2]",
+            "prices = (taxes[:, np.newaxis] + slopes[:, np.newaxis] * sizes).reshape(- 2, len(sizes))",
         ],
     },
     "nn/cache": {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.policies.goodput.ragged import NUM_STEPS, WIDTHS, best_ragged
+from draftwise.policies.goodput.ragged import FEW_ROWS, NUM_STEPS, WIDTHS, best_ragged
 
 SIZES = np.array([0, 1, 3, 6, 1, 3])
 DRAFTERS = np.array([0, 1, 1, 1, 2, 2])
@@ -114,14 +114,27 @@ def by_the_book(tokens, sizes, drafters, draft_s, batch_s) -> list[int]:
                 payers = {name: max(names.count(name), 1) for name in drafters}
                 if cost(tried) < cost(best) * (1 - 1e-12):
                     best = tried
-    return in_turn(best, plans, cost)
+    return in_turn(best, plans, cost) if len(rows) <= FEW_ROWS else best
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.integers(1, 5), st.integers(1, 60), st.sampled_from([0.0, 1.0]), st.integers(0, 2**32))
 def test_every_step_against_plain_loops(num: int, known: int, dear: float, seed: int) -> None:
     assert (NUM_STEPS, WIDTHS) == (3, (1, 2, 4, 8, 16))
-    rng = np.random.default_rng(seed)
+    check(num, known, dear, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("num", [16, 17])
+def test_more_than_sixteen_rows_do_not_take_turns(num: int) -> None:
+    assert FEW_ROWS == 16
+    rng = np.random.default_rng(num)
+    for _ in range(12):
+        check(num, int(rng.integers(num, 6 * num)), 1.0, rng)
+        check(num, num + 1, 1.0, rng)  # all prices are the slope of one more token
+
+
+def check(num: int, known: int, dear: float, rng: np.random.Generator) -> None:
+    """Random rows: the same as in plain loops."""
     tokens = rng.uniform(0.0, 6.0, size=(num, 6)) * (rng.random((num, 6)) < 0.9)
     draft_s = dear * rng.choice([0.0, 1.0], 6) * rng.uniform(0.01, 0.6, 6)
     batch_s = 1 + np.cumsum(rng.uniform(0, 0.2, known))
