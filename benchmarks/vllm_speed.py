@@ -210,13 +210,13 @@ def main() -> None:
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     record, prompts = Record(args), read_prompts(args)
-    names = {engine for engine, _ in methods(args).values()}
-    engines = {name: Engine(job_of(name, args)) for name in sorted(names)}
+    names = sorted({engine for engine, _ in methods(args).values()})
+    engines = {name: Engine(job_of(name, args)) for name in names}
     first = [prompts.pop() for _ in range(4)]  # they warm up; nothing of them counts
     for name, (engine, length) in methods(args).items():
         print(f"warming up {name}", file=sys.stderr)
         task = {"prompts": first, "max_tokens": 24, "chat": args.chat, "length": length}
-        engines[engine].ask(task)
+        engines[engine].ask(task | {"temperature": args.temperature})
     for at_once in args.at_once:  # each has prompts of its own, as many blocks of them as others
         num = len(prompts) * at_once // sum(args.at_once)
         start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)
