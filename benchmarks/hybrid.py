@@ -11,9 +11,11 @@ Clock: CPU time of the process, so that others on the machine do not count.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -156,7 +158,7 @@ def tape(kinds: list[str], rounds: int = 60) -> None:
         print(f"{kind:20} {statistics.median(ratios):.3f} of one without a rejection", flush=True)
 
 
-def gain(folder: str, num_texts: int = 6, num_tokens: int = 64) -> None:
+def gain(folder: str, out: Path | None, num_texts: int = 6, num_tokens: int = 64) -> None:
     """Tokens a CPU second with `lookup` over plain decoding, on texts that are copied.
 
     Each prompt is a document of the zoo's corpus and its first tokens again.
@@ -186,6 +188,9 @@ def gain(folder: str, num_texts: int = 6, num_tokens: int = 64) -> None:
     total = sum(spent["plain"][1:]) / sum(spent["lookup"][1:])
     shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     print(f"{total:.2f}x plain ({shown}); {same} of {len(prompts) + 1} texts equal")
+    if out:
+        found = {"times_plain": total, "by_text": ratios, "equal": same, "texts": len(prompts) + 1}
+        out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 @torch.inference_mode()
@@ -230,6 +235,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="types, or for gain the model's folder")
     parser.add_argument("--wide", action="store_true", help="wider projections")
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--out", type=Path, help="where gain writes its numbers")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -241,7 +247,7 @@ def main() -> None:
     elif args.what == "law":
         law(kinds, args.wide)
     else:
-        gain(args.names[0])
+        gain(args.names[0], args.out)
 
 
 if __name__ == "__main__":

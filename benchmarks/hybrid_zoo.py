@@ -123,10 +123,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(zoo.target_path())
-    model = make_hybrid(LlamaForCausalLM.from_pretrained(zoo.target_path()))
+    target = LlamaForCausalLM.from_pretrained(zoo.target_path())
+    model = make_hybrid(target)
     held_out = batches(tokenizer, seed=SEED + 1, rows=16, context=128)(0)
+    print("the target's loss:", round(_loss(target, held_out), 3))
     print("loss before:", round(_loss(model, held_out), 3), flush=True)
-    imitation = Imitation(LlamaForCausalLM.from_pretrained(zoo.target_path()), model)
+    imitation = Imitation(target, model)
     stages: list[tuple[str, torch.nn.Module, Loss, int, float]] = [
         ("imitation", imitation.layers, imitation, args.steps, 3e-3),
         ("all", model, cross_entropy, args.steps // 3, 2e-4),
