@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,19 @@ def drawn(rng: np.random.Generator, num: int) -> tuple[Any, ...]:
     return tokens, sizes, drafters, sizes * step_s[drafters], target_s
 
 
+def starts(order: Any, sizes: Any, draft_s: Any, share: float, rounds: Any) -> list[list[int]]:
+    """Each row's best plan of those up to each width, with drafters that take time and without."""
+    found = []
+    for prices in ([share * s for s in draft_s], [1e9 * (s > 0) for s in draft_s]):
+        for widest in sorted(set(sizes)):
+            allowed = [plan for plan in order if sizes[plan] <= widest]
+            found.append([])
+            for row in rounds:
+                costs = [row(plan) + prices[plan] for plan in allowed]
+                found[-1].append(allowed[costs.index(min(costs))])
+    return found
+
+
 def by_the_book(tokens: Any, sizes: Any, drafters: Any, draft_s: Any, target_s: Any) -> list[int]:
     """The docstring of ``best_together`` in plain loops."""
     plans, rows = range(len(sizes)), range(len(tokens))
@@ -50,7 +64,11 @@ def by_the_book(tokens: Any, sizes: Any, drafters: Any, draft_s: Any, target_s: 
         return seconds(chosen) * sum(rounds(row, plan) for row, plan in enumerate(chosen))
 
     order = sorted(plans, key=lambda plan: sizes[plan])
-    tried = best = [order[0]] * len(rows)
+    tried = [order[0]] * len(rows)
+    share = sum(rounds(row, order[0]) for row in rows) / seconds(tried) / len(rows)
+    best = min(
+        starts(order, sizes, draft_s, share, [partial(rounds, row) for row in rows]), key=cost
+    )
     payers = dict.fromkeys(drafters, len(rows))
     for _ in range(NUM_STEPS):
         needed, lasts = sum(rounds(row, plan) for row, plan in enumerate(tried)), seconds(tried)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwise.policies.goodput.turns import one_by_one, rounds_of
+from draftwise.policies.goodput.turns import needed, one_by_one, rounds_of
 from draftwise.types import Floats, Ints
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -48,17 +48,22 @@ def best_ragged(
     slopes = np.array([_slope(batch_s, len(tokens), width) for width in WIDTHS])
     prices = (taxes[:, np.newaxis] + slopes[:, np.newaxis] * sizes).reshape(-1, len(sizes))
     ways, num_drafters = np.arange(len(prices))[:, np.newaxis], int(drafters.max()) + 1
+
+    def taking(plans: Ints) -> tuple[Ints, Floats, Floats]:
+        totals = np.minimum(len(rows) + sizes[plans].sum(axis=1), len(batch_s))
+        return plans, *needed(plans, batch_s[totals - 1], rounds, drafters, draft_s)
+
     tried = np.full((len(prices), len(tokens)), int(sizes.argmin()))
     payers = np.full((len(prices), num_drafters), len(tokens))
-    seen = [(tried, *_needed(tried, rounds, sizes, drafters, draft_s, batch_s))]
+    seen = [taking(tried)]
     for _ in range(NUM_STEPS):
-        _, seconds, needed = seen[-1]
-        own = (prices + draft_s / payers[:, drafters]) * (needed / seconds)[:, np.newaxis]
+        _, seconds, missing = seen[-1]
+        own = (prices + draft_s / payers[:, drafters]) * (missing / seconds)[:, np.newaxis]
         tried = (rounds + own[:, np.newaxis]).argmin(axis=2)
         played = (drafters[tried] + num_drafters * ways).ravel()
         payers = np.bincount(played, minlength=payers.size).reshape(payers.shape).clip(min=1)
-        seen.append((tried, *_needed(tried, rounds, sizes, drafters, draft_s, batch_s)))
-    costs = np.array([seconds * needed for _, seconds, needed in seen])
+        seen.append(taking(tried))
+    costs = np.array([seconds * missing for _, seconds, missing in seen])
     way, step = divmod(int(costs.T.argmin()), len(seen))
     best: Ints = seen[step][0][way]
 
@@ -69,22 +74,6 @@ def best_ragged(
         return taken
 
     return one_by_one(best, rounds, drafters, draft_s, forward) if len(rows) <= FEW_ROWS else best
-
-
-def _needed(
-    plans: Ints, rounds: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, batch_s: Floats
-) -> tuple[Floats, Floats]:
-    """[W] seconds of a round, and rounds of all rows' next token, by ways to play [W, B]."""
-    num_ways, num_rows = plans.shape
-    totals = np.minimum(num_rows + sizes[plans].sum(axis=1), len(batch_s))
-    seconds: Floats = batch_s[totals - 1]
-    if draft_s.any():
-        longest = np.zeros((num_ways, int(drafters.max()) + 1))
-        ways = np.arange(num_ways)[:, np.newaxis]
-        np.maximum.at(longest, (ways, drafters[plans]), draft_s[plans])
-        seconds = seconds + longest.sum(axis=1)
-    needed: Floats = rounds[np.arange(num_rows), plans].sum(axis=1)
-    return seconds, needed
 
 
 def _slope(batch_s: Floats, rows: int, width: int) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwise.policies.goodput.turns import longest_drafts, one_by_one, rounds_of
+from draftwise.policies.goodput.turns import longest_drafts, needed, one_by_one, rounds_of
 from draftwise.types import Floats, Ints
 
 NUM_STEPS = 6
 """Of the iteration, which gains nothing visible after the fourth."""
+
+_DEAR = 1e9  # rounds: more than those of a plan that cannot be played
 
 
 def best_together(
@@ -28,7 +30,8 @@ def best_together(
         the plans with the most sum(w tokens) - S / S', w = 1 / tokens'^2 over sum(1 / tokens')
         and S' those of the step before; each width is tried for all rows at once, and a drafter's
         seconds are split among the rows that played it in that step (at first all, or no row would
-        begin). Then each row in turn takes its best plan while the others stay.
+        begin). Beside where this leads, each width's best drafts are compared, with drafters that
+        take time and without. Then each row in turn takes its best plan while the others stay.
     Cost: O(steps B K). Plain decoding for all is always among what is compared.
 
     A draft of 8 that one of two rows would like: where verifying it is dear both decode plainly;
@@ -44,9 +47,14 @@ def best_together(
     forward_s = target_s[np.minimum(sizes[order], len(target_s) - 1)]
     rows, rounds = np.arange(len(tokens)), rounds_of(tokens)
     promised = np.where(tokens > 0, tokens, -np.inf)[:, order]
-    tried = best = np.full(len(tokens), order[0])
-    seconds = _seconds(best, sizes, drafters, draft_s, target_s)
-    lowest = seconds * float(rounds[rows, best].sum())
+    tried = np.full(len(tokens), order[0])
+    seconds = _seconds(tried, sizes, drafters, draft_s, target_s)
+    ends = np.flatnonzero(np.append(np.diff(sizes[order]), 1))
+    rounds_per_s = float(rounds[rows, tried].sum()) / seconds
+    starts = _starts(rounds, order, ends, draft_s, rounds_per_s)
+    widths = np.minimum(sizes[starts].max(axis=1), len(target_s) - 1)
+    taken, missing = needed(starts, target_s[widths], rounds, drafters, draft_s)
+    best, lowest = starts[(taken * missing).argmin()], float((taken * missing).min())
     payers, seen = np.full(int(drafters.max()) + 1, len(tokens)), set[bytes]()
     for _ in range(NUM_STEPS):
         present = rounds[rows, tried]
@@ -72,6 +80,22 @@ def best_together(
         return taken
 
     return one_by_one(best, rounds, drafters, draft_s, forward)
+
+
+def _starts(rounds: Floats, order: Ints, ends: Ints, draft_s: Floats, rounds_per_s: float) -> Ints:
+    """[W, B] each row's best plan of those up to each width, as if the others were settled.
+
+    ends: the last of each width in the order of widths. First each drafter's seconds are split
+    among all rows; then plans that take any are left out.
+    """
+    shared, places = draft_s * (rounds_per_s / len(rounds)), np.arange(len(order))
+    found: list[Ints] = []
+    for prices in (shared, _DEAR * (draft_s > 0))[: 2 if draft_s.any() else 1]:
+        least = np.minimum.accumulate((rounds + prices)[:, order], axis=1)
+        is_better = np.diff(least, axis=1, prepend=np.inf) < 0
+        found.append(np.maximum.accumulate(places * is_better, axis=1)[:, ends].T)
+    starts: Ints = order[np.concatenate(found)]
+    return starts
 
 
 def _seconds(plans: Ints, sizes: Ints, drafters: Ints, draft_s: Floats, target_s: Floats) -> float:

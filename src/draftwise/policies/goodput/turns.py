@@ -24,6 +24,22 @@ def longest_drafts(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
     return longest
 
 
+def needed(
+    plans: Ints, forward_s: Floats, rounds: Floats, drafters: Ints, draft_s: Floats
+) -> tuple[Floats, Floats]:
+    """[W] seconds of a round, drafting included, and rounds of all rows' next token.
+
+    plans: [W, B], ways for the rows to play. forward_s: [W] seconds of verifying each of them.
+    """
+    num_ways, num_rows = plans.shape
+    if draft_s.any():
+        longest = np.zeros((num_ways, int(drafters.max()) + 1))
+        ways = np.arange(num_ways)[:, np.newaxis]
+        np.maximum.at(longest, (ways, drafters[plans]), draft_s[plans])
+        forward_s = forward_s + longest.sum(axis=1)
+    return forward_s, rounds[np.arange(num_rows), plans].sum(axis=1)
+
+
 def longest_of_others(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
     """[B, D] what ``longest_drafts`` would be without each row.
 
