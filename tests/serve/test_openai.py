@@ -244,6 +244,37 @@ def test_forms_are_kept(client: openai.OpenAI, temperature: float) -> None:
     assert re.fullmatch("(ab|cd){2,6}e", made.choices[0].text)
 
 
+def test_an_object_a_choice_and_pieces(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=60, temperature=0,
+        response_format={"type": "json_object"},
+    )  # fmt: skip
+    choice = chat.choices[0]
+    assert (choice.message.content or "").startswith("{")
+    assert choice.finish_reason == "length" or json.loads(choice.message.content or "") is not None
+    made = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=20, temperature=0,
+        extra_body={
+            "structured_outputs": {"choice": ["abc", "dab"]},
+            "draftwise": {"pieces": True, "deadline_s": 60},
+        },
+    )  # fmt: skip
+    assert made.choices[0].text in {"abc", "dab"}
+    pieces = made.choices[0].model_dump()["draftwise"]["pieces"]
+    assert "".join(text for text, _ in pieces) == made.choices[0].text
+
+
+def test_usage_with_each_chunk(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, stream=True,
+        stream_options=options, extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] == 12
+
+
 def test_a_form_changes_no_token_that_it_allows(client: openai.OpenAI) -> None:
     """Drafted or plain, the same masks give the same text."""
     texts = set()
