@@ -103,12 +103,21 @@ def first(volley: Volley) -> float:
 
 
 def measure(
-    sides: dict[str, Side], prompts: list[str], at: int, rounds: int, tokens: int
+    sides: dict[str, Side],
+    pids: dict[str, int],
+    prompts: list[str],
+    at: int,
+    rounds: int,
+    tokens: int,
 ) -> dict[str, Any]:
-    """All sides at one concurrency, in turns; ratios of ours are medians over rounds."""
+    """All sides at one concurrency, in turns; ratios of ours are medians over rounds.
+
+    pids: of the server of each side, whose processor time is told beside the clock's.
+    """
     common = {"max_tokens": tokens, "temperature": 0, "stream": True}
     asked = prompts[: max(8, at)]
     found: list[dict[str, Volley]] = []
+    spent = dict.fromkeys(sides, 0.0)
     for number in range(rounds):
         order = list(sides) if number % 2 else list(reversed(sides))
         found.append({})
@@ -116,8 +125,10 @@ def measure(
             server, own = sides[name]
             if "draftwise" in own:  # a tenant of its own: it remembers no other side's answers
                 own = {"draftwise": own["draftwise"] | {"tenant": f"{name}-{at}-{number}"}}
+            before = cpu_seconds(pids[name])
             found[-1][name] = drive(server, asked, len(asked), Load(at), common | own)
-    row: dict[str, Any] = {"at_once": at}
+            spent[name] += cpu_seconds(pids[name]) - before
+    row: dict[str, Any] = {"at_once": at, "processor_s": spent}
     for name in list(sides)[1:]:
         speed = [rate(each["draftwise"]) / rate(each[name]) for each in found]
         wait = [first(each["draftwise"]) / first(each[name]) for each in found]
@@ -187,24 +198,27 @@ def main() -> None:
                   f"({row['low']:.3f} to {row['high']:.3f})")  # fmt: skip
             save(args.out, {"learning": row})
             return
+        pids = dict.fromkeys(("draftwise", "plain"), process.pid)
         sides: dict[str, Side] = {
             "draftwise": (server, {"draftwise": {}}),
             "plain": (server, {"draftwise": {"preset": "plain"}}),
         }
         if args.rival:
             folder = str(resolve_target(args.target)[0])
-            more.enter_context(served(theirs(folder, args.port + 1), args.port + 1))
+            rival = more.enter_context(served(theirs(folder, args.port + 1), args.port + 1))
+            pids["transformers serve"] = rival.pid
             sides["transformers serve"] = (server_of(args.port + 1, folder), {})
         rows = [
-            measure(sides, prompts, int(at), args.rounds, args.tokens) for at in args.at.split(",")
+            measure(sides, pids, prompts, int(at), args.rounds, args.tokens)
+            for at in args.at.split(",")
         ]
         share, before = overhead(server, prompts[:16], args.tokens), cpu_seconds(process.pid)
         time.sleep(5)
         idle = (cpu_seconds(process.pid) - before) / 5
-    table = Table(*(name for name in rows[0] if not name.endswith("rounds")))
+    told = [name for name, value in rows[0].items() if isinstance(value, (int, float))]
+    table = Table(*told)
     for row in rows:
-        values = (value for name, value in row.items() if not name.endswith("rounds"))
-        table.add_row(*(f"{value:.3g}" for value in values))
+        table.add_row(*(f"{row[name]:.3g}" for name in told))
     Console().print(table)
     print(f"overhead {share:.1%} of a request's time at one client; idle {idle:.1%} of a core")
     save(args.out, {"rows": rows, "overhead": share, "idle": idle})

@@ -193,11 +193,14 @@ def widths() -> str:
 
 def serving() -> str:
     rows = []
-    for name, target in (("serving", "bundled"), ("serving_smollm2", "SmolLM2")):
+    files = {"serving": "bundled", "serving_smollm2": "SmolLM2", "serving_smollm2_64": "SmolLM2"}
+    for name, target in files.items():
         for row in load(name)["rows"]:
             sides = ("plain", "transformers serve")
-            cells = [num(row[f"over {side}"]) for side in sides]
-            waits = [num(row[f"first token over {side}"]) for side in sides]
+            pairs = [(f"over {side}", f"first token over {side}") for side in sides]
+            cells, waits = (
+                ["—" if each[n] not in row else num(row[each[n]]) for each in pairs] for n in (0, 1)
+            )
             same = f"{row['answers'] - row['answers_that_differ']} of {row['answers']}"
             rows.append([f"{target}, {row['at_once']}", *cells, *waits, same])
     heads = ["target, at once", "over plain", "over `transformers serve`"]
