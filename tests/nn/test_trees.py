@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MptConfig
 
-from draftwise.nn import model as model_module
+from draftwise.nn import sight
 from draftwise.nn.check import check_model
 from draftwise.nn.model import CausalModel
 from draftwise.nn.trees import branches, draft_branches, tree_masks
@@ -111,7 +111,7 @@ def test_teeth(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
             return queries, keys, torch.arange(args[2]) <= torch.from_numpy(args[1])[:, :, None]
         return torch.from_numpy(args[1]), torch.arange(args[2]).repeat(len(args[1]), 1), seen
 
-    monkeypatch.setattr(model_module, "tree_masks", wrong)
+    monkeypatch.setattr(sight, "tree_masks", wrong)
     model = CausalModel(tiny_model(), "llama")
     assert max(node_errors(model, [[6], [3], [4]])) > 1e-3
 
