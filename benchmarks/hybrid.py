@@ -2,7 +2,7 @@
 
     python benchmarks/hybrid.py texts                  # greedy, against `generate`; minutes a type
     python benchmarks/hybrid.py tape                   # a rejection against none
-    python benchmarks/hybrid.py gain /tmp/hybrid-zoo   # made by benchmarks/hybrid_zoo.py
+    python benchmarks/hybrid.py gain ./hybrid-zoo   # made by benchmarks/hybrid_zoo.py
     python benchmarks/hybrid.py law                    # chi-square at T = 1, a type of each family
 
 Clock: CPU time of the process, so that others on the machine do not count.
@@ -11,7 +11,6 @@ Clock: CPU time of the process, so that others on the machine do not count.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 import zlib
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from shared.results import save
 from transformers import CONFIG_MAPPING
 
 from draftwise.cli.survey import chi_square
@@ -188,9 +188,8 @@ def gain(folder: str, out: Path | None, num_texts: int = 6, num_tokens: int = 64
     total = sum(spent["plain"][1:]) / sum(spent["lookup"][1:])
     shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     print(f"{total:.2f}x plain ({shown}); {same} of {len(prompts) + 1} texts equal")
-    if out:
-        found = {"times_plain": total, "by_text": ratios, "equal": same, "texts": len(prompts) + 1}
-        out.write_text(json.dumps(found, indent=1) + "\n")
+    texts = len(prompts) + 1
+    save(out, {"times_plain": total, "by_text": ratios, "equal": same, "texts": texts})
 
 
 @torch.inference_mode()

@@ -6,7 +6,7 @@ learn to say what the attention in their place says to the same input; then all 
 the zoo's corpus. It is not bundled; the row about `lookup` on hybrids
 (docs/reproduction/models.md) makes it again. What was stopped goes on from its checkpoints.
 
-    python benchmarks/hybrid_zoo.py /tmp/hybrid-zoo --steps 150
+    python benchmarks/hybrid_zoo.py ./hybrid-zoo --steps 150
 """
 
 from __future__ import annotations

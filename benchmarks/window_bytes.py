@@ -9,12 +9,12 @@ and writes 32 tokens with drafts of 4; what the target holds then is counted.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from shared.results import save
 from transformers import CONFIG_MAPPING
 
 from draftwise.nn.tiny import tiny_config, tiny_module
@@ -64,8 +64,7 @@ def main() -> None:
             whole, same = held(module, num, forgets=False)
             rows[str(num)] = {"bytes": ours, "whole_bytes": whole, "equal": text == same}
             print(f"{kind:12} {num:5} tokens: {ours:9,} bytes, {whole:9,} without", text == same)
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    save(args.out, found)
 
 
 if __name__ == "__main__":

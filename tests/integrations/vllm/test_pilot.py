@@ -89,13 +89,17 @@ def test_the_batch_drafts_less_where_a_token_is_dear() -> None:
 
 def test_many_requests_do_not_all_draft_before_a_token_has_a_price() -> None:
     """The first draft of sixteen is a probe of eight tokens, and not one of all they may draft."""
-    engine = FakeEngine(
-        repeats, Options(policy="fixed:16", state=None), longest=16, cost=lambda *_: 1.0
-    )
-    for request in requests(16, max_tokens=120):
-        engine.add(request)
-    engine.run(6)
-    assert [total - rows for rows, total, _ in engine.steps[1:]] == [8, 16, 32, 64, 128]
+    drafted = {}
+    for policy in ("goodput", "fixed:16"):
+        engine = FakeEngine(
+            repeats, Options(policy=policy, state=None), longest=16, cost=lambda *_: 1.0
+        )
+        for request in requests(16, max_tokens=120):
+            engine.add(request)
+        engine.run(6)
+        drafted[policy] = [total - rows for rows, total, _ in engine.steps[1:]]
+    assert drafted["goodput"] == [8, 0, 16, 32, 64]
+    assert min(drafted["fixed:16"]) > 128  # a policy without prices drafts as it is told
 
 
 def test_where_nothing_can_be_drafted_hardly_anything_is_lost() -> None:

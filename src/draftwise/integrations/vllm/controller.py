@@ -136,7 +136,7 @@ class Controller:
         num_offered = max(len(wish.offer) for wish, _ in known)
         rows = [row for _, row in known]
         drafts: dict[str, tuple[int, ...]] = {}
-        left = 0 if self.meter.wants_plain(len(known)) else self._most(len(known))
+        left = self._most(len(known))
         for (wish, row), decision in zip(known, self._decide(rows, num_offered), strict=True):
             plan, length = self.plans[decision.plan], min(wish.room, left)
             row.plays(decision, plan, self._write(row, plan, min(plan.length, length), wish.offer))
@@ -147,8 +147,14 @@ class Controller:
         return drafts
 
     def _most(self, rows: int) -> int:
-        """Drafted tokens of one step: within vLLM's budget, and not far beyond what was priced."""
-        return min(self._limits.budget - rows, self.meter.most_extra(rows))
+        """Drafted tokens of one step: within vLLM's budget.
+
+        Where plans are priced, not far beyond what was, and none where one without is due.
+        """
+        left = self._limits.budget - rows
+        if not self._prices_plans:
+            return left
+        return 0 if self.meter.wants_plain(rows) else min(left, self.meter.most_extra(rows))
 
     def costs(self, rows: int, draft_s: float) -> Costs:
         """Of a step of so many requests; ``draft_s``: of a step of vLLM's own drafter."""
