@@ -41,7 +41,9 @@ class Scripted:
             self._script[position] = (self._script[position] + 1) % VOCAB
         self.fed = 0
 
-    def new_cache(self, num_rows: int = 0, capacity: int = UNLIMITED) -> RaggedCache:
+    def new_cache(
+        self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
+    ) -> RaggedCache:
         return RaggedCache(num_rows, capacity)
 
     def extend(
