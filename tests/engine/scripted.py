@@ -46,6 +46,9 @@ class Scripted:
     ) -> RaggedCache:
         return RaggedCache(num_rows, capacity)
 
+    def row_bytes(self, num_tokens: int, num_fed: int) -> int:
+        return num_tokens * self.token_bytes
+
     def extend(
         self,
         cache: RaggedCache,
