@@ -17,7 +17,7 @@ import transformers
 from shared.results import save
 from transformers import CONFIG_MAPPING
 
-from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.nn.tiny import tiny_module, windowed
 from draftwise.speculator import Speculator
 
 TYPES = ("mistral", "gemma3_text", "gpt_oss", "llama4_text")
@@ -26,13 +26,7 @@ WINDOW, LENGTHS = 64, (50, 500, 4000)
 
 def tiny(kind: str) -> Any:
     """A tiny random module of a type, with windows of ``WINDOW``."""
-    config = CONFIG_MAPPING[kind]()
-    if kind == "mistral":
-        config.sliding_window = WINDOW
-    config = tiny_config(config)
-    for name in ("sliding_window", "attention_chunk_size"):
-        if getattr(config, name, None):
-            setattr(config, name, WINDOW)
+    config = windowed(CONFIG_MAPPING[kind](), WINDOW)
     config.max_position_embeddings = 8192
     return tiny_module(config)
 

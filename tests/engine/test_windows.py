@@ -12,7 +12,7 @@ import transformers as hf
 
 from draftwise.nn.attention import attend_raggedly
 from draftwise.nn.cache import RaggedCache, Span
-from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.nn.tiny import tiny_module, windowed
 from draftwise.nn.windows import Windows, from_first
 from draftwise.speculator import Speculator
 from models import near_copy
@@ -33,13 +33,7 @@ NO_TREES = ("llama4", "2x8")
 @cache
 def target(kind: str) -> Any:
     """A tiny random module with windows or chunks of ``SIZE``, which looks far back."""
-    config = CONFIGS[kind]()
-    if kind == "mistral":
-        config.sliding_window = SIZE
-    config = tiny_config(config)
-    for name in ("sliding_window", "attention_chunk_size"):
-        if getattr(config, name, None):
-            setattr(config, name, SIZE)
+    config = windowed(CONFIGS[kind](), SIZE)
     config.tie_word_embeddings = False  # else it says one token for ever
     module = tiny_module(config)
     generator = torch.Generator().manual_seed(4)
