@@ -180,7 +180,7 @@ def tiny_config(config: Any) -> Any:
 
 
 def windowed(config: Any, size: int) -> Any:
-    """As ``tiny_config``, with windows or chunks of ``size`` tokens, even where none is the rule."""
+    """As ``tiny_config``, with windows or chunks of ``size`` tokens, even if none is the rule."""
     if getattr(config, "sliding_window", 0) is None:
         config.sliding_window = size
     made = tiny_config(config)
