@@ -33,7 +33,7 @@ PROMPTS = {
 
 
 def requests() -> list[dict[str, Any]]:
-    sampled = {"temperature": 0.7, "max_tokens": 4, "ignore_eos": True, "detokenize": False}
+    sampled = {"temperature": 0.7, "max_tokens": 6, "ignore_eos": True, "detokenize": False}
     kinds = [{"prompt": prompt, "top_p": top_p} | sampled for prompt, top_p in PROMPTS.items()]
     return [kinds[i % len(kinds)] for i in range(NUM)]
 
@@ -77,8 +77,7 @@ def test_every_arm_was_kept_now_and_then_and_not_always(answers: dict[str, Any])
     for drafter in ("lookup", "suffix", "draft_model"):
         plans = [plan for plan in counts["plans"] if plan.startswith(drafter)]
         drafted, accepted = (sum(counts[key][p] for p in plans) for key in ("drafted", "accepted"))
-        print(drafter, "drafted", drafted, "accepted", accepted)
-        assert NUM / 40 < accepted < 0.9 * drafted, (drafter, drafted, accepted)
+        assert NUM / 20 < accepted < 0.9 * drafted, (drafter, drafted, accepted)
 
 
 def test_answers_are_spread(answers: dict[str, Any]) -> None:
