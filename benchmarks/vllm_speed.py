@@ -243,7 +243,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     else:
         lines = [json.loads(line) for line in Path(args.prompts).read_text().splitlines()]
         found = [line["turns"][0] if "turns" in line else line["prompt"] for line in lines]
-        found = [prompt for prompt in found if len(prompt) < 2000]
+        found = [prompt for prompt in found if len(prompt) < 2 * args.max_model_len]  # letters
     rng.shuffle(found)
     return found
 

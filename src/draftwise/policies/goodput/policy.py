@@ -24,9 +24,12 @@ from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, P
 ANSWER_TOKENS = 256.0
 """Tokens that an answer is believed to have, until that is known."""
 
+PACE_ROUNDS, PACE_DISCOUNT = 4.0, 0.97
+"""Rounds of one token that a request is believed to have had before; what a past round counts."""
+
 _TINY = 1e-12  # a price that nothing is divided by
 _PARTS = ("_rates", "_looks", "_seen", "_costs")
-_FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left")
+_FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left", "_emitted", "_rounds")
 
 
 class Goodput:
@@ -80,6 +83,7 @@ class Goodput:
         self._bins: dict[str, Bins] = {}
         self._matches: dict[str, int] = {}
         self._mix, self._wants_looks, self._left = mix, looks, ANSWER_TOKENS
+        self._emitted = self._rounds = PACE_ROUNDS
         self._recall: Recall | None = None
         self.mixer: Mixer | None = None
         self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
@@ -131,6 +135,7 @@ class Goodput:
             [policy._rates for policy in policies] if has_lms else [],
             [policy._tables for policy in policies],
             [policy._matches for policy in policies],
+            np.array([policy._emitted / policy._rounds for policy in policies]),
         )
         for policy in policies:
             policy._num_chosen += 1
@@ -189,6 +194,9 @@ class Goodput:
         is_round = evidence.seconds > 0.0  # and not the prompt
         num_emitted = evidence.num_emitted if is_round else 0
         scored = {name: self._row[name] for name in evidence.scores if name in self._row}
+        if is_round:
+            self._emitted = PACE_DISCOUNT * self._emitted + num_emitted
+            self._rounds = PACE_DISCOUNT * self._rounds + 1.0
         if is_round and self._has_lms:
             self._rates.fade(num_emitted, scored.values())
         for name, row in scored.items():

@@ -19,13 +19,14 @@ def best_plans(
     rates: Sequence[Rates],
     tables: Sequence[Mapping[str, MatchTable]],
     matches: Sequence[Mapping[str, int]],
+    paces: Floats,
 ) -> Ints:
-    """[B] plans; the arguments are those of ``tokens_of_rows``."""
+    """[B] plans. paces: [B] tokens a round of each request; the rest as for ``tokens_of_rows``."""
     tokens = tokens_of_rows(costs, rates, tables, matches)
     plans = tokens, costs.sizes, costs.drafters, costs.drafting()
     if costs.batch_s is None:
         return best_together(*plans, np.array(costs.target_s))
-    return best_ragged(*plans, costs.batch_s)
+    return best_ragged(*plans, costs.batch_s, paces)
 
 
 def tokens_of_rows(

@@ -25,11 +25,12 @@ def longest_drafts(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
 
 
 def needed(
-    plans: Ints, forward_s: Floats, rounds: Floats, drafters: Ints, draft_s: Floats
+    plans: Ints, forward_s: Floats, counts: Floats, drafters: Ints, draft_s: Floats
 ) -> tuple[Floats, Floats]:
-    """[W] seconds of a round, drafting included, and rounds of all rows' next token.
+    """[W] seconds of a round, drafting included, and the sum of all rows' counts.
 
     plans: [W, B], ways for the rows to play. forward_s: [W] seconds of verifying each of them.
+    counts: [B, K] of each plan, the rounds of a token or the tokens of a round.
     """
     num_ways, num_rows = plans.shape
     if draft_s.any():
@@ -37,7 +38,7 @@ def needed(
         ways = np.arange(num_ways)[:, np.newaxis]
         np.maximum.at(longest, (ways, drafters[plans]), draft_s[plans])
         forward_s = forward_s + longest.sum(axis=1)
-    return forward_s, rounds[np.arange(num_rows), plans].sum(axis=1)
+    return forward_s, counts[np.arange(num_rows), plans].sum(axis=1)
 
 
 def longest_of_others(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
@@ -61,15 +62,18 @@ def longest_of_others(plans: Ints, drafters: Ints, draft_s: Floats) -> Floats:
 
 def one_by_one(
     plans: Ints,
-    rounds: Floats,
+    counts: Floats,
     drafters: Ints,
     draft_s: Floats,
     forward: Callable[[Ints, int], Floats],
+    cost: Callable[[Floats, Floats], Floats] = np.multiply,
 ) -> Ints:
     """[B] each row's best answer to the others, row after row, at what a round really takes.
 
-    forward: plans [B] and a row to the seconds [B - row, K] of verifying, for this row and those
-    after it, each plan beside the others as they are. All rows answer at once: up to the first
+    counts: as for ``needed``. forward: plans [B] and a row to the seconds [B - row, K] of
+    verifying, for this row and those after it, each plan beside the others as they are. cost: of
+    the seconds and the sum of counts: by rounds of a token their product, by tokens their ratio.
+    All rows answer at once: up to the first
     that takes another plan nothing has changed for them, and those after it answer anew.
     """
     plans, rows, start = plans.copy(), np.arange(len(plans)), 0
@@ -77,9 +81,9 @@ def one_by_one(
         longest = longest_of_others(plans, drafters, draft_s)[start:]
         drafting_s = np.maximum(draft_s - longest.take(drafters, axis=1), 0.0)
         drafting_s += longest.sum(axis=1, keepdims=True)
-        own = rounds[rows, plans]
-        all_rounds = (own.sum() - own)[start:, np.newaxis] + rounds[start:]
-        answers = ((forward(plans, start) + drafting_s) * all_rounds).argmin(axis=1)
+        own = counts[rows, plans]
+        sums = (own.sum() - own)[start:, np.newaxis] + counts[start:]
+        answers = cost(forward(plans, start) + drafting_s, sums).argmin(axis=1)
         changed = np.flatnonzero(answers != plans[start:])
         if not len(changed):
             break
