@@ -69,7 +69,7 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
     """One block: its tokens, and the seconds that it took."""
     from vllm import SamplingParams
 
-    scheduler.max_num_running_reqs = task.get("at_once", scheduler.max_num_running_reqs)
+    scheduler.max_num_active_reqs = task.get("at_once", scheduler.max_num_running_reqs)
     kinds = type(scheduler).__mro__
     if task.get("off") and hasattr(scheduler, "draftwise"):
         scheduler.__class__ = kinds[1]  # vLLM's own, whose proposer proposes nothing
