@@ -1,0 +1,121 @@
+"""How often an EAGLE head's tokens are accepted, by depth and by what is asked.
+
+    python benchmarks/head_alpha.py --suite spec-bench:question.jsonl --prompts 20 --target smollm2
+
+The target answers prompts of each category itself, at temperature 1 and at 0; along these answers
+the head drafts at every place. At temperature 1 a token counts min(1, q/p) on average; greedy, 1
+where the head's favourite is the target's. Depth 2 is a draft's second token, with the first one
+of the draft before it, accepted or not. Also: the share of answer tokens in the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from shared.results import save
+
+from draftwise.bench.suites import load_suite
+from draftwise.chat import encode
+from draftwise.nn.eagle import EagleHead
+from draftwise.nn.eagle_files import load_head
+from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn.model import CausalModel
+from draftwise.pool import resolve_target
+from draftwise.real.bundled import head_folders
+from draftwise.train.answers import answers
+from draftwise.train.eagle import EagleBatch, observe, unrolled
+from draftwise.train.lesson import Text, groups
+
+
+@torch.no_grad()
+def agreement(
+    head: EagleHead, target: CausalModel, texts: Sequence[Text], depth: int, greedy: bool
+) -> list[float]:
+    """Mean acceptance of a draft's first, second, .. token along these answers."""
+    totals, counts = [0.0] * depth, [0] * depth
+    for group in groups(texts, 2048):
+        batch = observe(target.module, [texts[i] for i in group], head.config.taps)
+        p = batch.logits().softmax(-1)
+        for step, states in enumerate(unrolled(head, batch, depth)):
+            which, rows, slots = predicted(batch, step)
+            q = head.logits(states[rows, slots]).float().softmax(-1)
+            kept = (
+                (q.argmax(-1) == p[which].argmax(-1)).float()
+                if greedy
+                else torch.minimum(p[which], q).sum(-1)
+            )
+            totals[step] += float(kept.sum())
+            counts[step] += len(which)
+    return [round(total / count, 4) for total, count in zip(totals, counts, strict=True)]
+
+
+def predicted(batch: EagleBatch, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The learned positions that pass ``step`` predicts: which, their rows and slots."""
+    width = batch.tokens.shape[1]
+    slots = batch.positions % width - 1 - step
+    which = (slots >= 0).nonzero()[:, 0]
+    return which, (batch.positions // width)[which], slots[which]
+
+
+def main() -> None:
+    """Answer, look, print, save."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--head", help="folder; default: the one that comes along")
+    parser.add_argument("--suite", required=True)
+    parser.add_argument("--prompts", type=int, default=10, help="of each category")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--depth", type=int, default=5)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    path, _ = resolve_target(args.target)
+    target = load_model(path, dtype="float32", device="cpu")
+    tokenizer = load_tokenizer(path)
+    head = load_head(args.head or head_folders(args.target)[0], target).eval()
+    suite, found = load_suite(args.suite, args.prompts), dict[str, dict[str, Any]]()
+    table = Table("category", "answers at", *(f"depth {i + 1}" for i in range(args.depth)))
+    domains = list(dict.fromkeys(item.domain for item in suite.items))
+    for domain in domains:
+        asked = [
+            encode([{"role": "user", "content": item.turns[0]}], tokenizer).tokens
+            for item in suite.items
+            if item.domain == domain
+        ]
+        for heat in (0.0, 1.0):
+            with tempfile.TemporaryDirectory() as folder:
+                texts = answers(
+                    target.module,
+                    asked,
+                    [heat] * len(asked),
+                    Path(folder) / "answers.jsonl",
+                    max_new_tokens=args.tokens,
+                    eos_token_id=tokenizer.eos_token_id,
+                    seed=1,
+                    rows=32,
+                )
+            alphas = agreement(head, target, texts, args.depth, greedy=heat == 0)
+            said = [token for text in texts for token in text.tokens[text.start :]]
+            known = head.draft_ids
+            share = 1.0 if known is None else len(torch.isin(torch.tensor(said), known).nonzero())
+            found.setdefault(domain, {})[f"{heat:g}"] = {
+                "alphas": alphas,
+                "tokens": len(said),
+                "in_vocabulary": round(share / len(said) if known is not None else 1.0, 4),
+            }
+            table.add_row(domain, f"T = {heat:g}", *(f"{alpha:.2f}" for alpha in alphas))
+    Console().print(table)
+    save(args.out, {"target": args.target, "prompts": args.prompts, "categories": found})
+
+
+if __name__ == "__main__":
+    main()
