@@ -94,3 +94,8 @@ def test_the_demo_runs(python: Path) -> None:
     assert "draftwise" in ran.stdout
     where = _run(python, "-c", "import draftwise; print(draftwise.__file__)").stdout
     assert where.startswith(str(python.parents[1]))
+
+
+def test_heads_of_pretrained_targets_come_with_the_weights(python: Path) -> None:
+    show = "from draftwise.real.bundled import head_folders; print(head_folders('smollm2'))"
+    assert "draftwise_zoo/real/smollm2/eagle" in _run(python, "-c", show).stdout

@@ -19,13 +19,14 @@ def seconds_a_token(plans, tokens, draft_s, batch_s, paces) -> float:
     total = len(plans) + int(SIZES[plans].sum())
     longest = np.zeros(3)
     np.maximum.at(longest, DRAFTERS[plans], draft_s[plans])
-    return (batch_s[total - 1] + longest.sum()) / float(
-        (tokens[range(len(plans)), plans] / paces).sum()
-    )
+    own = tokens[range(len(plans)), plans]
+    needed = float((1 / own).sum()) if paces is None else 1 / float((own / paces).sum())
+    return (batch_s[total - 1] + longest.sum()) * needed
 
 
+@pytest.mark.parametrize("come_and_go", [False, True])
 @pytest.mark.parametrize("price", [0.0, 0.03, 0.3])
-def test_nearly_the_best_of_all(price: float) -> None:
+def test_nearly_the_best_of_all(price: float, come_and_go: bool) -> None:
     """On average within 2% of the best of all 6^4 choices, and never above plain decoding."""
     rng = np.random.default_rng(3)
     batch_s, losses = 1.0 + price * np.arange(28), []
@@ -33,9 +34,8 @@ def test_nearly_the_best_of_all(price: float) -> None:
     for _ in range(30):
         alphas = rng.uniform(0.05, 0.98, size=(4, 3))
         tokens = (1 - alphas[:, DRAFTERS] ** (SIZES + 1)) / (1 - alphas[:, DRAFTERS])
-        paces = rng.uniform(1.0, 4.0, 4)
-        found = best_ragged(tokens, SIZES, DRAFTERS, draft_s, batch_s, paces)
-        known = tokens, draft_s, batch_s, paces
+        known = tokens, draft_s, batch_s, rng.uniform(1.0, 4.0, 4) if come_and_go else None
+        found = best_ragged(tokens, SIZES, DRAFTERS, *known[1:])
         all_plans = [np.array(plans) for plans in itertools.product(range(6), repeat=4)]
         costs = [seconds_a_token(plans, *known) for plans in all_plans]
         own = seconds_a_token(found, *known)
@@ -46,36 +46,36 @@ def test_nearly_the_best_of_all(price: float) -> None:
 
 def test_a_plan_without_a_proposal_is_not_played() -> None:
     tokens = np.array([[1.0, 0.0, 0.0, 0.0, 1.5, 2.0]])
-    found = best_ragged(tokens, SIZES, DRAFTERS, np.zeros(6), np.ones(8), np.ones(1))
+    found = best_ragged(tokens, SIZES, DRAFTERS, np.zeros(6), np.ones(8))
     assert found.tolist() == [5]
 
 
 def test_the_more_a_token_costs_the_shorter_are_drafts() -> None:
     alphas = np.full((8, 6), 0.8)
     tokens = (1 - alphas ** (SIZES + 1)) / (1 - alphas)
-    known, drafted = (tokens, SIZES, DRAFTERS, np.zeros(6)), []
-    for price in (0.0, 0.03, 0.1, 1.0):
-        found = best_ragged(*known, 1 + price * np.arange(56), np.ones(8))
-        drafted.append(int(SIZES[found].sum()))
+    drafted = [
+        int(SIZES[best_ragged(tokens, SIZES, DRAFTERS, np.zeros(6), 1 + c * np.arange(56))].sum())
+        for c in (0.0, 0.03, 0.1, 1.0)
+    ]
     assert drafted == sorted(drafted, reverse=True)
     assert drafted[0] == 48
     assert drafted[-1] == 0
 
 
-def test_a_long_match_of_one_round_counts_what_it_saves() -> None:
-    """Four times as many tokens for half a round's seconds more: all rows gain by it."""
+def test_a_long_match_of_one_round_counts_whole_where_places_are_filled_again() -> None:
+    """Four tokens more for three quarters of a round's seconds."""
     tokens = np.array([[1.0, 5.0]] + [[1.0, 0.0]] * 3)
-    plans = np.array([0, 8]), np.array([0, 1]), np.zeros(2)
-    batch_s = np.array([1.0] * 4 + [1.5] * 8)
+    plans, batch_s = (np.array([0, 8]), np.array([0, 1]), np.zeros(2)), np.array([1.0] * 4 + [1.75])
     assert best_ragged(tokens, *plans, batch_s, np.ones(4)).tolist() == [1, 0, 0, 0]
+    assert best_ragged(tokens, *plans, batch_s).tolist() == [0] * 4
 
 
 def test_tokens_of_a_slow_row_count_more() -> None:
-    """Of two rows with the same draft, and a price at which one of them pays."""
+    """Of two rows with the same draft, at a price at which one of them pays."""
     tokens, plans = np.array([[1.0, 2.0]] * 2), (np.array([0, 4]), np.array([0, 1]), np.zeros(2))
-    batch_s = 1 + 0.12 * np.arange(10)
     for paces, expected in (((4.0, 1.0), [0, 1]), ((1.0, 4.0), [1, 0])):
-        assert best_ragged(tokens, *plans, batch_s, np.array(paces)).tolist() == expected
+        found = best_ragged(tokens, *plans, 1 + 0.12 * np.arange(10), np.array(paces))
+        assert found.tolist() == expected
 
 
 def in_turn(best, plans, cost) -> list[int]:
@@ -86,9 +86,16 @@ def in_turn(best, plans, cost) -> list[int]:
     return best
 
 
-def by_the_book(tokens, sizes, drafters, draft_s, batch_s, paces) -> list[int]:
+def counts_of(tokens, paces) -> list[list[float]]:
+    """Rounds of a token, or tokens of a round in those of its row."""
+    if paces is None:
+        return [[1 / max(num, 1e-6) for num in row] for row in tokens]
+    return [[max(num, 1e-6) / pace for num in row] for row, pace in zip(tokens, paces, strict=True)]
+
+
+def by_the_book(counts, sizes, drafters, draft_s, batch_s, sign) -> list[int]:
     """The docstring's update in plain loops."""
-    rows, plans = range(len(tokens)), range(len(sizes))
+    rows, plans = range(len(counts)), range(len(sizes))
     plain = min(plans, key=lambda plan: sizes[plan])
 
     def target_s(num: int) -> float:
@@ -101,11 +108,11 @@ def by_the_book(tokens, sizes, drafters, draft_s, batch_s, paces) -> list[int]:
             longest[name] = max(longest.get(name, 0.0), draft_s[plan])
         return target_s(len(rows) + sum(sizes[plan] for plan in chosen)) + sum(longest.values())
 
-    def gain(row: int, plan: int) -> float:
-        return max(tokens[row][plan], 1e-6) / paces[row]
+    def counted(chosen: list[int]) -> float:
+        return sum(counts[row][plan] for row, plan in enumerate(chosen))
 
     def cost(chosen: list[int]) -> float:
-        return seconds(chosen) / sum(gain(row, plan) for row, plan in enumerate(chosen))
+        return seconds(chosen) * counted(chosen) ** sign
 
     best = [plain] * len(rows)
     for free_only in (False, True) if any(s > 0 for s in draft_s) else (False,):
@@ -114,11 +121,10 @@ def by_the_book(tokens, sizes, drafters, draft_s, batch_s, paces) -> list[int]:
             end, start = (min(len(rows) * n, len(batch_s)) for n in (1 + width, 1))
             price = (target_s(end) - target_s(start)) / max(end - start, 1)
             for _ in range(3):
-                gained = sum(gain(row, plan) for row, plan in enumerate(tried))
-                lasts = seconds(tried)
+                lasts = seconds(tried) / counted(tried)
                 bills = [
                     [
-                        -gain(row, plan) / gained
+                        sign * counts[row][plan]
                         + (price * sizes[plan] + draft_s[plan] / payers[drafters[plan]]) / lasts
                         if draft_s[plan] == 0 or not free_only
                         else np.inf
@@ -156,7 +162,7 @@ def check(num: int, known: int, dear: float, rng: np.random.Generator) -> None:
     draft_s = dear * rng.choice([0.0, 1.0], 6) * rng.uniform(0.01, 0.6, 6)
     batch_s = 1 + np.cumsum(rng.uniform(0, 0.2, known))
     sizes = np.array([0, *rng.integers(1, 9, 5)])
-    known = tokens, sizes, DRAFTERS, draft_s, batch_s, rng.uniform(1.0, 5.0, num)
-    found = best_ragged(*known)
-    expected = by_the_book(*(each.tolist() for each in known))
-    assert found.tolist() == expected
+    known = tuple(each.tolist() for each in (sizes, DRAFTERS, draft_s, batch_s))
+    for paces, sign in ((None, 1), (rng.uniform(1.0, 5.0, num), -1)):
+        found = best_ragged(tokens, sizes, DRAFTERS, draft_s, batch_s, paces)
+        assert found.tolist() == by_the_book(counts_of(tokens, paces), *known, sign)

@@ -131,11 +131,11 @@ def test_what_rows_may_do_depends_on_how_they_are_verified() -> None:
     padded_s, packed_s = np.linspace(1.0, 2.0, 5), np.linspace(1.0, 1.2, 60)
     costs.take(Costs(padded_s, {"lm": 0.3, "lookup": 0.0}))
     plans = tokens_of_rows(costs, *known), costs.sizes, costs.drafters, costs.drafting()
-    padded = best_plans(costs, *known, np.ones(12))
+    padded = best_plans(costs, *known)
     assert padded.tolist() == best_together(*plans, padded_s).tolist() == [0] * 12
     costs.take(Costs(padded_s, {"lm": 0.3, "lookup": 0.0}, packed_s))
-    packed = best_plans(costs, *known, np.ones(12))
-    assert packed.tolist() == best_ragged(*plans, packed_s, np.ones(12)).tolist() == [6] + [0] * 11
+    packed = best_plans(costs, *known)
+    assert packed.tolist() == best_ragged(*plans, packed_s).tolist() == [6] + [0] * 11
 
 
 @pytest.mark.parametrize("matches", [{}, {"lookup": 0}])

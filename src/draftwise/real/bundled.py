@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_WEIGHTS = Path(__file__).parent / "weights"
+from draftwise.weights import find_weights
+
+_WEIGHTS = find_weights(Path(__file__).parent / "weights", "real")
 RETRIEVAL = ("lookup", "suffix")
 """What every pretrained target drafts with; it costs nothing to have."""
 

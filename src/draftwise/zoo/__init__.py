@@ -6,24 +6,14 @@ Nothing here imports torch; `draftwise.zoo.build` is the recipe that made the mo
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from draftwise.types import DraftwiseError
+from draftwise.weights import find_weights
 
 _HERE = Path(__file__).parent
-
-
-def _find_weights() -> Path:
-    """Where the weights are: here in a source tree, else in the package ``draftwise-zoo``."""
-    here, beside = _HERE / "weights", find_spec("draftwise_zoo")
-    if here.exists() or beside is None or beside.origin is None:
-        return here
-    return Path(beside.origin).parent / "weights"
-
-
-_WEIGHTS = _find_weights()
+_WEIGHTS = find_weights(_HERE / "weights", "weights")
 
 
 def target_path() -> Path:

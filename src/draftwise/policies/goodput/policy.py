@@ -13,6 +13,7 @@ from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.looks import Looks
 from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable
 from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
+from draftwise.policies.goodput.pace import Pace, paces_of
 from draftwise.policies.goodput.pricing import PlanCosts
 from draftwise.policies.goodput.rows import best_plans
 from draftwise.policies.goodput.seen import SeenValues
@@ -24,12 +25,9 @@ from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, P
 ANSWER_TOKENS = 256.0
 """Tokens that an answer is believed to have, until that is known."""
 
-PACE_ROUNDS, PACE_DISCOUNT = 4.0, 0.97
-"""Rounds of one token that a request is believed to have had before; what a past round counts."""
-
 _TINY = 1e-12  # a price that nothing is divided by
 _PARTS = ("_rates", "_looks", "_seen", "_costs")
-_FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left", "_emitted", "_rounds")
+_FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left")
 
 
 class Goodput:
@@ -83,7 +81,7 @@ class Goodput:
         self._bins: dict[str, Bins] = {}
         self._matches: dict[str, int] = {}
         self._mix, self._wants_looks, self._left = mix, looks, ANSWER_TOKENS
-        self._emitted = self._rounds = PACE_ROUNDS
+        self._pace = Pace()
         self._recall: Recall | None = None
         self.mixer: Mixer | None = None
         self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
@@ -113,8 +111,7 @@ class Goodput:
     def choose(self) -> Decision:
         """The best price (ties go to the first plan)."""
         self._num_chosen += 1
-        prices = self._prices()
-        best = int(prices.argmax())
+        best = int((prices := self._prices()).argmax())
         self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
         return Decision(best, 1.0, self._num_chosen)
 
@@ -129,13 +126,12 @@ class Goodput:
         is_one = len(policies) == 1 and known.batch_s is None
         if is_one or any(policy._is_blind for policy in policies):
             return [policy.choose() for policy in policies]
-        has_lms = any(policy._has_lms for policy in policies)
         chosen = best_plans(
             known,
-            [policy._rates for policy in policies] if has_lms else [],
+            [each._rates for each in policies] if any(each._has_lms for each in policies) else [],
             [policy._tables for policy in policies],
             [policy._matches for policy in policies],
-            np.array([policy._emitted / policy._rounds for policy in policies]),
+            paces_of([policy._pace for policy in policies]),
         )
         for policy in policies:
             policy._num_chosen += 1
@@ -191,13 +187,10 @@ class Goodput:
 
     def _read(self, evidence: Evidence) -> None:
         """Update the rates, let those that were not scored fade, take over the context."""
-        is_round = evidence.seconds > 0.0  # and not the prompt
-        num_emitted = evidence.num_emitted if is_round else 0
+        num_emitted = evidence.num_emitted if evidence.seconds > 0.0 else 0  # in the prompt
         scored = {name: self._row[name] for name in evidence.scores if name in self._row}
-        if is_round:
-            self._emitted = PACE_DISCOUNT * self._emitted + num_emitted
-            self._rounds = PACE_DISCOUNT * self._rounds + 1.0
-        if is_round and self._has_lms:
+        self._pace.saw(num_emitted)
+        if evidence.seconds > 0.0 and self._has_lms:
             self._rates.fade(num_emitted, scored.values())
         for name, row in scored.items():
             self._score(name, row, evidence.scores[name])
@@ -270,8 +263,7 @@ class Goodput:
         if self._made is None and self._is_blind:
             self._made = self._seen.means()
         elif self._made is None:
-            costs = self._costs
-            prices = self._tokens() / costs.seconds
+            prices = self._tokens() / (costs := self._costs).seconds
             self._reading_s = self._looks.catching_up(costs.read_s, self._left)
             reading_s = (self._reading_s * self._has_model).take(costs.drafters)
             self._made = prices / (1.0 + prices * reading_s)

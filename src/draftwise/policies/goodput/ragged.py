@@ -18,24 +18,27 @@ FEW_ROWS = 16
 
 
 def best_ragged(
-    tokens: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, batch_s: Floats, paces: Floats
-) -> Ints:
+    tokens: Floats, sizes: Ints, drafters: Ints, draft_s: Floats, batch_s: Floats,
+    paces: Floats | None = None,
+) -> Ints:  # fmt: skip
     """[B] plans with which the rows of a batch get on fastest where verification is ragged.
 
     tokens, sizes, drafters, draft_s: as for ``best_together``. batch_s: [n] seconds of a target
     forward over 1, 2, .. tokens of all rows together; a larger one costs what the last does.
-    paces: [B] tokens that each row emits a round, on average.
+    paces: [B] tokens that each row emits a round, on average, where rows come and go; None where
+    they began together.
 
-    Source: this project's own. The seconds of a round's tokens, S / sum(tokens / pace), are
-        lowered: a token saves its row 1 / pace rounds to come. Not ``best_together``'s S * sum(1 /
-        tokens), by which a row that has a long match in this round alone would gain less than a
-        round. S = T(B + sum of sizes) + sum over drafters of their longest draft (a drafter that
-        drafts for one row drafts for all).
+    Source: this project's own. Rows that began together end with the slowest, so as in
+        ``best_together`` S * sum(1 / tokens) is lowered. Where the place of a row that ends is
+        taken by another, all tokens count: the seconds of a round's tokens, S / sum(tokens / pace),
+        are lowered, since a token saves its row 1 / pace rounds to come; by the former a row with a
+        long match in this round alone would gain less than a round. S = T(B + sum of sizes) + sum
+        over drafters of their longest draft (a drafter that drafts for one row drafts for all).
     Update: none. With a price for a token each row chooses for itself: it takes the plan with the
-        most (tokens / pace) / G - (price size + drafting) / S, S and G = sum(tokens / pace) being
-        those of the step before. Prices are the mean slopes of T over 1, 2, 4, 8 and 16 tokens a
-        row; a drafter's seconds are split among the rows that played it in the step before (at
-        first all), and once more without those that take time. The best that was seen is kept.
+        least (price size + drafting) / S + (1 / tokens) / Q, or - (tokens / pace) / Q, S and the
+        sum Q being those of the step before. Prices are the mean slopes of T over 1, 2, 4, 8 and 16
+        tokens a row; a drafter's seconds are split among the rows that played it in the step before
+        (at first all), and once more without those that take time. The best that was seen is kept.
         Up to 16 rows then take, one after another, their best plan while the others stay.
     Cost: O(B K) for each of 15 or 30 steps. Plain decoding for all is among what is compared.
 
@@ -43,11 +46,12 @@ def best_ragged(
 
     >>> tokens = np.array([[1.0, 4.0], [1.0, 1.1]])
     >>> plans = np.array([0, 8]), np.array([0, 1]), np.zeros(2)
-    >>> best_ragged(tokens, *plans, np.linspace(1.0, 1.5, 18), np.ones(2)).tolist()
+    >>> best_ragged(tokens, *plans, np.linspace(1.0, 1.5, 18)).tolist()
     [1, 0]
     """
-    rows = np.arange(len(tokens))
-    gains = 1 / (rounds_of(tokens) * paces[:, np.newaxis])
+    counts, rows, sign = rounds_of(tokens), np.arange(len(tokens)), 1
+    if paces is not None:
+        counts, sign = 1 / (counts * paces[:, np.newaxis]), -1
     taxes = np.where(draft_s > 0, [[0.0], [np.inf]], 0.0)[: 2 if draft_s.any() else 1]
     slopes = np.array([_slope(batch_s, len(tokens), width) for width in WIDTHS])
     prices = (taxes[:, np.newaxis] + slopes[:, np.newaxis] * sizes).reshape(-1, len(sizes))
@@ -55,19 +59,19 @@ def best_ragged(
 
     def taking(plans: Ints) -> tuple[Ints, Floats, Floats]:
         totals = np.minimum(len(rows) + sizes[plans].sum(axis=1), len(batch_s))
-        return plans, *needed(plans, batch_s[totals - 1], gains, drafters, draft_s)
+        return plans, *needed(plans, batch_s[totals - 1], counts, drafters, draft_s)
 
     tried = np.full((len(prices), len(tokens)), int(sizes.argmin()))
     payers = np.full((len(prices), num_drafters), len(tokens))
     seen = [taking(tried)]
     for _ in range(NUM_STEPS):
-        _, seconds, gained = seen[-1]
-        own = (prices + draft_s / payers[:, drafters]) * (gained / seconds)[:, np.newaxis]
-        tried = (gains - own[:, np.newaxis]).argmax(axis=2)
+        _, seconds, sums = seen[-1]
+        own = (prices + draft_s / payers[:, drafters]) * (sums / seconds)[:, np.newaxis]
+        tried = (sign * counts + own[:, np.newaxis]).argmin(axis=2)
         played = (drafters[tried] + num_drafters * ways).ravel()
         payers = np.bincount(played, minlength=payers.size).reshape(payers.shape).clip(min=1)
         seen.append(taking(tried))
-    costs = np.array([seconds / gained for _, seconds, gained in seen])
+    costs = np.array([seconds * sums**sign for _, seconds, sums in seen])
     way, step = divmod(int(costs.T.argmin()), len(seen))
     best: Ints = seen[step][0][way]
 
@@ -77,9 +81,8 @@ def best_ragged(
         taken: Floats = batch_s[totals - 1]
         return taken
 
-    if len(rows) > FEW_ROWS:
-        return best
-    return one_by_one(best, gains, drafters, draft_s, forward, np.divide)
+    few = len(rows) <= FEW_ROWS
+    return one_by_one(best, counts, drafters, draft_s, forward, sign) if few else best
 
 
 def _slope(batch_s: Floats, rows: int, width: int) -> float:

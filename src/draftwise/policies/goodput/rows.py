@@ -19,9 +19,9 @@ def best_plans(
     rates: Sequence[Rates],
     tables: Sequence[Mapping[str, MatchTable]],
     matches: Sequence[Mapping[str, int]],
-    paces: Floats,
+    paces: Floats | None = None,
 ) -> Ints:
-    """[B] plans. paces: [B] tokens a round of each request; the rest as for ``tokens_of_rows``."""
+    """[B] plans. paces: as for ``best_ragged``; the rest: as for ``tokens_of_rows``."""
     tokens = tokens_of_rows(costs, rates, tables, matches)
     plans = tokens, costs.sizes, costs.drafters, costs.drafting()
     if costs.batch_s is None:

@@ -66,15 +66,15 @@ def one_by_one(
     drafters: Ints,
     draft_s: Floats,
     forward: Callable[[Ints, int], Floats],
-    cost: Callable[[Floats, Floats], Floats] = np.multiply,
+    sign: int = 1,
 ) -> Ints:
     """[B] each row's best answer to the others, row after row, at what a round really takes.
 
     counts: as for ``needed``. forward: plans [B] and a row to the seconds [B - row, K] of
-    verifying, for this row and those after it, each plan beside the others as they are. cost: of
-    the seconds and the sum of counts: by rounds of a token their product, by tokens their ratio.
-    All rows answer at once: up to the first
-    that takes another plan nothing has changed for them, and those after it answer anew.
+    verifying, for this row and those after it, each plan beside the others as they are. sign: 1
+    where seconds times counts are lowered, -1 where seconds over counts are. All rows answer at
+    once: up to the first that takes another plan nothing has changed for them, and those after it
+    answer anew.
     """
     plans, rows, start = plans.copy(), np.arange(len(plans)), 0
     while start < len(plans):
@@ -83,7 +83,7 @@ def one_by_one(
         drafting_s += longest.sum(axis=1, keepdims=True)
         own = counts[rows, plans]
         sums = (own.sum() - own)[start:, np.newaxis] + counts[start:]
-        answers = cost(forward(plans, start) + drafting_s, sums).argmin(axis=1)
+        answers = ((forward(plans, start) + drafting_s) * sums**sign).argmin(axis=1)
         changed = np.flatnonzero(answers != plans[start:])
         if not len(changed):
             break
