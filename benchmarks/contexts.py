@@ -9,12 +9,13 @@ keys. ``long``: several Spec-Bench ``rag`` passages and a question on one of the
 shown of a file, and a change to make.
 
 Plain decoding and draftwise take turns; both keep prefixes. Clock: CPU time of the process,
-reading the prompt included. Intervals: over conversations or prompts.
+reading the prompt included, and without it. Intervals: over conversations or prompts.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -75,26 +76,40 @@ def fitting(tasks: Sequence[Task], made: Speculator, least: int, most: int) -> l
     return found
 
 
-def answer(made: Speculator, asked: list[Asked], args: argparse.Namespace) -> tuple[Any, float]:
-    """The tokens of all answers of a session, and its seconds of processor time."""
-    start, tokens = time.process_time(), []
+def answer(made: Speculator, asked: list[Asked], args: argparse.Namespace) -> tuple[Any, Any]:
+    """The tokens of all answers of a session, and their number and seconds of processor time.
+
+    [2, 2]: of all rounds, the reading of the prompt included, and of all but the first round.
+    """
+    tokens, spent = [], np.zeros((2, 2))
     for messages in asked:
         options = {"max_new_tokens": args.tokens, "temperature": args.temperature, "seed": 0}
-        tokens.append(list(made.generate(messages, **options).tokens))
-    return tokens, time.process_time() - start
+        start, read, said = time.process_time(), 0.0, []
+        for round_ in made.start(messages, **options):
+            read = read or time.process_time()
+            said.append(round_.tokens)
+        end, num = time.process_time(), sum(map(len, said))
+        tokens.append(list(itertools.chain(*said)))
+        spent += [[num, end - start], [num - len(said[0]), end - read]]
+    return tokens, spent
 
 
-def show(timing: Timing, same: int, total: int) -> dict[str, Any]:
-    """Print the comparison, and return it as data."""
-    table = Table("", "tokens/s", "x plain", "95%")
-    rows: dict[str, Any] = {"equal_texts": same, "num_texts": total}
-    for name in timing.names:
-        found, speed = timing.compare(name, "plain"), timing.tok_per_s(name)
-        table.add_row(
-            name, f"{speed:.1f}", f"{found.value:.2f}", f"{found.low:.2f}-{found.high:.2f}"
-        )
-        rows[name] = {"tok_per_cpu_s": speed, "to_plain": [found.value, found.low, found.high]}
-    Console().print(table, f"{same} of {total} texts equal")
+def show(names: Sequence[str], spent: Any) -> dict[str, Any]:
+    """Print the comparison, and return it as data. spent: [side, task, 2, 2], as of ``answer``."""
+    table = Table("", "tokens/s", "x plain", "95%", "without reading", "95%")
+    rows: dict[str, Any] = {}
+    for name in names:
+        cells, found = list[str](), dict[str, Any]()
+        for part, key in ((0, "to_plain"), (1, "without_reading")):
+            counts = spent[:, :, part]
+            timing = Timing(list(names), counts[:, :, 1], counts[:, :, 0], {})
+            ratio = timing.compare(name, "plain")
+            cells += [f"{ratio.value:.2f}", f"{ratio.low:.2f}-{ratio.high:.2f}"]
+            found[key] = [ratio.value, ratio.low, ratio.high]
+            found.setdefault("tok_per_cpu_s", timing.tok_per_s(name))
+        table.add_row(name, f"{found['tok_per_cpu_s']:.1f}", *cells)
+        rows[name] = found
+    Console().print(table)
     return rows
 
 
@@ -131,17 +146,15 @@ def main() -> None:
         "draftwise": ours,
     }
     tasks = fitting(found, ours, *args.prompt)
-    seconds, tokens = np.zeros((2, len(sides), len(tasks)))
-    same = total = 0
+    spent, same, total = np.zeros((len(sides), len(tasks), 2, 2)), 0, 0
     for i, (_, asked) in enumerate(track(tasks, console=Console(stderr=True))):
         said = {}
         for side in (0, 1) if i % 2 else (1, 0):
             name = list(sides)[side]
-            said[name], seconds[side, i] = answer(sides[name], asked, args)
-            tokens[side, i] = sum(map(len, said[name]))
+            said[name], spent[side, i] = answer(sides[name], asked, args)
         same += sum(a == b for a, b in zip(*said.values(), strict=True))
         total += len(asked)
-    rows = show(Timing(list(sides), seconds, tokens, {}), same, total)
+    rows = {"equal_texts": same, "num_texts": total, **show(list(sides), spent)}
     sizes = [len(encode(m, ours.tokenizer).tokens) for _, asked in tasks for m in asked]
     about = {"prompt_tokens": [min(sizes), max(sizes)], "num_tasks": len(tasks)}
     save(args.out, {"part": args.part, **about, **rows})

@@ -7,8 +7,9 @@
 Every method answers every prompt in turn, in random order; times are of the processor, so that
 other work on the machine counts less. Compiling is not counted: each method answers the first
 prompt once before. Ratios are of tokens a second: with drafts to plain of the same precision, and
-to the first precision's plain or, with ``--llama``, to llama.cpp's. ``--llama`` names the interpreter of an environment of its own with xllamacpp, a
-prebuilt llama.cpp: the same token ids there, plain and with its prompt lookup (``ngram_simple``).
+to the first precision's plain or, with ``--llama``, to llama.cpp's. ``--llama`` names the
+interpreter of an environment of its own with xllamacpp, a prebuilt llama.cpp: the same token ids
+there, plain and with its prompt lookup (``ngram_simple``).
 Answers of different precisions differ; with drafts they are those of their precision without.
 """
 
