@@ -1,6 +1,6 @@
 """What more drafters bring: two folders of ``draftwise bench``, on the prompts that both answered.
 
-    python benchmarks/added.py ./retrieval ./all
+    python benchmarks/more_drafters.py ./retrieval ./all
 
 Each folder's draftwise is compared with its own plain decoding, which ran beside it; the gain is
 the ratio of these ratios, by category, of CPU seconds.
