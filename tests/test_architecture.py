@@ -19,7 +19,7 @@ ROOT = Path(draftwise.__file__).parent
 TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-WORDS = {"errors", "types", "protocols", "dist", "lines", "weights"}
+WORDS = {"errors", "types", "protocols", "dist", "lines", "bundle"}
 FACADE = {"learning", "pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "dist": {"types"},
     "chat": {"types"},
     "lines": set(),
-    "weights": set(),
+    "bundle": set(),
     "protocols": {"types"},
     "rewards": WORDS,
     "feedback": WORDS | {"rewards"},
@@ -59,7 +59,7 @@ WITHOUT_TORCH = {
     "dist",
     "chat",
     "lines",
-    "weights",
+    "bundle",
     "protocols",
     "rewards",
     "feedback",

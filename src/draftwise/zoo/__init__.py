@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from draftwise.bundle import find_weights
 from draftwise.types import DraftwiseError
-from draftwise.weights import find_weights
 
 _HERE = Path(__file__).parent
 _WEIGHTS = find_weights(_HERE / "weights", "weights")
