@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +22,12 @@ from shared.results import save
 
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
-from draftwise.nn.eagle import EagleHead
 from draftwise.nn.eagle_files import load_head
 from draftwise.nn.load import load_model, load_tokenizer
-from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target
 from draftwise.real.bundled import head_folders
 from draftwise.train.answers import answers
-from draftwise.train.eagle import EagleBatch, observe, unrolled
-from draftwise.train.lesson import Text, groups
-
-
-@torch.no_grad()
-def agreement(
-    head: EagleHead, target: CausalModel, texts: Sequence[Text], depth: int, greedy: bool
-) -> list[float]:
-    """Mean acceptance of a draft's first, second, .. token along these answers."""
-    totals, counts = [0.0] * depth, [0] * depth
-    for group in groups(texts, 2048):
-        batch = observe(target.module, [texts[i] for i in group], head.config.taps)
-        p = batch.logits().softmax(-1)
-        for step, states in enumerate(unrolled(head, batch, depth)):
-            which, rows, slots = predicted(batch, step)
-            q = head.logits(states[rows, slots]).float().softmax(-1)
-            kept = (
-                (q.argmax(-1) == p[which].argmax(-1)).float()
-                if greedy
-                else torch.minimum(p[which], q).sum(-1)
-            )
-            totals[step] += float(kept.sum())
-            counts[step] += len(which)
-    return [round(total / count, 4) for total, count in zip(totals, counts, strict=True)]
-
-
-def predicted(batch: EagleBatch, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The learned positions that pass ``step`` predicts: which, their rows and slots."""
-    width = batch.tokens.shape[1]
-    slots = batch.positions % width - 1 - step
-    which = (slots >= 0).nonzero()[:, 0]
-    return which, (batch.positions // width)[which], slots[which]
+from draftwise.train.eagle import acceptance_by_depth
 
 
 def main() -> None:
@@ -103,14 +69,14 @@ def main() -> None:
                     seed=1,
                     rows=32,
                 )
-            alphas = agreement(head, target, texts, args.depth, greedy=heat == 0)
+            alphas = acceptance_by_depth(head, target.module, texts, args.depth, heat == 0)
             said = [token for text in texts for token in text.tokens[text.start :]]
-            known = head.draft_ids
-            share = 1.0 if known is None else len(torch.isin(torch.tensor(said), known).nonzero())
+            drafted = torch.arange(len(tokenizer)) if head.draft_ids is None else head.draft_ids
+            share = float(torch.isin(torch.tensor(said), drafted).float().mean())
             found.setdefault(domain, {})[f"{heat:g}"] = {
-                "alphas": alphas,
+                "alphas": [round(alpha, 4) for alpha in alphas],
                 "tokens": len(said),
-                "in_vocabulary": round(share / len(said) if known is not None else 1.0, 4),
+                "in_vocabulary": round(share, 4),
             }
             table.add_row(domain, f"T = {heat:g}", *(f"{alpha:.2f}" for alpha in alphas))
     Console().print(table)

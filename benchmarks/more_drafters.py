@@ -42,19 +42,20 @@ def main() -> None:
     args = parser.parse_args()
     categories, few = seconds(args.few)
     _, more = seconds(args.more)
-    sums = defaultdict[str, Any](lambda: np.zeros(4))
+    sums, num = defaultdict[str, Any](lambda: np.zeros(4)), 0
     for name, category in categories.items():
         places = [
             (side, (name, method)) for side in (few, more) for method in ("plain", "draftwise")
         ]
         if all(place in side for side, place in places):
+            num += 1
             for each in (category, "all"):
                 sums[each] += [side[place] for side, place in places]
     found = {
         category: {"few": a / b, "more": c / d, "gain": (c / d) / (a / b)}
         for category, (a, b, c, d) in sums.items()
     }
-    save(args.out, {"prompts": len(categories), "categories": found})
+    save(args.out, {"prompts": num, "categories": found})
 
 
 if __name__ == "__main__":

@@ -257,9 +257,16 @@ def eagle_loss(
 
 @torch.no_grad()
 def acceptance_by_depth(
-    head: EagleHead, target: PreTrainedModel, texts: Sequence[Text], num_passes: int
+    head: EagleHead,
+    target: PreTrainedModel,
+    texts: Sequence[Text],
+    num_passes: int,
+    greedy: bool = False,
 ) -> list[float]:
-    """Mean alpha at temperature 1 of a draft's first, second, ... token along verified text."""
+    """Mean alpha of a draft's first, second, ... token along verified text.
+
+    At temperature 1; greedy, the share of places where the head's favourite is the target's.
+    """
     totals, counts = [0.0] * num_passes, [0] * num_passes
     for group in groups(texts, 2048):
         batch = observe(target, [texts[i] for i in group], head.config.taps)
@@ -267,7 +274,10 @@ def acceptance_by_depth(
         for step, states in enumerate(unrolled(head, batch, num_passes)):
             which, rows, slots = _aligned(batch, step)
             q = head.logits(states[rows, slots]).float().softmax(-1)
-            totals[step] += float(torch.minimum(p[which], q).sum())
+            if greedy:
+                totals[step] += float((q.argmax(-1) == p[which].argmax(-1)).sum())
+            else:
+                totals[step] += float(torch.minimum(p[which], q).sum())
             counts[step] += len(which)
     return [total / max(1, count) for total, count in zip(totals, counts, strict=True)]
 
