@@ -29,6 +29,9 @@ from draftwise.real.bundled import head_folders
 from draftwise.train.answers import answers
 from draftwise.train.eagle import acceptance_by_depth
 
+GREEDY = 1e6
+"""Times the logits, so that all is on the favourite."""
+
 
 def main() -> None:
     """Answer, look, print, save."""
@@ -69,7 +72,8 @@ def main() -> None:
                     seed=1,
                     rows=32,
                 )
-            alphas = acceptance_by_depth(head, target.module, texts, args.depth, heat == 0)
+            sharpness = 1.0 if heat else GREEDY
+            alphas = acceptance_by_depth(head, target.module, texts, args.depth, sharpness)
             said = [token for text in texts for token in text.tokens[text.start :]]
             drafted = torch.arange(len(tokenizer)) if head.draft_ids is None else head.draft_ids
             share = float(torch.isin(torch.tensor(said), drafted).float().mean())

@@ -85,10 +85,9 @@ def eagle_batches(
         if path is not None and path.exists():
             kept = torch.load(path, map_location=target.device, weights_only=True)
             tokens, positions, states, last, best = kept
-            found = EagleBatch(
+            return EagleBatch(
                 tokens, positions, states.float(), last.to(target.dtype), best, target
             )
-            return found
         found = observe(target, [lessons[name][i] for i in group], taps)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,27 +256,18 @@ def eagle_loss(
 
 @torch.no_grad()
 def acceptance_by_depth(
-    head: EagleHead,
-    target: PreTrainedModel,
-    texts: Sequence[Text],
-    num_passes: int,
-    greedy: bool = False,
-) -> list[float]:
-    """Mean alpha of a draft's first, second, ... token along verified text.
-
-    At temperature 1; greedy, the share of places where the head's favourite is the target's.
-    """
+    head: EagleHead, target: PreTrainedModel, texts: Sequence[Text], num_passes: int,
+    sharpness: float = 1.0,
+) -> list[float]:  # fmt: skip
+    """Mean alpha of a draft's first, second, .. token along verified text, at 1 / sharpness."""
     totals, counts = [0.0] * num_passes, [0] * num_passes
     for group in groups(texts, 2048):
         batch = observe(target, [texts[i] for i in group], head.config.taps)
-        p = batch.logits().softmax(-1)
+        p = (batch.logits() * sharpness).softmax(-1)
         for step, states in enumerate(unrolled(head, batch, num_passes)):
             which, rows, slots = _aligned(batch, step)
-            q = head.logits(states[rows, slots]).float().softmax(-1)
-            if greedy:
-                totals[step] += float((q.argmax(-1) == p[which].argmax(-1)).sum())
-            else:
-                totals[step] += float(torch.minimum(p[which], q).sum())
+            q = (head.logits(states[rows, slots]).float() * sharpness).softmax(-1)
+            totals[step] += float(torch.minimum(p[which], q).sum())
             counts[step] += len(which)
     return [total / max(1, count) for total, count in zip(totals, counts, strict=True)]
 
