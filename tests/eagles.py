@@ -14,9 +14,10 @@ from draftwise.nn.features import Features
 from draftwise.nn.medusa import MedusaHeads
 from draftwise.nn.model import CausalModel
 from draftwise.nn.mtp import MtpHead, MtpStyle
-from draftwise.train.eagle import draft_vocabulary, eagle_batches, new_head, train_eagle
+from draftwise.train.eagle import draft_vocabulary, new_head, train_eagle
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Settings
+from draftwise.train.observed import observed_batches
 
 
 def eagle_config(target: CausalModel, generation: int = 3, **changes: Any) -> EagleConfig:
@@ -64,7 +65,7 @@ def taught_head(target: CausalModel, texts: Sequence[Sequence[int]], size: int) 
     lesson = [Text(tuple(text), 1) for text in texts]
     ids = draft_vocabulary(lesson, size, target.vocab_size)
     head = new_head(target.module, ids, seed=0)
-    batches = eagle_batches(target.module, {"texts": lesson}, head.config.taps, seed=0)
+    batches = observed_batches(target.module, {"texts": lesson}, head.config.taps, seed=0)
     train_eagle(head, batches, Settings(80, 5e-3, 10, 40), num_passes=3)
     return head.eval().requires_grad_(False)
 

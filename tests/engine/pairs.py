@@ -21,6 +21,7 @@ from draftwise.drafters.lm_window import Window
 from draftwise.drafters.medusa import MedusaDrafter
 from draftwise.drafters.protocol import Drafter
 from draftwise.nn.dflash import BlockShape
+from draftwise.nn.lent import LentHead
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.registry import Table
@@ -39,6 +40,7 @@ POOLS = {
     "good+suffix+datastore": ["good", "suffix", "datastore"],
     "all": ["good", "bad", "lookup"],
     "longer+shorter": ["longer", "shorter"],
+    "narrow": ["narrow"],
     "eagle": ["eagle"],
     "eagle+good+lookup": ["eagle", "good", "lookup"],
     "medusa": ["medusa"],
@@ -110,6 +112,16 @@ def padded(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
         head[shared:] = torch.randn(head[shared:].shape, generator=generator)
     home = head_home(model.hidden_size)
     return LMDrafter(name, CausalModel(module, name), model, home, None, shared)
+
+
+@cache
+def narrow(kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
+    """``good``, which can draft five tokens of six and has no logits of its own for the others."""
+    model = target(kind, vocab_size)
+    module = near_copy(model.module, noise=0.04)
+    ids = torch.tensor([token for token in range(vocab_size) if token % 6])
+    module.set_output_embeddings(LentHead(module.get_output_embeddings(), ids, vocab_size))
+    return LMDrafter("narrow", CausalModel(module, "narrow"), model, head_home(model.hidden_size))
 
 
 @cache
@@ -196,6 +208,8 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
         if name in {"good", "bad"}
         else padded(name, kind, vocab_size)
         if name in {"longer", "shorter"}
+        else narrow(kind, vocab_size)
+        if name == "narrow"
         else store(vocab_size)
         if name == "datastore"
         else windowed(kind, vocab_size)

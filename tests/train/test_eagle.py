@@ -18,15 +18,14 @@ from draftwise.nn.model import CausalModel
 from draftwise.train.eagle import (
     acceptance_by_depth,
     draft_vocabulary,
-    eagle_batches,
     eagle_loss,
     new_head,
-    observe,
     train_eagle,
     unrolled,
 )
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Settings
+from draftwise.train.observed import observe, observed_batches
 from draftwise.types import DraftwiseError
 from eagles import eagle_head
 from engine.pairs import PROMPTS, plain_greedy, reader
@@ -109,7 +108,7 @@ def test_a_head_learns_what_its_target_says(target: Any, texts: list[Text], tmp_
 
     def run(name: str) -> tuple[EagleHead, list[float]]:
         head = new_head(target, None, seed=0)
-        batches = eagle_batches(
+        batches = observed_batches(
             target, {"all": texts}, head.config.taps, seed=0, tokens_per_batch=256
         )
         losses = train_eagle(head, batches, settings, num_passes=PASSES, checkpoint=tmp_path / name)
@@ -130,7 +129,7 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_weights(
     target: Any, texts: list[Text], tmp_path: Path
 ) -> None:
     head, checkpoint = new_head(target, None, seed=0), tmp_path / "head.pt"
-    good = eagle_batches(target, {"all": texts}, head.config.taps, seed=0)
+    good = observed_batches(target, {"all": texts}, head.config.taps, seed=0)
 
     def batches(step: int) -> Any:
         batch = good(step)
@@ -149,10 +148,10 @@ def test_what_the_target_said_is_kept(target: Any, texts: list[Text], tmp_path: 
     """Of each lesson apart, so that two heads can learn from one."""
     taps, options = (0, 1, 2), {"seed": 0, "tokens_per_batch": 128}
     lessons = {"one": texts[:4], "two": texts[4:]}
-    asked = eagle_batches(target, lessons, taps, keep=tmp_path, **options)
+    asked = observed_batches(target, lessons, taps, keep=tmp_path, **options)
     first = [asked(step) for step in range(12)]
     assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
-    again = eagle_batches(tiny_model(seed=9), lessons, taps, keep=tmp_path, **options)
+    again = observed_batches(tiny_model(seed=9), lessons, taps, keep=tmp_path, **options)
     for step, batch in enumerate(first):
         kept = again(step)
         assert torch.equal(kept.tokens, batch.tokens)
@@ -182,7 +181,9 @@ def test_a_lent_head_learns_without_touching_what_it_was_lent(
     head = new_head(target, ids, seed=0, lends=True)
     assert head.lent_rows is not None
     before = head.lent_rows.get_parameter("weight").clone()
-    batches = eagle_batches(target, {"all": texts}, head.config.taps, seed=0, tokens_per_batch=256)
+    batches = observed_batches(
+        target, {"all": texts}, head.config.taps, seed=0, tokens_per_batch=256
+    )
     losses = train_eagle(head, batches, Settings(20, 5e-3, 2, 10), num_passes=2, regression=0.5)
     assert losses[-1] < losses[0]
     assert torch.equal(head.lent_rows.get_parameter("weight"), before)

@@ -71,10 +71,11 @@ class Run:
 
     def train(self) -> dict[str, Any]:
         """Look, train as far as the probe, look again, and train to the end."""
-        from draftwise.train.eagle import eagle_batches, train_eagle
+        from draftwise.train.eagle import train_eagle
+        from draftwise.train.observed import observed_batches
 
         wish, steps = self._wish, self._settings.steps
-        batches = eagle_batches(
+        batches = observed_batches(
             self._target.module,
             {"texts": self._taught},
             self._head.config.taps,

@@ -17,6 +17,8 @@ from draftwise.cli.load import loading
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from draftwise.train.drafter import DrafterOptions
     from draftwise.train.lesson import Text
     from draftwise.types import Costs
@@ -35,6 +37,12 @@ Lend = Annotated[
         help="With --layers: its embeddings and lm_head stay the target's, which stores them.",
     ),
 ]
+DraftVocab = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="With --lend: tokens that it can draft, the most frequent. Default: all."
+    ),
+]
 LossOf = Annotated[
     str, typer.Option("--loss", help="logits: the target's distribution; sequence: its tokens.")
 ]
@@ -46,6 +54,7 @@ Probe = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Share of the steps after which to look.")
 ]
 ProbeOnly = Annotated[bool, typer.Option("--probe-only", help="Stop after that look.")]
+BatchTokens = Annotated[int, typer.Option(min=16, help="Tokens of a step, about.")]
 Bf16 = Annotated[bool | None, typer.Option(help="Mixed precision. Default: on CUDA.")]
 
 
@@ -58,6 +67,7 @@ def drafter(
     init: Init = None,
     num_layers: NumLayers = None,
     lend: Lend = False,
+    draft_vocab: DraftVocab = None,
     loss: LossOf = "logits",
     temperatures: Heats = "0,0.3,0.7,1",
     samples: Samples = 1,
@@ -70,6 +80,7 @@ def drafter(
     work: t.Work = None,
     seed: t.Seed = 0,
     bf16: Bf16 = None,
+    batch_tokens: BatchTokens = 2048,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     threads: o.Threads = 1,
@@ -82,7 +93,9 @@ def drafter(
     folder = work or out / "work"
     with quiet(), refused_values():
         heats = t.heats(temperatures)
-        given = _options(loss, epochs, lr, seed, bf16, device)
+        given = _options(loss, epochs, lr, batch_tokens, seed, bf16, device)
+        if draft_vocab is not None and not (lend and loss == "logits"):
+            raise DraftwiseError("--draft-vocab is for --lend, and for the loss logits")
         scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
         texts = t.gather(prompts, scene, folder, num_prompts, rows=rows, seed=seed)
         encoded = t.encode_prompts(scene, texts, max_new_tokens)
@@ -94,7 +107,7 @@ def drafter(
         "start": [init, num_layers, lend],
         "prompts": t.fingerprint(encoded),
         "answers": [temperatures, samples, max_new_tokens, rows, seed],
-        "training": [loss, epochs, lr, given.bf16],
+        "training": [loss, epochs, lr, batch_tokens, given.bf16, draft_vocab],
     }
     with quiet(), t.keeping(folder), t.Bars() as bars:
         t.claim(folder, inputs)
@@ -103,13 +116,20 @@ def drafter(
         run.look("before training", held_out)
         taught = [p for i, p in enumerate(encoded) if i % HELD_OUT for _ in range(samples)]
         lesson = run.answers("answers", taught, heats, max_new_tokens, rows)
-        run.train(lesson, held_out, probe, probe_only)
+        ids = run.narrow(lesson, draft_vocab)
+        run.train(lesson, ids, held_out, probe, probe_only)
         if not probe_only:
             run.save(out, lend)
 
 
 def _options(
-    loss: str, epochs: float, lr: float, seed: int, bf16: bool | None, device: str
+    loss: str,
+    epochs: float,
+    lr: float,
+    batch_tokens: int,
+    seed: int,
+    bf16: bool | None,
+    device: str,
 ) -> DrafterOptions:
     import torch
 
@@ -117,7 +137,7 @@ def _options(
 
     on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
     mixed = on_gpu if bf16 is None else bf16
-    return DrafterOptions(loss, epochs, lr, bf16=mixed, seed=seed)  # type: ignore[arg-type]
+    return DrafterOptions(loss, epochs, lr, batch_tokens, mixed, seed)  # type: ignore[arg-type]
 
 
 def _start(
@@ -199,13 +219,28 @@ class _Run:
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
+    def narrow(self, lesson: Sequence[Text], size: int | None) -> Tensor | None:
+        """The tokens that it can draft, if these are not all; a step costs less then."""
+        from draftwise.train.drafter import narrow
+
+        if size is None:
+            return None
+        self._costs = None
+        return narrow(self._model, lesson, size)
+
     def train(
-        self, lesson: Sequence[Text], held_out: Sequence[Text], probe: float, probe_only: bool
+        self,
+        lesson: Sequence[Text],
+        ids: Tensor | None,
+        held_out: Sequence[Text],
+        probe: float,
+        probe_only: bool,
     ) -> None:
         """Train as far as the probe, look, and then to the end."""
         from draftwise.train.drafter import drafter_batches, drafter_settings, train_drafter
 
-        read = drafter_batches(self._scene.target.module, lesson, self._options, self._folder)
+        target = self._scene.target.module
+        read = drafter_batches(target, lesson, self._options, self._folder, ids)
         settings = drafter_settings(lesson, self._options)
         update = self._bars.stage("training", settings.steps)
         first = max(1, round(probe * settings.steps))

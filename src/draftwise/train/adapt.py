@@ -12,9 +12,10 @@ import torch
 
 from draftwise.nn.eagle import EagleHead
 from draftwise.nn.model import CausalModel
-from draftwise.train.eagle import EagleBatch, eagle_loss, observe
+from draftwise.train.eagle import eagle_loss
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Settings, make_optimizer
+from draftwise.train.observed import Observed, observe
 
 
 class Adapter:
@@ -57,7 +58,7 @@ class Adapter:
         self._optimizer = make_optimizer(self._learner, settings)
         self._draws = torch.Generator().manual_seed(seed)
         self._texts: deque[Text] = deque()
-        self._batches: deque[EagleBatch] = deque()
+        self._batches: deque[Observed] = deque()
         self._left = 0
         self.num_steps = 0
 

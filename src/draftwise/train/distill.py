@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,9 +36,9 @@ def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
 
     Source: MetaSD, appendix F.1, distils on sampled text; the soft targets and the second term,
     one minus `acceptance`, are from DistillSpec (Zhou et al. 2023): the first learns fast, the
-    second is what a drafter is for.
+    second is what a drafter is for. Where only some tokens can be drafted, p is over them.
     """
-    logits = answer_logits(model, batch.tokens, batch.positions).float()
+    logits = answer_logits(model, batch.tokens, batch.positions, batch.ids).float()
     log_q = logits.log_softmax(-1)
     p = batch.logits.float().softmax(-1)
     soft = -(p * log_q).sum(-1).mean()
@@ -83,7 +84,12 @@ def learn(
 
     def batch(step: int) -> Batch:
         found = read(step)
-        return Batch(*(x.to(device) for x in (found.tokens, found.positions, found.logits)))
+        return replace(
+            found,
+            tokens=found.tokens.to(device),
+            positions=found.positions.to(device),
+            logits=found.logits.to(device),
+        )
 
     return fit(
         drafter, loss, batch, settings, checkpoint=checkpoint, progress=progress, stop_at=stop_at

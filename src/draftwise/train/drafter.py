@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from draftwise.nn.lent import LentHead
 from draftwise.train.distill import distillation_loss, learn, sequence_loss
-from draftwise.train.lesson import Batch, Text, answer_logits, groups, lesson_batches, pad, teach
+from draftwise.train.eagle import draft_vocabulary
+from draftwise.train.lesson import Batch, Text, group_order, groups, pad
 from draftwise.train.loop import Progress, Settings
+from draftwise.train.observed import observed_batches
 from draftwise.types import DraftwiseError
 
 LossName = Literal["logits", "sequence"]
 
 MOST_KEPT_BYTES = 2 << 30
-"""Above this the target's logits are not kept on disk but computed again in every epoch."""
+"""Above this the target's states are not kept on disk, and it reads the texts in every epoch."""
 
 
 @dataclass(frozen=True)
@@ -74,32 +76,53 @@ def first_layers(
     return drafter.to(target.device)
 
 
+def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor | None:
+    """Let a drafter with a lent ``lm_head`` draft the tokens [size] learned most often, and them
+    alone; returns them, None where it drafts all."""
+    head, vocab_size = drafter.get_output_embeddings(), drafter.config.vocab_size
+    ids = draft_vocabulary(texts, size, vocab_size)
+    if ids is not None:
+        drafter.set_output_embeddings(LentHead(head, ids, vocab_size))
+    return ids
+
+
 def drafter_batches(
-    target: PreTrainedModel, texts: Sequence[Text], options: DrafterOptions, folder: Path
+    target: PreTrainedModel,
+    texts: Sequence[Text],
+    options: DrafterOptions,
+    folder: Path,
+    ids: Tensor | None = None,
 ) -> Callable[[int], Batch]:
     """step -> batch of these texts, with the target's logits where the loss wants them.
 
-    Errors: OSError where the logits, which are kept in ``folder`` if they are few, do not fit.
+    ids: the tokens whose logits are wanted; None = all. The target reads the texts once, if its
+    states, 2 D bytes a token, fit into ``MOST_KEPT_BYTES`` in ``folder``: logits are made anew of
+    them. Errors: OSError where the disk has less room than that.
     """
+    if options.loss == "sequence":
+        return _sequences(texts, options)
     num_learned = sum(len(text.tokens) - text.start for text in texts)
-    is_small = 2 * num_learned * int(target.config.vocab_size) <= MOST_KEPT_BYTES
-    if options.loss == "logits" and is_small:
-        lesson = teach(target, texts, folder / "lesson")
-        return lesson_batches(
-            [lesson], seed=options.seed, tokens_per_batch=options.tokens_per_batch
-        )
+    fits = 2 * num_learned * target.config.get_text_config().hidden_size <= MOST_KEPT_BYTES
+    observed = observed_batches(
+        target, {"states": texts}, (), seed=options.seed,
+        tokens_per_batch=options.tokens_per_batch, keep=folder if fits else None,
+    )  # fmt: skip
+
+    def batch(step: int) -> Batch:
+        said = observed(step)
+        return Batch(said.tokens, said.positions, said.logits(ids), ids)
+
+    return batch
+
+
+def _sequences(texts: Sequence[Text], options: DrafterOptions) -> Callable[[int], Batch]:
+    """step -> batch of the texts alone."""
     table = groups(texts, options.tokens_per_batch)
 
-    @torch.no_grad()
     def batch(step: int) -> Batch:
         epoch, place = divmod(step, len(table))
-        order = list(range(len(table)))
-        random.Random(f"{options.seed} {epoch}").shuffle(order)
-        tokens, positions = pad([texts[i] for i in table[order[place]]])
-        if options.loss == "sequence":
-            return Batch(tokens, positions, torch.empty(0))
-        ids, places = tokens.to(target.device), positions.to(target.device)
-        return Batch(tokens, positions, answer_logits(target, ids, places))
+        group = table[group_order(len(table), options.seed, epoch)[place]]
+        return Batch(*pad([texts[i] for i in group]), torch.empty(0))
 
     return batch
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,90 +14,15 @@ from transformers import PreTrainedModel
 from draftwise.nn.eagle import EagleConfig, EagleHead
 from draftwise.nn.eagle_files import default_taps
 from draftwise.nn.lent import lent_rows
-from draftwise.train.lesson import Text, group_order, groups, head_logits, pad
+from draftwise.train.lesson import Text, groups
 from draftwise.train.loop import Progress, Settings, fit
+from draftwise.train.observed import Observed, observe
 
 DECAY = 0.8
 """Weight of each pass over that of the one before it: early tokens of a draft count most."""
 QUIET = 0.3
 """Of the target's last norm, at the start: the deepest state says what came, not what comes, so a
 new head as loud as its target is wrong with confidence (16 nats a token where 7.6 are enough)."""
-
-
-@dataclass(frozen=True)
-class EagleBatch:
-    """What the target says of some texts.
-
-    tokens [B, T] padded; positions [A], flat, that predict a learned token; states [B, T, F], the
-    taps side by side; last [A, D], normed; best [A], favourite tokens; target: owner of the head.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    states: Tensor
-    last: Tensor
-    best: Tensor
-    target: PreTrainedModel
-
-    @torch.no_grad()
-    def logits(self, ids: Tensor | None = None) -> Tensor:
-        """[A, V] the target's logits, or [A, len(ids)] of these tokens alone, which is cheaper."""
-        return head_logits(self.target, self.last, ids).float()
-
-
-@torch.no_grad()
-def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int]) -> EagleBatch:
-    """One forward of the target over these texts."""
-    tokens, positions = (x.to(target.device) for x in pad(texts))
-    output = target.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-    states = torch.cat([output.hidden_states[tap] for tap in taps], dim=-1)
-    last = output.last_hidden_state.flatten(0, 1)[positions]
-    best = head_logits(target, last).argmax(-1)
-    return EagleBatch(tokens, positions, states.float(), last, best, target)
-
-
-def eagle_batches(
-    target: PreTrainedModel,
-    lessons: Mapping[str, Sequence[Text]],
-    taps: Sequence[int],
-    *,
-    seed: int,
-    tokens_per_batch: int = 2048,
-    keep: Path | None = None,
-) -> Callable[[int], EagleBatch]:
-    """step -> batch, of one lesson each; every epoch goes through all in an order of its own.
-
-    With ``keep``, what the target said is kept there, by lesson, in half precision, 2 (F + D) bytes
-    a token, and it is asked once only: its logits are made anew of the states, over the tokens that
-    a head can draft, which takes a hundredth of a forward.
-    """
-    table = [
-        (name, number, group)
-        for name, texts in lessons.items()
-        for number, group in enumerate(groups(texts, tokens_per_batch))
-    ]
-
-    def batch(step: int) -> EagleBatch:
-        epoch, place = divmod(step, len(table))
-        name, number, group = table[group_order(len(table), seed, epoch)[place]]
-        path = None if keep is None else keep / name / f"{number}.pt"
-        if path is not None and path.exists():
-            kept = torch.load(path, map_location=target.device, weights_only=True)
-            tokens, positions, states, last, best = kept
-            return EagleBatch(
-                tokens, positions, states.float(), last.to(target.dtype), best, target
-            )
-        found = observe(target, [lessons[name][i] for i in group], taps)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            halves = (found.states.half(), found.last.half())
-            torch.save(
-                [found.tokens, found.positions, *halves, found.best], path.with_suffix(".tmp")
-            )
-            path.with_suffix(".tmp").replace(path)
-        return found
-
-    return batch
 
 
 def kept_bytes(texts: Sequence[Text], head: EagleHead) -> int:
@@ -174,7 +98,7 @@ def _lent(target: PreTrainedModel, draft_ids: Tensor | None) -> nn.Module:
     return theirs if draft_ids is None else lent_rows(theirs, draft_ids)
 
 
-def unrolled(head: EagleHead, batch: EagleBatch, num_passes: int) -> list[Tensor]:
+def unrolled(head: EagleHead, batch: Observed, num_passes: int) -> list[Tensor]:
     """States g [B, T - 1, h] of drafts that begin at every slot, pass by pass.
 
     Source: EAGLE-3 (Li et al. 2025), section 3.2, "training-time test". Pass k stands for the k-th
@@ -214,7 +138,7 @@ def unrolled(head: EagleHead, batch: EagleBatch, num_passes: int) -> list[Tensor
     return found
 
 
-def _aligned(batch: EagleBatch, step: int) -> tuple[Tensor, Tensor, Tensor]:
+def _aligned(batch: Observed, step: int) -> tuple[Tensor, Tensor, Tensor]:
     """The learned positions that pass ``step`` predicts: which, their rows and slots, all [N]."""
     rows = batch.positions // batch.tokens.shape[1]
     slots = batch.positions % batch.tokens.shape[1] - 1 - step
@@ -223,7 +147,7 @@ def _aligned(batch: EagleBatch, step: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def eagle_loss(
-    head: EagleHead, batch: EagleBatch, num_passes: int, regression: float = 0.0
+    head: EagleHead, batch: Observed, num_passes: int, regression: float = 0.0
 ) -> Tensor:
     """Soft cross-entropy to the target over the tokens that can be drafted, by ``DECAY`` a pass.
 
@@ -274,7 +198,7 @@ def acceptance_by_depth(
 
 def train_eagle(
     head: EagleHead,
-    batches: Callable[[int], EagleBatch],
+    batches: Callable[[int], Observed],
     settings: Settings,
     *,
     num_passes: int,
@@ -285,7 +209,7 @@ def train_eagle(
 ) -> list[float]:
     """Train ``head`` in place; the loss of every step. Errors: as ``fit``."""
 
-    def loss(model: nn.Module, batch: EagleBatch) -> Tensor:
+    def loss(model: nn.Module, batch: Observed) -> Tensor:
         assert isinstance(model, EagleHead)
         return eagle_loss(model, batch, num_passes, regression)
 

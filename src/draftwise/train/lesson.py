@@ -51,16 +51,22 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded tokens [B, T], flat positions [A] that predict a learned token, logits [A, V]."""
+    """Padded tokens [B, T], flat positions [A] that predict a learned token, logits [A, V].
+
+    ids: the tokens [V] that the logits are of; None = all.
+    """
 
     tokens: Tensor
     positions: Tensor
     logits: Tensor
+    ids: Tensor | None = None
 
 
-def answer_logits(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+def answer_logits(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, ids: Tensor | None = None
+) -> Tensor:
     """Logits [A, V] at flat `positions` [A] of `tokens` [B, T]; the head runs nowhere else."""
-    return head_logits(model, answer_hidden(model, tokens, positions))
+    return head_logits(model, answer_hidden(model, tokens, positions), ids)
 
 
 def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -12,16 +12,10 @@ from draftwise.nn.eagle import EagleHead
 from draftwise.nn.eagle_files import load_head
 from draftwise.nn.eagle_save import save_head
 from draftwise.nn.model import CausalModel
-from draftwise.train.eagle import (
-    EagleBatch,
-    acceptance_by_depth,
-    eagle_batches,
-    new_head,
-    observe,
-    train_eagle,
-)
+from draftwise.train.eagle import acceptance_by_depth, new_head, train_eagle
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Progress
+from draftwise.train.observed import Observed, observe, observed_batches
 from draftwise.zoo.corpus import batches as document_batches
 from draftwise.zoo.recipe import (
     EAGLE_DEPTHS,
@@ -62,7 +56,7 @@ def train_zoo_eagle(
     last = EAGLE_LESSONS if is_general else SPECIAL_LESSONS
     for phase, batches in (
         (documents, _document_batches(target, tokenizer, taps, domains)),
-        (last, eagle_batches(target, lessons, taps, seed=SEED + 50, keep=work / "states")),
+        (last, observed_batches(target, lessons, taps, seed=SEED + 50, keep=work / "states")),
     ):
         train_eagle(
             head,
@@ -80,7 +74,7 @@ def _document_batches(
     tokenizer: PreTrainedTokenizerFast,
     taps: Sequence[int],
     domains: tuple[str, ...],
-) -> Callable[[int], EagleBatch]:
+) -> Callable[[int], Observed]:
     """step -> what the target says of new documents."""
     context = EAGLE_DOCUMENTS.context
     tokens = document_batches(
@@ -91,7 +85,7 @@ def _document_batches(
         domains=domains,
     )
 
-    def batch(step: int) -> EagleBatch:
+    def batch(step: int) -> Observed:
         texts = [Text(tuple(row), 1) for row in tokens(step).tolist()]
         with torch.autocast(target.device.type, torch.bfloat16):
             return observe(target, texts, taps)
