@@ -20,6 +20,8 @@ from draftwise.train.observed import Observed, observe
 
 DECAY = 0.8
 """Weight of each pass over that of the one before it: early tokens of a draft count most."""
+LOGITS_AT_ONCE = 1 << 27
+"""Half a gigabyte, where acceptance is measured: a text of Gemma 3 has 262,144 a token."""
 QUIET = 0.3
 """Of the target's last norm, at the start: the deepest state says what came, not what comes, so a
 new head as loud as its target is wrong with confidence (16 nats a token where 7.6 are enough)."""
@@ -185,12 +187,14 @@ def acceptance_by_depth(
 ) -> list[float]:  # fmt: skip
     """Mean alpha of a draft's first, second, .. token along verified text, at 1 / sharpness."""
     totals, counts = [0.0] * num_passes, [0] * num_passes
-    for group in groups(texts, 2048):
+    ids = head.draft_ids
+    for group in groups(texts, min(2048, LOGITS_AT_ONCE // head.config.vocab_size)):
         batch = observe(target, [texts[i] for i in group], head.config.taps)
         p = (batch.logits() * sharpness).softmax(-1)
+        p = p if ids is None else p[:, ids]  # of the others q has nothing
         for step, states in enumerate(unrolled(head, batch, num_passes)):
             which, rows, slots = _aligned(batch, step)
-            q = (head.logits(states[rows, slots]).float() * sharpness).softmax(-1)
+            q = (head.draft_logits(states[rows, slots]).float() * sharpness).softmax(-1)
             totals[step] += float(torch.minimum(p[which], q).sum())
             counts[step] += len(which)
     return [total / max(1, count) for total, count in zip(totals, counts, strict=True)]
