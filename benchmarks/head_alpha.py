@@ -25,7 +25,7 @@ from draftwise.chat import encode
 from draftwise.nn.eagle_files import load_head
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.pool import resolve_target
-from draftwise.real.bundled import head_folders
+from draftwise.real.bundled import own_specs
 from draftwise.train.answers import answers
 from draftwise.train.eagle import acceptance_by_depth
 
@@ -50,7 +50,9 @@ def main() -> None:
     path, _ = resolve_target(args.target)
     target = load_model(path, dtype="float32", device="cpu")
     tokenizer = load_tokenizer(path)
-    head = load_head(args.head or head_folders(args.target)[0], target).eval()
+    head = load_head(
+        args.head or own_specs(args.target)["eagle"].removeprefix("eagle:"), target
+    ).eval()
     suite, found = load_suite(args.suite, args.prompts), dict[str, dict[str, Any]]()
     table = Table("category", "answers at", *(f"depth {i + 1}" for i in range(args.depth)))
     domains = list(dict.fromkeys(item.domain for item in suite.items))

@@ -14,7 +14,8 @@ from draftwise.nn.borrower import load_borrower
 from draftwise.nn.folder import borrows
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
-from draftwise.real.bundled import drafter_specs
+from draftwise.real.bundled import drafter_specs, own_specs
+from draftwise.real.catalog import PRETRAINED
 from draftwise.real.unpack import is_pretrained, unpacked
 from draftwise.specs import name_and_spec
 from draftwise.types import NONE, DraftwiseError
@@ -97,23 +98,31 @@ def _folder(source: Any) -> Path | None:
 
 
 def _expand(specs: Sequence[Any]) -> list[Any]:
-    """``zoo`` stands for every bundled model, ``zoo:NAME`` for one of them or an EAGLE head."""
+    """``zoo`` stands for every bundled model, ``zoo:NAME`` for one of them or an EAGLE head;
+    ``smollm2`` for all that come along for that target, ``smollm2:NAME`` for one."""
     expanded: list[Any] = []
     for spec in specs:
         name, comma, options = spec.partition(",") if isinstance(spec, str) else ("", "", "")
-        if name.partition(":")[0] == ZOO:
-            from draftwise import zoo
-
-            models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
-            heads = {name: f"eagle:{path}" for name, path in zoo.eagle_paths().items()}
-            wanted = name.partition(":")[2]
-            known = models | heads if wanted else models
-            if wanted and wanted not in known:
-                raise DraftwiseError(f"no zoo drafter {wanted!r}; there are: {', '.join(known)}")
-            expanded += [f"{n}={s}{comma}{options}" for n, s in known.items() if wanted in {"", n}]
-        else:
+        place, _, wanted = name.partition(":")
+        if place != ZOO and place not in PRETRAINED:
             expanded.append(spec)
+            continue
+        known = _bundled(place, is_named=bool(wanted))
+        if wanted not in {"", *known}:
+            raise DraftwiseError(f"no {place} drafter {wanted!r}; there are: {', '.join(known)}")
+        expanded += [f"{n}={s}{comma}{options}" for n, s in known.items() if wanted in {"", n}]
     return expanded
+
+
+def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
+    """What comes along for a target, name -> spec; the zoo's heads only where one is named."""
+    if target != ZOO:
+        return own_specs(target)
+    from draftwise import zoo
+
+    models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
+    heads = {name: f"eagle:{path}" for name, path in zoo.eagle_paths().items()}
+    return models | heads if is_named else models
 
 
 def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:

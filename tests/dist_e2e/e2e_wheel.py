@@ -97,5 +97,5 @@ def test_the_demo_runs(python: Path) -> None:
 
 
 def test_heads_of_pretrained_targets_come_with_the_weights(python: Path) -> None:
-    show = "from draftwise.real.bundled import head_folders; print(head_folders('smollm2'))"
+    show = "from draftwise.real.bundled import own_folders; print(own_folders('smollm2'))"
     assert "draftwise_zoo/real/smollm2/eagle" in _run(python, "-c", show).stdout

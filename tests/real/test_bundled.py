@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
-from draftwise.real.bundled import RETRIEVAL, drafter_specs, head_folders
+from draftwise import pool
+from draftwise.real import bundled
+from draftwise.real.bundled import RETRIEVAL, drafter_specs, own_folders, own_specs
 from draftwise.real.catalog import PRETRAINED
 from draftwise.train import self_prompts
 from draftwise.train.overlap import RUN, Runs, runs, runs_of
+from draftwise.types import DraftwiseError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 """Benchmarks beside the repository, where somebody put them."""
 MOST_BYTES = 30_000_000
-HEADS = [(target, folder) for target in PRETRAINED for folder in head_folders(target)]
+OWN = [(target, folder) for target in PRETRAINED for folder in own_folders(target)]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +39,9 @@ def test_overlap_is_found_where_there_is_some() -> None:
     assert not runs(text) & runs(text.replace("short", "long").replace("of", "in"))
 
 
-@pytest.mark.parametrize(("target", "folder"), HEADS)
-def test_no_prompt_of_a_head_is_of_a_benchmark(target: str, folder: Path, benchmarks: Runs) -> None:
-    lines = (folder / "prompts.jsonl").read_text("utf-8").splitlines()
+@pytest.mark.parametrize(("target", "folder"), OWN)
+def test_no_prompt_is_of_a_benchmark(target: str, folder: Path, benchmarks: Runs) -> None:
+    lines = (folder.parent / "prompts.jsonl").read_text("utf-8").splitlines()
     own = [json.loads(line)["messages"][0]["content"] for line in lines]
     assert len(own) > 50
     assert [text for text in own if runs(text) & benchmarks] == []
@@ -73,17 +76,44 @@ def test_questions_of_benchmarks_are_never_written(
     assert f"{len(long)} of a benchmark" in made.share
 
 
-@pytest.mark.parametrize(("target", "folder"), HEADS)
-def test_every_head_has_a_card_and_stays_small(target: str, folder: Path) -> None:
+@pytest.mark.parametrize(("target", "folder"), OWN)
+def test_every_drafter_has_a_card_and_stays_small(target: str, folder: Path) -> None:
     card = (folder / "README.md").read_text("utf-8")
     for word in ("data", "steps", "depth", "licence"):
         assert word in card.lower()
     assert sum(file.stat().st_size for file in folder.parent.rglob("*")) < MOST_BYTES
 
 
-def test_a_target_drafts_with_retrieval_and_its_heads() -> None:
+def test_a_target_drafts_with_retrieval_and_its_own() -> None:
     for target in PRETRAINED:
         specs = drafter_specs(target)
         assert tuple(specs[:2]) == RETRIEVAL
-        assert len(specs) == 2 + len(head_folders(target))
+        assert len(specs) == 2 + len(own_folders(target))
     assert drafter_specs("some/other.gguf") == list(RETRIEVAL)
+
+
+def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``smollm2`` is all of it, ``smollm2:NAME`` one; a name that is not there says which are."""
+    there = {"eagle": "eagle:PATH", "layer": "lm:PATH"}
+    monkeypatch.setattr(pool, "own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
+    everything = ["eagle=eagle:PATH", "layer=lm:PATH"]
+    assert pool._expand(["lookup", "smollm2"]) == ["lookup", *everything]
+    assert pool._expand(["smollm2:layer,window=64"]) == ["layer=lm:PATH,window=64"]
+    with pytest.raises(DraftwiseError, match=r"no smollm2 drafter 'x'; there are: eagle, layer"):
+        pool._expand(["smollm2:x"])
+
+
+def test_own_drafters_are_loaded_by_what_they_are(tmp_path: Path) -> None:
+    """Folders of weights become specs: a head by its folder's name, else a causal LM."""
+    for name in ("eagle", "layer"):
+        (tmp_path / "smollm2" / name).mkdir(parents=True)
+        (tmp_path / "smollm2" / name / "config.json").write_text("{}")
+    (tmp_path / "smollm2" / "prompts.jsonl").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundled, "_WEIGHTS", tmp_path)
+        home = tmp_path / "smollm2"
+        assert own_specs("smollm2") == {
+            "eagle": f"eagle:{home / 'eagle'}",
+            "layer": f"lm:{home / 'layer'}",
+        }
+        assert own_specs("gemma3") == own_specs("./smollm2") == {}

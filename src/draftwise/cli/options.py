@@ -36,8 +36,9 @@ Drafters = Annotated[
     list[str] | None,
     _option(
         _MODELS,
-        "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME` or `NAME=SPEC`; "
-        "repeatable. Default: `lookup`, and with the zoo also its drafters.",
+        "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
+        "`NAME=SPEC`; repeatable. Default: `lookup`; with the zoo and pretrained targets also what "
+        "comes along for them.",
         "--drafter",
         metavar="SPEC",
     ),

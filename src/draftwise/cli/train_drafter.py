@@ -253,7 +253,7 @@ class _Run:
             self.look(f"after {len(losses)} of {settings.steps} steps", held_out)
 
     def save(self, out: Path, lends: bool) -> None:
-        """Write the drafter with the target's tokenizer, in the target's precision."""
+        """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
         out.mkdir(parents=True, exist_ok=True)
         from draftwise.nn.borrower import save_borrower
         from draftwise.nn.layout import put_back
@@ -263,6 +263,6 @@ class _Run:
             save_borrower(self._model, out, self._scene.target.dtype)
         else:
             self._model.to(self._scene.target.dtype).save_pretrained(out)
-        self._scene.tokenizer.save_pretrained(out)
+            self._scene.tokenizer.save_pretrained(out)
         (out / "report.json").write_text(json.dumps(self.looks, indent=1) + "\n", "utf-8")
         print(f"wrote {out}; draft with it: --drafter lm:{out}")

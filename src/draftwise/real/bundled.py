@@ -12,12 +12,20 @@ RETRIEVAL = ("lookup", "suffix")
 
 
 def drafter_specs(target: str) -> list[str]:
-    """What a pretrained target gets when no drafters are named: retrieval, and its own head."""
-    return [*RETRIEVAL, *(f"eagle=eagle:{folder}" for folder in head_folders(target))]
+    """What a pretrained target gets when no drafters are named: retrieval, and all of its own."""
+    return [*RETRIEVAL, *(f"{name}={spec}" for name, spec in own_specs(target).items())]
 
 
-def head_folders(target: str) -> list[Path]:
-    """The EAGLE heads that were trained for this target, in the authors' layout."""
+def own_specs(target: str) -> dict[str, str]:
+    """The drafters that were trained for this target, by name: ``eagle``, ``layer``."""
+    return {
+        folder.name: f"{'eagle' if folder.name.startswith('eagle') else 'lm'}:{folder}"
+        for folder in own_folders(target)
+    }
+
+
+def own_folders(target: str) -> list[Path]:
+    """Where they lie: EAGLE heads in the authors' layout, layers of the target as causal LMs."""
     if Path(target).name != target:  # a folder or file of the user's own
         return []
-    return sorted(config.parent for config in _WEIGHTS.glob(f"{target}/eagle*/config.json"))
+    return sorted(config.parent for config in _WEIGHTS.glob(f"{target}/*/config.json"))
