@@ -25,7 +25,7 @@ from draftwise.train.eagle import (
 )
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Settings
-from draftwise.train.observed import observe, observed_batches
+from draftwise.train.observed import halved, observe, observed_batches
 from draftwise.types import DraftwiseError
 from eagles import eagle_head
 from engine.pairs import PROMPTS, plain_greedy, reader
@@ -158,6 +158,14 @@ def test_what_the_target_said_is_kept(target: Any, texts: list[Text], tmp_path: 
         assert torch.allclose(kept.states, batch.states, atol=1e-2)
         assert torch.allclose(kept.last, batch.last, atol=1e-2)
         assert torch.equal(kept.best, batch.best)
+
+
+def test_states_that_float16_cannot_hold_are_kept_in_bfloat16() -> None:
+    """Gemma 3's are above 65,504: as infinity they made the second epoch's loss no number."""
+    small, large = torch.tensor([1.0, 0.1]), torch.tensor([1.0, 90_000.0])
+    assert halved(small, torch.float32).equal(small.half())
+    assert halved(large, torch.float32).equal(large.bfloat16())
+    assert halved(small.bfloat16().float(), torch.bfloat16).float().equal(small.bfloat16().float())
 
 
 def test_the_draft_vocabulary_is_what_is_said_most() -> None:

@@ -46,6 +46,13 @@ def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int])
     return Observed(tokens, positions, states.float(), last, best, target)
 
 
+def halved(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """In two bytes a number: bfloat16 where they come in it, or are too large for float16, as some
+    of Gemma 3's are (above 65,504)."""
+    half = states.half()
+    return half if dtype != torch.bfloat16 and half.isfinite().all() else states.bfloat16()
+
+
 def observed_batches(
     target: PreTrainedModel,
     lessons: Mapping[str, Sequence[Text]],
@@ -57,9 +64,9 @@ def observed_batches(
 ) -> Callable[[int], Observed]:
     """step -> batch, of one lesson each; every epoch goes through all in an order of its own.
 
-    With ``keep``, what the target said is kept there, by lesson, in half precision, 2 (F + D) bytes
-    a token, and it is asked once only: its logits are made anew of the states, over the tokens that
-    a head can draft, which takes a hundredth of a forward.
+    With ``keep``, what the target said is kept there, by lesson, in 2 (F + D) bytes a token, and
+    it is asked once only: its logits are made anew of the states, over the tokens that a head can
+    draft, which takes a hundredth of a forward.
     """
     table = [
         (name, number, group)
@@ -78,7 +85,7 @@ def observed_batches(
         found = observe(target, [lessons[name][i] for i in group], taps)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            halves = (found.states.half(), found.last.half())
+            halves = (halved(found.states, target.dtype), halved(found.last, target.dtype))
             torch.save(
                 [found.tokens, found.positions, *halves, found.best], path.with_suffix(".tmp")
             )
