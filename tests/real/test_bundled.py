@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def test_overlap_is_found_where_there_is_some() -> None:
 @pytest.mark.parametrize(("target", "folder"), OWN)
 def test_no_prompt_is_of_a_benchmark(target: str, folder: Path, benchmarks: Runs) -> None:
     lines = (folder.parent / "prompts.jsonl").read_text("utf-8").splitlines()
-    own = [json.loads(line)["messages"][0]["content"] for line in lines]
+    rows = [json.loads(line) for line in lines]
+    own = [row["prompt"] if "prompt" in row else row["messages"][0]["content"] for row in rows]
     assert len(own) > 50
     assert [text for text in own if runs(text) & benchmarks] == []
 
@@ -82,6 +84,12 @@ def test_every_drafter_has_a_card_and_stays_small(target: str, folder: Path) -> 
     for word in ("data", "steps", "depth", "licence"):
         assert word in card.lower()
     assert sum(file.stat().st_size for file in folder.parent.rglob("*")) < MOST_BYTES
+
+
+def test_all_of_them_together_stay_small_in_git() -> None:
+    """As git keeps them: deflated."""
+    files = [f for _, folder in OWN for f in folder.iterdir()]
+    assert sum(len(zlib.compress(file.read_bytes(), 1)) for file in files) < MOST_BYTES
 
 
 def test_a_target_drafts_with_retrieval_and_its_own() -> None:

@@ -18,6 +18,7 @@ from draftwise.nn.head_files import (
     refuse_mismatch,
     refuse_other_target,
 )
+from draftwise.nn.head_parts import one_rope
 from draftwise.nn.layout import lay_out
 from draftwise.nn.lent import lent_rows
 from draftwise.nn.model import CausalModel
@@ -192,7 +193,7 @@ def rope_of(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
     if not theirs:
         config = target.module.config.get_text_config()
         theirs = getattr(config, "rope_parameters", None) or {}
-    return {"rope_type": "default", "rope_theta": 10000.0} | dict(theirs)
+    return {"rope_type": "default", "rope_theta": 10000.0} | one_rope(theirs)
 
 
 def fill(

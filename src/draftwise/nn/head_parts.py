@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,14 @@ def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
     full = drafted.new_full((*drafted.shape[:-1], vocab_size), float("-inf"))
     full[..., ids] = drafted
     return full
+
+
+def one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary settings for one layer: where a model's kinds of layers have their own, those of its
+    windows, since what comes next hangs on what is near."""
+    kinds = {name: own for name, own in settings.items() if isinstance(own, Mapping)}
+    first = next(iter(kinds.values()), settings)
+    return dict(kinds.get("sliding_attention", first))
 
 
 class Norm(nn.Module):

@@ -98,17 +98,21 @@ def learn(
 
 @torch.inference_mode()
 def measure_acceptance(
-    target: PreTrainedModel, drafters: Mapping[str, PreTrainedModel], texts: Sequence[Text]
+    target: PreTrainedModel,
+    drafters: Mapping[str, PreTrainedModel],
+    texts: Sequence[Text],
+    sharpness: float = 1.0,
 ) -> dict[str, float]:
     """Mean alpha of every drafter over the learned positions of `texts`, which all of them follow.
 
-    The target reads the texts once, whatever the number of drafters.
+    The target reads the texts once, whatever the number of drafters. sharpness: 1 / temperature.
     """
     totals, count = dict.fromkeys(drafters, 0.0), 0
     for group in groups(texts, 4096):
         tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
-        p = answer_logits(target, tokens, positions)
+        p = sharpness * answer_logits(target, tokens, positions)
         for name, drafter in drafters.items():
-            totals[name] += float(acceptance(p, answer_logits(drafter, tokens, positions)).sum())
+            q = sharpness * answer_logits(drafter, tokens, positions)
+            totals[name] += float(acceptance(p, q).sum())
         count += len(positions)
     return {name: total / count for name, total in totals.items()}

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from draftwise.nn.eagle import EagleConfig, EagleHead
 from draftwise.nn.eagle_files import default_taps
+from draftwise.nn.head_parts import one_rope
 from draftwise.nn.lent import lent_rows
 from draftwise.train.lesson import Text, groups
 from draftwise.train.loop import Progress, Settings, fit
@@ -70,7 +71,7 @@ def new_head(
             draft_vocab_size=config.vocab_size if draft_ids is None else len(draft_ids),
             target_hidden_size=size,
             taps=default_taps(config.num_hidden_layers),
-            rope=dict(getattr(config, "rope_parameters", None) or {"rope_type": "default"}),
+            rope=one_rope(getattr(config, "rope_parameters", None) or {"rope_type": "default"}),
             max_positions=config.max_position_embeddings,
             eps=getattr(config, "rms_norm_eps", None) or 1e-6,
             act=getattr(config, "hidden_act", None) or "silu",
