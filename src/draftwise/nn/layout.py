@@ -16,6 +16,9 @@ SHARE = 0.25
 """Of the machine's memory, at most so much goes into second copies of weights."""
 ROWS = 16
 """Rows that blocks are made for: of 8, 16 and 32 none is better for all of 2 to 64."""
+_LEAST_ROWS = {torch.float32: 3, torch.bfloat16: 4}
+"""Fewer take longer than these, and are filled up: a bfloat16 weight of 1,536 x 576 takes 153 us for
+one row, 169 for two, 134 for four (``docs/real_models.md``)."""
 
 
 _PREPACKED: WeakValueDictionary[int, Prepacked] = WeakValueDictionary()
@@ -71,12 +74,13 @@ class Prepacked(nn.Linear):
         if self._blocks is None or not is_theirs:
             return super().forward(states)
         flat = states.flatten(0, -2)
-        if pad := flat.shape[0] == 2 and flat.dtype == torch.float32:
-            flat = nn.functional.pad(flat, (0, 0, 0, 1))  # three rows cost less than two
+        num, least = flat.shape[0], _LEAST_ROWS[flat.dtype]
+        if num < least:
+            flat = nn.functional.pad(flat, (0, 0, 0, least - num))
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
             flat, self._blocks, self.bias, "none", [], ""
         )
-        return (found[:2] if pad else found).view(*states.shape[:-1], self.out_features)
+        return found[:num].view(*states.shape[:-1], self.out_features)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_blocks", "_number"}
