@@ -1,61 +1,100 @@
-"""What more drafters bring: two folders of ``draftwise bench``, on the prompts that both answered.
+"""What each drafter adds: pools of them on the same prompts, in turns, in one run.
 
-    python benchmarks/more_drafters.py ./retrieval ./all
+    python benchmarks/more_drafters.py --suite spec-bench:question.jsonl --prompts 4
 
-Each folder's draftwise is compared with its own plain decoding, which ran beside it; the gain is
-the ratio of these ratios, by category, of CPU seconds.
+Pools: retrieval alone; with each of the drafters that come along for the target; with all of them.
+Clock: CPU time of the process, reading the prompt included. Ratios are to plain decoding and to
+retrieval alone, of all tokens over all seconds, with 95% intervals over prompts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections import defaultdict
-from pathlib import Path
+import itertools
+import time
 from typing import Any
 
 import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 from shared.results import save
 
+from draftwise import Speculator
+from draftwise.bench.paired import Timing, turns
+from draftwise.bench.suites import load_suite
+from draftwise.real.bundled import RETRIEVAL, own_specs
 
-def seconds(folder: Path) -> tuple[dict[str, str], dict[tuple[str, str], float]]:
-    """Category by prompt; CPU seconds by prompt and method."""
-    items = json.loads((folder / "results.json").read_text())["settings"]["items"]
-    categories, spent = dict[str, str](), dict[tuple[str, str], float]()
-    for line in (folder / "runs.jsonl").read_text().splitlines():
-        run = json.loads(line)
-        if "method" in run:
-            name = items[int(run["item"])]
-            categories[name] = run["domain"]
-            spent[name, run["method"]] = sum(run["cpu_s"])
-    return categories, spent
+PLAIN, FIRST, ALL = "plain", "retrieval", "all"
+
+
+def pools(target: str) -> dict[str, list[str]]:
+    """Drafters by the name of their pool."""
+    own = [f"{name}={spec}" for name, spec in own_specs(target).items()]
+    one_more = {spec.partition("=")[0]: [*RETRIEVAL, spec] for spec in own}
+    return {FIRST: [*RETRIEVAL], **one_more, ALL: [*RETRIEVAL, *own]}
+
+
+def answer(made: Speculator, text: str, num_tokens: int) -> tuple[list[int], float]:
+    """Greedy tokens, and the seconds that they took."""
+    start = time.process_time()
+    said = made.start([{"role": "user", "content": text}], max_new_tokens=num_tokens, seed=0)
+    tokens = list(itertools.chain.from_iterable(round_.tokens for round_ in said))
+    return tokens, time.process_time() - start
+
+
+def compared(timing: Timing, domains: list[str]) -> dict[str, Any]:
+    """Each pool by category: [value, low, high] over plain decoding, and over retrieval."""
+    rows: dict[str, Any] = {}
+    table = Table("pool", "category", "x plain", "x retrieval", "95%")
+    for name in timing.names:
+        for domain in ("over all", *dict.fromkeys(domains)):
+            chosen = np.array([domain in ("over all", own) for own in domains])
+            part = timing.only(chosen)
+            to_plain, to_first = part.ratio(name, PLAIN), part.ratio(name, FIRST)
+            rows.setdefault(name, {})[domain] = {"to_plain": to_plain, "to_retrieval": to_first}
+            value, low, high = to_first
+            table.add_row(
+                name, domain, f"{to_plain[0]:.2f}", f"{value:.2f}", f"{low:.2f}-{high:.2f}"
+            )
+    Console().print(table)
+    return rows
 
 
 def main() -> None:
-    """Compare, print, save."""
+    """Answer in turns, compare, print, save."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("few", type=Path)
-    parser.add_argument("more", type=Path)
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--suite", required=True)
+    parser.add_argument("--prompts", type=int, default=4, help="of each category")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out")
     args = parser.parse_args()
-    categories, few = seconds(args.few)
-    _, more = seconds(args.more)
-    sums, num = defaultdict[str, Any](lambda: np.zeros(4)), 0
-    for name, category in categories.items():
-        places = [
-            (side, (name, method)) for side in (few, more) for method in ("plain", "draftwise")
-        ]
-        if all(place in side for side, place in places):
-            num += 1
-            for each in (category, "all"):
-                sums[each] += [side[place] for side, place in places]
-    found = {
-        category: {"few": a / b, "more": c / d, "gain": (c / d) / (a / b)}
-        for category, (a, b, c, d) in sums.items()
+    torch.set_num_threads(1)
+    load = {"dtype": args.dtype, "seed": 0}
+    made = {
+        PLAIN: Speculator.from_pretrained(args.target, [], preset="plain", **load),
+        **{
+            name: Speculator.from_pretrained(args.target, specs, **load)
+            for name, specs in pools(args.target).items()
+        },
     }
-    save(args.out, {"prompts": num, "categories": found})
+    names, items = list(made), load_suite(args.suite, args.prompts).items
+    seconds, num_tokens = np.zeros((2, len(names), len(items)))
+    texts: list[dict[str, list[int]]] = [{} for _ in items]
+    for _, place, order in track(list(turns(names, len(items), 1)), console=Console(stderr=True)):
+        for name in order:
+            row, text = names.index(name), items[place].turns[0]
+            texts[place][name], seconds[row, place] = answer(made[name], text, args.tokens)
+            num_tokens[row, place] = len(texts[place][name])
+    same = {n: all(said[n] == said[PLAIN] for said in texts) for n in names}
+    rows = compared(Timing(names, seconds, num_tokens, same), [str(item.domain) for item in items])
+    about = {"target": args.target, "dtype": args.dtype, "prompts": len(items)}
+    save(args.out, {**about, "texts_equal": same, "pools": rows})
 
 
 if __name__ == "__main__":

@@ -12,8 +12,12 @@ RETRIEVAL = ("lookup", "suffix")
 
 
 def drafter_specs(target: str) -> list[str]:
-    """What a pretrained target gets when no drafters are named: retrieval, and all of its own."""
-    return [*RETRIEVAL, *(f"{name}={spec}" for name, spec in own_specs(target).items())]
+    """What a pretrained target gets when no drafters are named: retrieval, and its head.
+
+    A layer comes by name: its alpha is below the head's in every category (docs/real_models.md).
+    """
+    heads = (f"{name}={spec}" for name, spec in own_specs(target).items() if "eagle:" in spec)
+    return [*RETRIEVAL, *heads]
 
 
 def own_specs(target: str) -> dict[str, str]:
