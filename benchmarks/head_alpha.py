@@ -67,7 +67,7 @@ def main() -> None:
     domains = list(dict.fromkeys(item.domain for item in suite.items))
     for domain in domains:
         asked = [
-            encode([{"role": "user", "content": item.turns[0]}], tokenizer).tokens
+            encode(as_asked(item.turns[0], tokenizer), tokenizer).tokens
             for item in suite.items
             if item.domain == domain
         ]
@@ -94,6 +94,11 @@ def main() -> None:
                 table.add_row(domain, f"T = {heat:g}", name, *(f"{alpha:.2f}" for alpha in alphas))
     Console().print(table)
     save(args.out, {"target": args.target, "prompts": args.prompts, "categories": found})
+
+
+def as_asked(text: str, tokenizer: Any) -> str | list[dict[str, str]]:
+    """A user's turn, or for a base model the text to go on with."""
+    return [{"role": "user", "content": text}] if tokenizer.chat_template else text
 
 
 def load(spec: str, target: CausalModel) -> EagleHead | CausalModel:

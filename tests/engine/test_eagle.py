@@ -18,6 +18,7 @@ from draftwise.nn import model as model_module
 from draftwise.nn.eagle_save import save_head
 from draftwise.nn.model import CausalModel
 from draftwise.nn.sampling import distributions
+from draftwise.policies.goodput.looks import LOOK_TOKENS
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from eagles import eagle_head, features_of
@@ -95,6 +96,30 @@ def test_after_rounds_unplayed_the_draft_is_that_of_one_who_always_played(
     found = draft_at_the_end(PLAYED[plays], sampling, tree)
     assert len(found) == (7 if tree else 4)
     assert same(found, always)
+
+
+@pytest.mark.usefixtures("_without_gradients")
+@pytest.mark.parametrize("num", [20, 120])
+def test_a_look_reads_the_end_of_a_text_alone(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its price says; and a draft behind it is that of a head which never looked."""
+    text = (PROMPTS[2] + plain_greedy(PROMPTS[2], 100))[:num]
+    fed, sound = list[int](), eagle_module.read
+
+    def read(head: Any, cache: Any, rows: Any, tokens: Any, *rest: Any) -> Any:
+        fed.append(sum(map(len, tokens)))
+        return sound(head, cache, rows, tokens, *rest)
+
+    monkeypatch.setattr(eagle_module, "read", read)
+    drafts = []
+    for looks in (True, False):
+        context = Context(0, text, SAMPLED, np.random.default_rng(0))
+        context.features = features_of(TARGET, text)
+        session = opened(eagle(), [context])
+        if looks:
+            session.glance([context])
+            assert fed == [min(num - 2, LOOK_TOKENS)]
+        drafts.append(drafted(session, context, None))
+    assert same(*drafts)
 
 
 @pytest.mark.usefixtures("_without_gradients")

@@ -11,7 +11,7 @@ from draftwise.drafters.behind import Behind
 from draftwise.drafters.lm_tree import Feed
 from draftwise.drafters.neural import NeuralSession
 from draftwise.drafters.protocol import Context
-from draftwise.drafters.reader import Reading
+from draftwise.drafters.reader import GLANCE, Reading
 from draftwise.nn.eagle_files import load_head
 from draftwise.nn.eagle_read import StateHead, read
 from draftwise.nn.features import Features
@@ -98,7 +98,7 @@ class EagleReader(Behind):
     """
 
     remembers = True
-    glance = None  # its states are there, and one layer reads all of a prompt
+    glance = GLANCE
     shows_hidden = False
 
     def __init__(self, head: StateHead) -> None:
@@ -128,15 +128,25 @@ class EagleReader(Behind):
         return end - 1 - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[Reading]) -> tuple[Tensor, None]:
-        """Read slots with the target's states, long texts in pieces."""
+        """Read slots with the target's states, long texts in pieces.
+
+        Where something is left out, what follows stands in its slots, and is as if never read.
+        """
         lengths = self._cache.lengths
         while long := [
             Reading(r.context, lengths[r.context.row] + CHUNK + 1)
             for r in readings
-            if r.end - 1 - lengths[r.context.row] > CHUNK
+            if r.most is None and r.end - 1 - lengths[r.context.row] > CHUNK
         ]:
             self._read_text(long)
+        hasty = {
+            r.context.row: lengths[r.context.row]
+            for r in readings
+            if r.most is not None and r.end - 1 - lengths[r.context.row] > r.most
+        }
         states = self._read_text(readings)
+        for row, length in hasty.items():
+            lengths[row] = length
         self._last.update({r.context.row: s[-1:] for r, s in zip(readings, states, strict=True)})
         kept = [s[-r.num :] for r, s in zip(readings, states, strict=True)]
         return self._head.logits(torch.cat(kept)), None
@@ -166,13 +176,18 @@ class EagleReader(Behind):
 
     def _read_text(self, readings: Sequence[Reading]) -> list[Tensor]:
         """Read text from the cache's end on, with the target's states beside it."""
-        spans = [(r.context, self._cache.lengths[r.context.row], r.end - 1) for r in readings]
+        spans = [(r.context, self._start(r), r.end - 1) for r in readings]
         seen = [
             features_of(context).get(self._head.taps, start, end) for context, start, end in spans
         ]
         hidden = torch.split(self._head.fuse(torch.cat(seen)), [len(states) for states in seen])
         tokens = [context.tokens[start + 1 : end + 1] for context, start, end in spans]
         return read(self._head, self._cache, [c.row for c, _, _ in spans], tokens, hidden)
+
+    def _start(self, reading: Reading) -> int:
+        """The first slot that is read."""
+        start, end = self._cache.lengths[reading.context.row], reading.end - 1
+        return start if reading.most is None else max(start, end - reading.most)
 
 
 def features_of(context: Context) -> Features:

@@ -12,14 +12,11 @@ from draftwise.drafters.lm_tree import Feed
 from draftwise.drafters.lm_window import Window
 from draftwise.drafters.neural import NeuralSession
 from draftwise.drafters.protocol import Context
-from draftwise.drafters.reader import Reading
+from draftwise.drafters.reader import GLANCE, Reading
 from draftwise.nn.logits import Logits
 from draftwise.nn.model import CausalModel
 from draftwise.nn.vocabulary import Shared
 from draftwise.types import DraftwiseError
-
-GLANCE = 32
-"""Tokens at the end of a prompt from which a first impression is made."""
 
 
 class LMDrafter:

@@ -14,6 +14,9 @@ from draftwise.drafters.lm_tree import Feed
 from draftwise.drafters.protocol import Context
 from draftwise.nn.sampling import Dists, Span, warped
 
+GLANCE = 32
+"""Tokens at the end of a prompt from which a first impression is made."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

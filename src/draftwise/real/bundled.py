@@ -14,7 +14,8 @@ RETRIEVAL = ("lookup", "suffix")
 def drafter_specs(target: str) -> list[str]:
     """What a pretrained target gets when no drafters are named: retrieval, and its head.
 
-    A layer comes by name: its alpha is below the head's in every category (docs/real_models.md).
+    A layer comes by name: its first token is kept less often than the head's in every category of
+    Spec-Bench (docs/real_models.md).
     """
     heads = (f"{name}={spec}" for name, spec in own_specs(target).items() if "eagle:" in spec)
     return [*RETRIEVAL, *heads]
