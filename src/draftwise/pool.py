@@ -15,9 +15,8 @@ from draftwise.nn.folder import borrows
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs, own_specs
-from draftwise.real.catalog import PRETRAINED
 from draftwise.real.unpack import is_pretrained, unpacked
-from draftwise.specs import name_and_spec
+from draftwise.specs import BUNDLED, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 ZOO = "zoo"
@@ -104,7 +103,7 @@ def _expand(specs: Sequence[Any]) -> list[Any]:
     for spec in specs:
         name, comma, options = spec.partition(",") if isinstance(spec, str) else ("", "", "")
         place, _, wanted = name.partition(":")
-        if place != ZOO and place not in PRETRAINED:
+        if place not in BUNDLED:
             expanded.append(spec)
             continue
         known = _bundled(place, is_named=bool(wanted))

@@ -9,6 +9,9 @@ from draftwise.errors import DraftwiseError
 from draftwise.nn.folder import place
 from draftwise.registry import DRAFTERS
 
+BUNDLED = ("zoo", "smollm2", "gemma3")
+"""Targets whose drafters come along: each is a spec of all of them, ``smollm2:NAME`` of one."""
+
 
 def name_and_spec(given: Any) -> tuple[str, Any]:
     """``NAME=SPEC``, or a name taken from the spec; a model is named by its class."""
@@ -34,10 +37,10 @@ def check_spec(given: str) -> None:
     kind, _, rest = spec.partition(",")[0].partition(":")
     if kind == "lm":
         place(rest)
-    elif kind != "zoo" and kind not in DRAFTERS:
+    elif kind not in BUNDLED and kind not in DRAFTERS:
         if Path(spec).is_dir():
             raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
         raise DraftwiseError(f"unknown drafter {kind!r}; {_KINDS}")
 
 
-_KINDS = f"the drafter names are: {', '.join(DRAFTERS)}, zoo"
+_KINDS = f"the drafter names are: {', '.join([*DRAFTERS, *BUNDLED])}"

@@ -14,6 +14,7 @@ from draftwise import pool
 from draftwise.real import bundled
 from draftwise.real.bundled import RETRIEVAL, drafter_specs, own_folders, own_specs
 from draftwise.real.catalog import PRETRAINED
+from draftwise.specs import BUNDLED, check_spec
 from draftwise.train import self_prompts
 from draftwise.train.overlap import RUN, Runs, runs, runs_of
 from draftwise.types import DraftwiseError
@@ -110,6 +111,11 @@ def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch
     assert pool._expand(["smollm2:layer,window=64"]) == ["layer=lm:PATH,window=64"]
     with pytest.raises(DraftwiseError, match=r"no smollm2 drafter 'x'; there are: eagle, layer"):
         pool._expand(["smollm2:x"])
+    assert (pool.ZOO, *PRETRAINED) == BUNDLED
+    for name in BUNDLED:  # what commands ask before they load anything
+        check_spec(f"{name}:layer")
+    with pytest.raises(DraftwiseError, match=r"unknown drafter 'smollm3'; .* zoo, smollm2, gemma3"):
+        check_spec("smollm3:layer")
 
 
 def test_own_drafters_are_loaded_by_what_they_are(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ Drafters = Annotated[
     _option(
         _MODELS,
         "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
-        "`NAME=SPEC`; repeatable. Default: `lookup`; with the zoo and pretrained targets also what "
-        "comes along for them.",
+        "`NAME=SPEC`; repeatable. Default: `lookup`; with the zoo also its drafters, with "
+        "a pretrained target also `suffix` and its head.",
         "--drafter",
         metavar="SPEC",
     ),

@@ -17,7 +17,9 @@ def drafter_specs(target: str) -> list[str]:
     A layer comes by name: its first token is kept less often than the head's in every category of
     Spec-Bench (docs/real_models.md).
     """
-    heads = (f"{name}={spec}" for name, spec in own_specs(target).items() if "eagle:" in spec)
+    heads = (
+        f"{name}={spec}" for name, spec in own_specs(target).items() if spec.startswith("eagle:")
+    )
     return [*RETRIEVAL, *heads]
 
 

@@ -79,7 +79,8 @@ def first_layers(
 def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor | None:
     """Let a drafter with a lent ``lm_head`` draft the tokens [size] learned most often, and them
     alone; returns them, None where it drafts all."""
-    head, vocab_size = drafter.get_output_embeddings(), drafter.config.vocab_size
+    head = drafter.get_output_embeddings()
+    vocab_size = drafter.config.get_text_config().vocab_size
     ids = draft_vocabulary(texts, size, vocab_size)
     if ids is not None:
         drafter.set_output_embeddings(LentHead(head, ids, vocab_size))
