@@ -64,7 +64,7 @@ def encode_all(
         if len(masks) != len(batch):
             raise DraftwiseError(f"the attention mask has {len(masks)} rows, of {len(batch)}")
         batch = [_unpadded(*given) for given in zip(names, batch, masks, strict=True)]
-    elif not single:
+    elif len(batch) > 1:
         _refuse_padding(batch, tokenizer, target)
     pairs = zip(names, batch, strict=True)
     return [_checked(name, _encode(name, prompt, tokenizer), target) for name, prompt in pairs]

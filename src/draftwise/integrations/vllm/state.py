@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draftwise.lines import STATE_BYTES, read_text, strict_json, write_text
+from draftwise.lines import STATE_BYTES, read_text, set_aside, strict_json, write_text
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -55,9 +55,14 @@ class StateFile:
                 return {}
             learnt: Mapping[str, Any] = found["learnt"]
             return learnt
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
             logger.warning("cannot take up %s (%s): beginning anew", self._path, error)
-            return {}
+        except (ValueError, KeyError, TypeError) as error:
+            aside = set_aside(self._path)
+            logger.warning(
+                "%s is damaged (%s): kept as %s, beginning anew", self._path, error, aside
+            )
+        return {}
 
     def is_due(self, now_s: float) -> bool:
         """Whether a minute has passed since it was written last."""
