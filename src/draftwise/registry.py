@@ -225,7 +225,7 @@ def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
     """
     name, _, text = spec.partition(":")
     factory, options = _options_of(kind, table, name)
-    parameters = inspect.signature(factory).parameters
+    parameters, _ = _signature(factory)
     values = parse_options(f"{kind} {name!r}", text, options)
     values |= {key: value for key, value in given.items() if key in parameters}
     missing = [
@@ -242,9 +242,17 @@ def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
 def _options_of(kind: str, table: Table, name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What ``name`` stands for, and the type of each option that a spec may set."""
     factory = lookup(kind, table, name)
-    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
-    parameters = inspect.signature(factory).parameters
+    parameters, hints = _signature(factory)
     return factory, {key: hints.get(key, str) for key in parameters if key not in _FILLED[kind]}
+
+
+@functools.cache
+def _signature(
+    factory: Callable[..., Any],
+) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    """Parameters and annotations; found once, as every request builds a policy and its rules."""
+    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    return inspect.signature(factory).parameters, hints
 
 
 def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
