@@ -1,4 +1,4 @@
-"""The house: who may import whom, what stays free of torch, how large a room may be.
+"""The house: who may import whom, what stays free of torch, how long a function may be.
 
 The table is DESIGN's: imports run one way. An arrow that is not in it fails here, and the cure is
 to move code, not to lengthen the table.
@@ -19,24 +19,25 @@ ROOT = Path(draftwise.__file__).parent
 TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-WORDS = {"errors", "types", "protocols", "dist", "lines", "bundle"}
+WORDS = {"errors", "checks", "types", "protocols", "dist", "lines", "bundle"}
 FACADE = {"learning", "pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
-    "sampling": set(),
+    "sampling": {"errors", "checks"},
     "errors": set(),
-    "types": {"errors", "sampling"},
+    "checks": {"errors"},
+    "types": {"errors", "checks", "sampling"},
     "dist": {"types"},
     "chat": {"types"},
-    "lines": set(),
+    "lines": {"errors"},
     "bundle": set(),
     "protocols": {"types"},
     "rewards": WORDS,
     "feedback": WORDS | {"rewards"},
     "policies": WORDS,
     "guides": WORDS,
-    "presets": {"types"},
+    "presets": {"types", "checks"},
     "registry": WORDS | {"feedback"},
     "sim": WORDS | {"rewards", "feedback", "policies", "guides", "registry"},
     "nn": WORDS,
@@ -53,6 +54,7 @@ ARROWS: dict[str, set[str]] = {
 }
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {
+    "checks",
     "sampling",
     "errors",
     "types",
@@ -71,7 +73,7 @@ WITHOUT_TORCH = {
     "sim",
     "specs",
 }
-MAX_LINES, MAX_BODY = 250, 50
+MAX_BODY = 50
 
 
 def room_of(file: Path) -> str:
@@ -171,16 +173,6 @@ print(sorted(name for name in ("torch", "transformers", "matplotlib") if name in
         env={"PYTHONPATH": str(ROOT.parent), "PATH": ""},
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
-
-
-def test_rooms_are_small() -> None:
-    """At most 250 lines a file, blank ones not counted."""
-    large = {
-        str(file.relative_to(ROOT)): num
-        for file in FILES
-        if (num := sum(bool(line.strip()) for line in file.read_text().splitlines())) > MAX_LINES
-    }
-    assert large == {}
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
