@@ -19,7 +19,7 @@ ROOT = Path(draftwise.__file__).parent
 TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-WORDS = {"errors", "types", "protocols", "dist", "lines", "bundle"}
+WORDS = {"errors", "types", "protocols", "dist", "lines", "bundle", "colours"}
 FACADE = {"learning", "pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
@@ -30,6 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "dist": {"types"},
     "chat": {"types"},
     "lines": set(),
+    "colours": set(),
     "bundle": set(),
     "protocols": {"types"},
     "rewards": WORDS,
@@ -59,6 +60,7 @@ WITHOUT_TORCH = {
     "dist",
     "chat",
     "lines",
+    "colours",
     "bundle",
     "protocols",
     "rewards",

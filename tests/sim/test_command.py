@@ -46,6 +46,25 @@ def test_the_table_names_policies_and_domains() -> None:
         assert word in result.stdout
 
 
+def test_one_text_has_no_interval() -> None:
+    asked = ("--preset", "geometric", "--policy", "ucbspec", "--tokens", "20", "--seeds")
+    found = json.loads(run(*asked, "1", "--json").stdout)
+    assert found["average"]["ucbspec"]["ci95"] is None
+    assert found["results"][0]["regret_ci95"] is None
+    assert "one text in a domain has no interval" in run(*asked, "1").stdout
+    found = json.loads(run(*asked, "2", "--json").stdout)
+    assert found["average"]["ucbspec"]["ci95"] > 0
+    assert "no interval" not in run(*asked, "2").stdout
+
+
+def test_tables_fit_80_columns_and_explain_themselves() -> None:
+    out = run("--policy", "goodput@0-8/goodput/panoramic", "--policy", "ucb1:beta=0.01@2,4/length",
+              "--tokens", "20", "--seeds", "1").stdout  # fmt: skip
+    assert max(map(len, out.splitlines())) <= 80
+    for word in ("goodput@", "panoramic", "regret: rounds more", "without prefill"):
+        assert word in out
+
+
 def test_a_trace_is_replayed_with_its_costs(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "replay.npz")
     result = run("--trace", str(path), "--costs", "cpu", "--policy", "goodput", "--lengths", "0-4",
