@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from draftwise.cli.simulate import simulate
+from draftwise.colours import PALETTE
 from draftwise.sim.plots import prepare
 from draftwise.types import DraftwiseError
 from sim.worlds import write_npz
@@ -98,6 +99,18 @@ def test_plots_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
         assert first == second
         assert first.startswith(b"\x89PNG")
         assert len(first) > 10_000
+
+
+def test_a_drafter_has_the_same_colour_in_every_panel(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    run("--preset", "hedgespec-llama", "--policy", "goodput@0-4", "--policy", "ucbspec",
+        "--drafters", "3", "--tokens", "40", "--seeds", "1", "--plot", str(tmp_path))  # fmt: skip
+    pixels = (imread(tmp_path / "estimates.png")[..., :3] * 255).round().astype(int)
+    left, right = (pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :])
+    for panel in (left, right):  # the first of them also chooses among no drafter at all
+        found = {"#{:02x}{:02x}{:02x}".format(*one) for one in panel.reshape(-1, 3).tolist()}
+        assert found & set(PALETTE) == set(PALETTE[:3])
 
 
 def test_without_matplotlib_the_extra_is_named(

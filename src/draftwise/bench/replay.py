@@ -21,7 +21,7 @@ ADAPTIVE = "goodput"
 """The policy of the default preset."""
 WELL_COVERED = 0.9
 """Share of scored tokens from which on a replay is taken at its word."""
-EXCLUDED = "reading the prompts (prefill) is in none of the speeds: a trace holds rounds alone"
+EXCLUDED = "prefill (reading the prompts) is in none of the speeds: a trace holds rounds"
 """What every number of a replay leaves out."""
 
 

@@ -12,7 +12,7 @@ from draftwise.bench.charts import canvas, learning, speed
 from draftwise.bench.hindsight import Hindsight, look_back
 from draftwise.bench.methods import DEFAULT
 from draftwise.bench.page import chart, page, section, table
-from draftwise.bench.results import cautions, extent
+from draftwise.bench.results import cautions, extent, interval
 from draftwise.bench.runs import Run
 from draftwise.bench.samples import samples
 from draftwise.bench.suites import Suite
@@ -79,7 +79,7 @@ def _top(results: Mapping[str, Any]) -> str:
         which = row["methods"][0] if isinstance(row["methods"], list) else "chosen in hindsight"
         heads.append(
             f'<div class="head"><b>{row["median"]:.2f}x</b>'
-            f"<span>{_interval(row)}</span>"
+            f"<span>{interval(row) or 'no interval'}</span>"
             f"<span>{escape(label)}<br>{escape(canvas.short(which))}</span></div>"
         )
     links = " ".join(f'<a href="#{key}">{escape(title)}</a>' for key, title in SECTIONS.items())
@@ -90,7 +90,7 @@ def _top(results: Mapping[str, Any]) -> str:
     )
     top += "".join(f"<p><strong>{escape(said)}</strong></p>" for said in cautions(results))
     if heads:
-        top += "<p>How many times as fast draftwise is as</p>"
+        top += "<p>The speed of draftwise, as a multiple of that of</p>"
         top += f'<div class="heads">{"".join(heads)}</div>'
     return f"{top}<nav>{links}</nav>"
 
@@ -120,16 +120,9 @@ def _row(name: str, row: Mapping[str, Any]) -> list[str]:
         same = '<span class="yes">yes</span>' if row["lossless"] else '<span class="no">NO</span>'
     return [
         escape(name), f"{row['tok_per_s']:.1f}", f"{row['speedup']['median']:.2f}",
-        _interval(row["speedup"]), f"{row['mat']:.2f}", "" if rate is None else f"{rate:.2f}",
+        interval(row["speedup"]), f"{row['mat']:.2f}", "" if rate is None else f"{rate:.2f}",
         same,
     ]  # fmt: skip
-
-
-def _interval(ratio: Mapping[str, Any]) -> str:
-    if ratio["ci95"] is None:
-        return "no interval"
-    low, high = ratio["ci95"]
-    return f"{low:.2f} to {high:.2f}"
 
 
 def _domains(results: Mapping[str, Any]) -> str:

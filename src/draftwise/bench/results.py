@@ -182,6 +182,16 @@ def _is_rival(name: str) -> bool:
     return preset in PRESETS and preset not in {PLAIN, DEFAULT}
 
 
+def interval(ratio: Mapping[str, Any]) -> str:
+    """A 95% interval in two numbers; empty where there is none, as of plain decoding to itself.
+
+    >>> interval({"ci95": [0.5, 1.25]}), interval({"ci95": None}), interval({"ci95": [1.0, 1.0]})
+    ('0.50-1.25', '', '')
+    """
+    low, high = ratio["ci95"] or (0.0, 0.0)
+    return f"{low:.2f}-{high:.2f}" if low < high else ""
+
+
 def cautions(found: Mapping[str, Any]) -> list[str]:
     """What a reader of ``results.json`` must know; the same on the terminal and in the report."""
     num, said = found["settings"]["num_items_measured"], []

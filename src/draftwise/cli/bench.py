@@ -203,7 +203,7 @@ def _conclude(measured: Measured, out: Path, *, as_json: bool, with_report: bool
 
 def methods_table(results: dict[str, Any]) -> Table:
     """Every method over all domains, the fastest first."""
-    from draftwise.bench.results import extent
+    from draftwise.bench.results import extent, interval
 
     table = Table(
         title=f"{results['suite']}: {extent(results['settings'])}",
@@ -220,7 +220,7 @@ def methods_table(results: dict[str, Any]) -> Table:
             Text(broken(name, _NAME), "bold" if name == "draftwise" else ""),
             f"{row['tok_per_s']:.1f}",
             f"{row['speedup']['median']:.2f}",
-            _interval(row["speedup"]),
+            interval(row["speedup"]),
             f"{row['mat']:.2f}",
             _same(row),
         )
@@ -229,6 +229,8 @@ def methods_table(results: dict[str, Any]) -> Table:
 
 def comparisons_table(results: dict[str, Any]) -> Table:
     """draftwise over others that this very run found best."""
+    from draftwise.bench.results import interval
+
     table = Table(title="draftwise, times as fast as", box=box.SIMPLE_HEAD)
     table.add_column("other")
     table.add_column("ratio", justify="right", no_wrap=True)
@@ -238,15 +240,8 @@ def comparisons_table(results: dict[str, Any]) -> Table:
         name = "\n".join([label, *(broken(method, _NAME) for method in which)]).replace(
             "\n", "\n  "
         )
-        table.add_row(name, f"{row['median']:.2f}", _interval(row))
+        table.add_row(name, f"{row['median']:.2f}", interval(row))
     return table
-
-
-def _interval(ratio: dict[str, Any]) -> str:
-    if ratio["ci95"] is None:
-        return ""
-    low, high = ratio["ci95"]
-    return f"{low:.2f}-{high:.2f}"
 
 
 def _same(row: dict[str, Any]) -> Text:

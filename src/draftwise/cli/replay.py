@@ -19,7 +19,7 @@ from draftwise.bench.replay import (
     play_trace,
     replay_report,
 )
-from draftwise.bench.results import FEW_PROMPTS
+from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.cli.failures import Output, refusals, say
 from draftwise.cli.show import broken, rate, regret_note, signed
 
@@ -158,12 +158,11 @@ def _advice_table(found: dict[str, Any]) -> Table:
     rows = [(_label(row), row) for row in found["by_drafter"]]
     rows.append((f"adaptive: {found['adaptive']['policy']}", found["adaptive"]))
     for label, row in sorted(rows, key=lambda item: -item[1]["tok_per_s"]):
-        interval = row["speedup"]["ci95"]
         table.add_row(
             broken(label, _NAME),
             rate(row["tok_per_s"]),
             f"{row['speedup']['median']:.2f}",
-            "" if interval is None else "{:.2f}-{:.2f}".format(*interval),
+            interval(row["speedup"]),
             style="bold" if row == found["best"] else "",
         )
     return table
