@@ -195,6 +195,10 @@ def test_what_was_cut_says_so_and_goes_on(window: Callable[..., Browser]) -> Non
         browser.type("#tokens", "5")
         browser.click("#send")
         facts(browser, "Cut off")
+        assert browser.run(
+            "const log = document.getElementById('log');"
+            "return log.scrollTop + log.clientHeight >= log.scrollHeight - 1"
+        )
         browser.click(".facts button")
         browser.wait("return document.querySelectorAll('.answer').length === 2")
         browser.wait("return document.querySelectorAll('.plainly').length === 2")
