@@ -19,7 +19,7 @@ ROOT = Path(draftwise.__file__).parent
 TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-WORDS = {"errors", "checks", "types", "protocols", "dist", "lines", "bundle"}
+WORDS = {"errors", "checks", "types", "protocols", "dist", "lines", "bundle", "colours"}
 FACADE = {"learning", "pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
@@ -31,6 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "dist": {"types"},
     "chat": {"types"},
     "lines": {"errors"},
+    "colours": set(),
     "bundle": set(),
     "protocols": {"types"},
     "rewards": WORDS,
@@ -61,6 +62,7 @@ WITHOUT_TORCH = {
     "dist",
     "chat",
     "lines",
+    "colours",
     "bundle",
     "protocols",
     "rewards",
