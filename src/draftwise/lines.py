@@ -20,7 +20,19 @@ def read_text(file: Path, most: int | None = None) -> str:
     """
     if most is not None:
         check_size(file, most)
-    return file.read_text("utf-8-sig")
+    try:
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_text(file, error) from error
+
+
+def not_text(what: str | Path, error: UnicodeDecodeError) -> ValueError:
+    """What is said of a file, or of input, that is not UTF-8, and how to make it that."""
+    byte, file = error.object[error.start], f" {what}" if isinstance(what, Path) else ""
+    return ValueError(
+        f"{what} is not UTF-8 text (byte {error.start} is 0x{byte:02X}); if it is Latin-1, convert "
+        f"it: iconv -f latin1 -t utf-8{file}"
+    )
 
 
 def check_size(file: Path, most: int) -> None:

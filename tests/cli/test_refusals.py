@@ -43,8 +43,8 @@ def test_unknown_names_list_the_valid_ones(generate: Run, option: str, valid: li
         (["--num-speculative-tokens", "2", "--plan-lengths", "2"], "not both"),
         (["--tree", "wide"], "such as 4x16"),
         (["--tree", "0x4"], "such as 4x16"),
-        (["--temperature", "-1"], "temperature is -1.0"),
-        (["--top-p", "0"], "top_p is 0.0"),
+        (["--temperature", "-1"], "--temperature is -1.0"),
+        (["--top-p", "0"], "--top-p is 0.0"),
         (["--max-new-tokens", "0"], "--max-new-tokens 0"),
         (["--threads", "0"], "--threads 0"),
         (["--dtype", "int3"], "float32, bfloat16"),
@@ -99,10 +99,10 @@ def test_folders_without_a_model(tmp_path: Path) -> None:
     weights, config = folder / "model.safetensors", folder / "config.json"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    assert "cannot load a causal LM" in refusal(folder)
+    assert "cut off or damaged" in refusal(folder)
     weights.write_bytes(whole)
     config.write_text("{")
-    assert "cannot load a causal LM" in refusal(folder)
+    assert "is no model's config" in refusal(folder)
     config.write_text(json.dumps({"model_type": "nonesuch"}))
     assert "cannot load a causal LM" in refusal(folder)
 

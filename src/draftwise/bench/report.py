@@ -47,11 +47,6 @@ def drafter_colours(runs: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def check_report() -> None:
-    """Raise DraftwiseError, before any work is done, if no report can be made."""
-    canvas.check_matplotlib()
-
-
 def write_report(
     results: Mapping[str, Any], runs: Sequence[Run], suite: Suite, tokenizer: Any, folder: Path
 ) -> Path:
