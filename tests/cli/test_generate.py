@@ -194,3 +194,38 @@ def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) 
     state.write_text("not json")
     assert str(state) in generate("Hello", *options, "--scope", "session").refusal
     assert state.read_text() == "not json"
+
+
+def test_sampling_by_name(generate: Run) -> None:
+    """Each option reaches the draws: a bias decides them all, min-p 1 is greedy."""
+    (plain,) = generate("Hello", "--json", *SHORT).objects
+    banned = plain["tokens"][0]
+    (other,) = generate("Hello", "--json", *SHORT, "--logit-bias", f"{banned}=-100").objects
+    assert banned not in other["tokens"]
+    (same,) = generate("Hello", "--json", *SHORT, "--logit-bias", "65=1000").objects
+    assert set(same["tokens"]) == {65}
+    hot = ("--temperature", 2, "--seed", 1)
+    assert generate("Hello", *SHORT, *hot, "--min-p", 1).out == plain["text"]
+    assert generate("Hello", *SHORT, *hot).out != plain["text"]
+    for penalty in ("presence", "frequency"):
+        (found,) = generate("Hello", "--json", *SHORT, f"--{penalty}-penalty", 50).objects
+        assert len(set(found["tokens"])) > len(set(plain["tokens"]))
+
+
+def test_short_forms(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    long = ("--target", pair[0], "--drafter", f"lm:{pair[1]}", "--max-new-tokens", 9)
+    short = ("-m", pair[0], "-d", f"lm:{pair[1]}", "-n", 9, "-t", 0, "-p", "goodput", "-q")
+    whole = run_command("generate", "Hello", *long)
+    ran = run_command("generate", "Hello", *short)
+    assert (ran.out, ran.err) == (whole.out, "")
+    assert whole.err
+    file = tmp_path / "prompt.txt"
+    file.write_text("Hello")
+    assert run_command("generate", "-f", file, "--model", *long[1:]).out == whole.out
+
+
+def test_an_answer_that_the_context_ends(generate: Run) -> None:
+    ran = generate("Hello", "--max-new-tokens", 100_000, "--json")
+    assert "the context of 400 tokens has room for 395 after this prompt" in ran.err
+    (answer,) = ran.objects
+    assert answer["num_emitted"] == 395

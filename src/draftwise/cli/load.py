@@ -126,7 +126,10 @@ def check_target(target: str) -> None:
     if target == ZOO:
         zoo.target_path()
     elif is_pretrained(target):
-        check_pieces(target)
+        try:
+            check_pieces(target)
+        except DraftwiseError as error:
+            raise DraftwiseError(f"{error}. Or name another model: --target MODEL") from error
     elif Path(found := place(target)).is_dir():
         config_of(Path(found))
     else:

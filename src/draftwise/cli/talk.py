@@ -227,20 +227,22 @@ class Talk:
         whole = Answer(Ending(speculator.target.max_positions, stop=stops), speculator.tokenizer)
         if before is not None:
             whole.push(before.tokens)
-            painter.grow(before, whole.text)  # stands there already
+            painter.grow(before, before.text)  # it stands on the screen already
+            painter.finish(before.text)
         first_token_s = 0.0
         for round_ in generation:
             first_token_s = first_token_s or time.perf_counter() - start
             whole.push(round_.tokens)
             pen.write(painter.grow(round_, whole.text))
-            if is_stopped():
+            if is_stopped() or whole.finish_reason is not None:
                 break
         (result,) = generation.results()
         if before is not None:
-            if whole.finish_reason is None:
+            if whole.finish_reason is None:  # else a stop string that began before the cut
                 whole.finish(result.finish_reason)
             result = replace(
                 result,
+                finish_reason=whole.finish_reason or result.finish_reason,
                 text=whole.text,
                 tokens=[*before.tokens, *result.tokens],
                 sources=[*before.sources, *result.sources],
