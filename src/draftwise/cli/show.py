@@ -125,13 +125,22 @@ def percentages(counts: Mapping[str, float], least: float = 0.005) -> str:
     return "  ".join(f"{name} {part:.0%}" for name, part in shares(counts).items() if part >= least)
 
 
+def counted(num: int, what: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "round"), counted(2, "round")
+    ('1 round', '2 rounds')
+    """
+    return f"{num} {what}{'s' * (num != 1)}"
+
+
 def summary(stats: Stats) -> str:
     """One line about one answer (or several taken together)."""
     seconds = sum(stats.seconds_by_phase.values())
     parts = [
-        f"{stats.num_emitted} tokens in {seconds:.2f} s",
+        f"{counted(stats.num_emitted, 'token')} in {seconds:.2f} s",
         f"{stats.tok_per_s:.1f} tok/s",
-        f"{stats.num_rounds} rounds, MAT {stats.mean_accepted_tokens:.2f}",
+        f"{counted(stats.num_rounds, 'round')}, MAT {stats.mean_accepted_tokens:.2f}",
     ]
     if stats.num_drafted:
         parts.append(f"acceptance {stats.draft_acceptance_rate:.2f}")

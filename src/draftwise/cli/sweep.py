@@ -90,6 +90,8 @@ def sweep(
         require_plots()
         panels = {name: read_batch(file)[:num_prompts] for name, file in map(_named, prompts)}
         sizes, levels = _numbers("--lengths", lengths), _numbers("--thresholds", thresholds)
+        if missing := [folder for folder in head or () if not folder.is_dir()]:
+            raise DraftwiseError(f"there is no acceptance head in {missing[0]}")
         t.check_inputs(target, hardware, drafter=drafter)
         from draftwise.bench.sweep.runs import Field, fixed_ways, head_ways
 

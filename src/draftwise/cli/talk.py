@@ -20,7 +20,7 @@ from draftwise.cli.answer import Pen
 from draftwise.cli.demo import plain_like
 from draftwise.cli.failures import Output, note, say
 from draftwise.cli.options import Sampling
-from draftwise.cli.show import colours, legend, percentages, summary, total
+from draftwise.cli.show import colours, counted, legend, percentages, summary, total
 from draftwise.engine.generation import Result
 from draftwise.engine.paint import Painter
 from draftwise.engine.text import Answer, Ending
@@ -148,7 +148,7 @@ class Talk:
         if file.exists():
             _read(file)
         file.write_text(json.dumps({"messages": self.messages}) + "\n", "utf-8")
-        say(f"wrote {file}: {_count(self.messages)}", style="dim")
+        say(f"wrote {file}: {counted(len(self.messages), 'message')}", style="dim")
 
     def load(self, text: str) -> None:
         """Go on with a conversation from a file; DraftwiseError for what is none, OSError."""
@@ -156,7 +156,7 @@ class Talk:
         messages = _read(file)
         render([*messages, _PROBE], self._speculator.tokenizer)
         self.messages, self.turns = messages, []
-        say(f"read {file}: {_count(messages)}", style="dim")
+        say(f"read {file}: {counted(len(messages), 'message')}", style="dim")
 
     def help(self, text: str) -> None:
         """The commands, and the drafters in their colours."""
@@ -200,7 +200,10 @@ class Talk:
         if len(result.prompt_tokens) + num >= self._speculator.target.max_positions:
             say(self._full(), style="yellow")
         elif result.finish_reason == "length":
-            say(f"cut off after {num} tokens (--max-new-tokens): /continue goes on", style="yellow")
+            say(
+                f"cut off after {counted(num, 'token')} (--max-new-tokens): /continue goes on",
+                style="yellow",
+            )
         else:
             say("stopped: /continue goes on", style="yellow")
 
@@ -269,7 +272,3 @@ def _read(file: Path) -> list[Message]:
     if not is_messages(messages) or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise DraftwiseError(f"{file} is no conversation that /save wrote: name another file")
     return list(messages)
-
-
-def _count(messages: Sequence[Any]) -> str:
-    return f"{len(messages)} message{'s' * (len(messages) != 1)}"
