@@ -40,11 +40,12 @@ HELP = f"""\
 /temperature [T]  show or change the temperature; 0 is greedy
 /save FILE        write the conversation; /load FILE goes on with one
 /stats            how fast each turn was, and tokens by drafter
-/plain            the last answer again by plain decoding: the same text? how much slower?
+/plain            the last answer again by plain decoding, and how much slower
 /reset            begin a new conversation
 /quit             leave (so does Ctrl-D)
-A message of several lines: paste it, or put it between {BLOCK} and {BLOCK}. A space before a slash
-sends a message that begins with one. Ctrl-C stops an answer, or clears what is typed."""
+A message of several lines: paste it, or put it between {BLOCK} and {BLOCK}.
+A message that begins with a slash: put a space before it.
+Ctrl-C stops an answer, or clears what is typed."""
 
 
 @command
