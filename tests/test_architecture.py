@@ -47,7 +47,7 @@ ARROWS: dict[str, set[str]] = {
     "zoo": WORDS | {"nn", "drafters", "train"},
     "engine": WORDS | {"chat", "feedback", "nn", "drafters.protocol"},
     "real": WORDS | {"nn", "drafters", "train"},
-    "specs": {"errors", "registry", "nn.folder"},
+    "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
     "learning": WORDS | {"feedback", "registry", "nn", "drafters.protocol", "engine", "presets"},
     "speculator": WORDS

@@ -31,8 +31,19 @@ def read_text(file: Path, most: int | None = None) -> str:
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"line {line} is not UTF-8 text: save the file as UTF-8") from error
+        raise not_text(file, error) from error
+
+
+def not_text(what: str | Path, error: UnicodeDecodeError) -> ValueError:
+    """What is said of a file, or of input, that is not UTF-8, and how to make it that."""
+    at, file = f"byte 0x{error.object[error.start]:02X}", ""
+    if isinstance(what, Path):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        at, file = f"line {line}, {at}", f" {what}"
+    return ValueError(
+        f"{what} is not UTF-8 text ({at}); if it is Latin-1, convert it: "
+        f"iconv -f latin1 -t utf-8{file}"
+    )
 
 
 def check_size(file: Path, most: int) -> None:

@@ -15,12 +15,10 @@ from draftwise.nn.borrower import load_borrower
 from draftwise.nn.folder import borrows
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
-from draftwise.real.bundled import drafter_specs, own_specs
+from draftwise.real.bundled import drafter_specs
 from draftwise.real.unpack import is_pretrained, unpacked
-from draftwise.specs import BUNDLED, name_and_spec
+from draftwise.specs import ZOO, expand, name_and_spec
 from draftwise.types import NONE, DraftwiseError
-
-ZOO = "zoo"
 
 
 def resolve_target(target: Any) -> tuple[Any, list[str]]:
@@ -53,7 +51,7 @@ def load_drafters(
         device = str(target.device)
     if not isinstance(specs, (str, Path, list, tuple)):
         raise BadValue("drafters", specs, 'a spec such as "lookup", or a list of specs and models')
-    for given in _expand([specs] if isinstance(specs, (str, Path)) else specs):
+    for given in expand([specs] if isinstance(specs, (str, Path)) else specs):
         name, spec = name_and_spec(given)
         base, number = name, 2
         while name in named or name in {NONE, "target"}:
@@ -97,34 +95,6 @@ def _folder(source: Any) -> Path | None:
     """Where a model was loaded from, if that is a folder."""
     is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
     return Path(source) if is_folder else None
-
-
-def _expand(specs: Sequence[Any]) -> list[Any]:
-    """``zoo`` stands for every bundled model, ``zoo:NAME`` for one of them or an EAGLE head;
-    ``smollm2`` for all that come along for that target, ``smollm2:NAME`` for one."""
-    expanded: list[Any] = []
-    for spec in specs:
-        name, comma, options = spec.partition(",") if isinstance(spec, str) else ("", "", "")
-        place, _, wanted = name.partition(":")
-        if place not in BUNDLED:
-            expanded.append(spec)
-            continue
-        known = _bundled(place, is_named=bool(wanted))
-        if wanted not in {"", *known}:
-            raise DraftwiseError(f"no {place} drafter {wanted!r}; there are: {', '.join(known)}")
-        expanded += [f"{n}={s}{comma}{options}" for n, s in known.items() if wanted in {"", n}]
-    return expanded
-
-
-def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
-    """What comes along for a target, name -> spec; the zoo's heads only where one is named."""
-    if target != ZOO:
-        return own_specs(target)
-    from draftwise import zoo
-
-    models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
-    heads = {name: f"eagle:{path}" for name, path in zoo.eagle_paths().items()}
-    return models | heads if is_named else models
 
 
 def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:

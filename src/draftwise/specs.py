@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import operator
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftwise.errors import DraftwiseError
+from draftwise import checks, zoo
+from draftwise.errors import BadValue, DraftwiseError
 from draftwise.nn.folder import place
-from draftwise.registry import DRAFTERS
+from draftwise.real.bundled import own_specs
+from draftwise.registry import DRAFTERS, parse_options
 
-BUNDLED = ("zoo", "smollm2", "gemma3")
-"""Targets whose drafters come along: each is a spec of all of them, ``smollm2:NAME`` of one."""
+ZOO = "zoo"
+BUNDLED = (ZOO, "smollm2", "gemma3")
+"""Targets with drafters of their own: each is a spec of all of them, ``smollm2:NAME`` of one."""
+GIVEN = frozenset({"self", "name", "vocab_size", "target"})
+"""Parameters of drafters that are filled in: they are not written in specs."""
+LM_OPTIONS = {"window": "int", "sink": "int"}
+"""Options of ``lm:PATH``, and their types."""
 
 
 def name_and_spec(given: Any) -> tuple[str, Any]:
@@ -26,21 +38,126 @@ def name_and_spec(given: Any) -> tuple[str, Any]:
     return text.partition(":")[0], text
 
 
+def expand(specs: Sequence[Any]) -> list[Any]:
+    """``zoo`` stands for every bundled model, ``zoo:NAME`` for one of them or an EAGLE head;
+    ``smollm2`` for all drafters of that target, ``smollm2:NAME`` for one."""
+    expanded: list[Any] = []
+    for spec in specs:
+        name, comma, options = spec.partition(",") if isinstance(spec, str) else ("", "", "")
+        bundle, _, wanted = name.partition(":")
+        if bundle not in BUNDLED:
+            expanded.append(spec)
+            continue
+        known = _bundled(bundle, is_named=bool(wanted))
+        if wanted not in {"", *known}:
+            raise DraftwiseError(f"no {bundle} drafter {wanted!r}; there are: {', '.join(known)}")
+        expanded += [f"{n}={s}{comma}{options}" for n, s in known.items() if wanted in {"", n}]
+    return expanded
+
+
+def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
+    """The drafters of a bundled target, name -> spec; the zoo's heads only where one is named."""
+    if target != ZOO:
+        return own_specs(target)
+    models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
+    heads = {name: f"eagle:{path}" for name, path in zoo.eagle_paths().items()}
+    return models | heads if is_named else models
+
+
 def check_spec(given: str) -> None:
     """Refuse what needs no model to be refused.
 
-    Raises DraftwiseError for an empty spec, an unknown drafter, and a folder that is not there.
+    Raises DraftwiseError for an empty spec, an unknown drafter or option, and a file or folder that
+    is not there.
     """
-    name, spec = name_and_spec(given)
+    for spec in expand([given]):
+        _check_one(given, *name_and_spec(spec))
+
+
+def _check_one(given: str, name: str, spec: str) -> None:
     if not spec or not name:
         raise DraftwiseError(f"the drafter {given!r} names nothing; {_KINDS}")
-    kind, _, rest = spec.partition(",")[0].partition(":")
+    kind, _, rest = spec.partition(":")
+    kind = kind.partition(",")[0]
     if kind == "lm":
-        place(rest)
-    elif kind not in BUNDLED and kind not in DRAFTERS:
+        path, _, text = rest.partition(",")
+        place(path)
+        parse_options("drafter 'lm'", text, _types(LM_OPTIONS))
+        return
+    if kind not in DRAFTERS:
         if Path(spec).is_dir():
             raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
         raise DraftwiseError(f"unknown drafter {kind!r}; {_KINDS}")
+    if not isinstance(where := DRAFTERS[kind][0], str):
+        return
+    options = {option: hint for option, (hint, _) in signature(where)[0].items()}
+    found = parse_options(f"drafter {kind!r}", rest, _types(options))
+    if "prompt_lookup_min" in options:
+        _check_sizes(found)
+    for option in ("path", "file"):
+        if file := found.get(option):
+            _check_file(kind, file)
+
+
+def _check_sizes(found: dict[str, Any]) -> None:
+    least, most = found.get("prompt_lookup_min", 1), found.get("prompt_lookup_max", 8)
+    if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
+        raise BadValue("prompt_lookup_min", least, f"at most prompt_lookup_max, which is {most}")
+
+
+def _check_file(kind: str, text: str) -> None:
+    """Heads lie in folders, at home or on the hub; datastores are files."""
+    path = Path(text).expanduser()
+    is_local = kind == "datastore" or text.startswith((".", "/", "~")) or text.count("/") != 1
+    if is_local and not path.exists():
+        raise DraftwiseError(f"drafter {kind!r}: there is no {text}")
+
+
+def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
+    """A drafter's options, name -> (type, default or None for none), and its first sentence.
+
+    where: ``module:name`` as in the table. They are read from the source: importing a drafter
+    imports torch, which takes seconds.
+    """
+    module, _, name = where.partition(":")
+    spec = find_spec(f"draftwise.{module}")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+    found = next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
+    )
+    maker = found
+    if isinstance(found, ast.ClassDef):
+        made = (n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+        maker = next(made)
+    assert isinstance(maker, ast.FunctionDef)
+    given = [*maker.args.args, *maker.args.kwonlyargs]
+    missing = len(maker.args.args) - len(maker.args.defaults)
+    defaults = [*[None] * missing, *maker.args.defaults, *maker.args.kw_defaults]
+    options = {
+        arg.arg: (
+            "str" if arg.annotation is None else ast.unparse(arg.annotation),
+            None if default is None else ast.unparse(default),
+        )
+        for arg, default in zip(given, defaults, strict=True)
+        if arg.arg not in GIVEN
+    }
+    return options, (ast.get_docstring(found) or "").split("\n")[0]
+
+
+def _types(hints: dict[str, str]) -> dict[str, Any]:
+    """``"int | None"`` to what it stands for."""
+    known: dict[str, Any] = {kind.__name__: kind for kind in (int, float, bool, str)}
+    known["None"] = None
+    return {
+        name: functools.reduce(
+            operator.or_, (known.get(part.strip(), str) for part in hint.split("|"))
+        )
+        for name, hint in hints.items()
+    }
 
 
 _KINDS = f"the drafter names are: {', '.join([*DRAFTERS, *BUNDLED])}"

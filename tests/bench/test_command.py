@@ -118,7 +118,7 @@ def test_the_table_has_every_method(bench: Bench) -> None:
     ("options", "message"),
     [
         (["--method", "nope"], "unknown method 'nope'"),
-        (["--suite", "nope"], "unknown suite 'nope'"),
+        (["--suite", "nope"], "there is no file nope"),
         (["--suite", "spec-bench"], "spec-bench:FILE"),
         (["--tokens", "0"], "must be 1 or more"),
         (["--temperature", "-1"], "temperature is -1"),

@@ -17,7 +17,7 @@ from draftwise.cli import app
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended."""
+    """How a command ended; ``err`` is without the lines that say what is being loaded."""
 
     code: int
     out: str
@@ -42,7 +42,8 @@ Run = Callable[..., Ran]
 def run_command(*args: object, input_: str | None = None) -> Ran:
     """Run ``draftwise`` in this process; an error that is not ours is raised."""
     result = CliRunner().invoke(app, [str(a) for a in args], input=input_, catch_exceptions=False)
-    return Ran(result.exit_code, result.stdout, result.stderr)
+    said = (line for line in result.stderr.splitlines(True) if not line.startswith("loading "))
+    return Ran(result.exit_code, result.stdout, "".join(said))
 
 
 @pytest.fixture(scope="session")

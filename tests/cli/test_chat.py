@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from chatting import save_chat_model
+from chatting import TEMPLATE, save_chat_model
 from cli.conftest import Run, run_command
 from cli.models_on_disk import make_target, save_model
 from draftwise import Speculator
@@ -80,3 +81,82 @@ def test_heads_learn_between_turns_and_the_answers_stay(
     refused = chat("--adapt", **talk)
     assert refused.code == 2
     assert "name one, --drafter eagle:HEAD" in refused.err
+
+
+def test_a_cut_off_answer_says_so_and_goes_on(folder: Path) -> None:
+    whole = run_command("chat", "--target", folder, "-n", 24, input_="Hello\nAnd now?\n")
+    talk = "Hello\n/continue\n/Continue\nAnd now?\n/stats\n"
+    parts = run_command("chat", "--target", folder, "-n", 8, input_=talk)
+    first, rest = whole.out.split("\n", 1)
+    said = parts.out.split("\n")
+    assert "".join(said[:3]) == first
+    assert rest.startswith(said[3])
+    assert "cut off after 8 tokens (--max-new-tokens): /continue goes on" in parts.err
+    assert "cut off after 24 tokens" in parts.err
+    assert (
+        "there is no answer to continue"
+        in run_command("chat", "--target", folder, input_="/continue\n").err
+    )
+
+
+def test_an_answer_goes_on_to_its_stop_string(chat: Run, tmp_path: Path) -> None:
+    """Also where the string begins before the cut and ends after it."""
+    whole, file = chat("-n", 24, input_="Hello\n").out.strip("\n"), tmp_path / "talk.jsonl"
+    stop = whole[2:6]
+    end = whole.index(stop)
+    assert chat("-n", 24, "--stop", stop, input_="Hello\n").out == whole[:end] + "\n"
+    for size in (3, 4, 5):
+        talk = "Hello\n" + "/continue\n" * 6 + f"/save {file}\n"
+        ran = chat("-n", size, "--stop", stop, input_=talk)
+        assert json.loads(file.read_text())["messages"][-1]["content"] == whole[:end]
+        assert "the last answer is complete" in ran.err
+
+
+def test_commands_with_a_text(chat: Run, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.jsonl"
+    ran = chat(
+        input_=f"/system Be short.\nHello\n/temperature 0.5\n/temperature\n/save {file}\n/system\n"
+    )
+    assert "temperature: 0.5" in ran.err
+    assert ran.err.count("system message: Be short.") == 2
+    assert ran.out == chat("--system", "Be short.", input_="Hello\n").out
+    (line,) = file.read_text().splitlines()
+    messages = json.loads(line)["messages"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant"]
+    both = chat("--system", "Be short.", input_="Hello\nAnd now?\n").out.split("\n", 1)[1]
+    assert chat(input_=f"/load {file}\nAnd now?\n").out == both
+    other = tmp_path / "other.txt"
+    other.write_text("precious")
+    refused = chat(input_=f"/save {other}\n/load {other}\n/load gone\n/save\n/temperature warm\n")
+    assert refused.err.count("is no conversation") == 2
+    assert other.read_text() == "precious"
+    for said in ("gone", "needs the name of a file", "/temperature warm: write a number"):
+        assert said in refused.err
+
+
+def test_commands_are_told_from_messages(chat: Run) -> None:
+    ran = chat(input_="/stats extra\n/Stats\n/nonsense at all\n")
+    assert ran.out == ""
+    assert "/stats takes nothing after it" in ran.err
+    assert "no turns yet" in ran.err
+    assert "no command /nonsense; there are: /continue" in ran.err
+    assert chat(input_=" /stats extra\n").out
+    assert chat(input_="/etc/passwd is what?\n").out
+
+
+def test_policies_and_templates(chat: Run, folder: Path, tmp_path: Path) -> None:
+    greedy = chat(input_="Hello\n").out
+    assert chat("--policy", "fixed:0", "--plan-lengths", 2, input_="Hello\n").out == greedy
+    base, file = save_chat_model(tmp_path / "base", template=None), tmp_path / "t.jinja"
+    file.write_text(TEMPLATE)
+    given = ("--target", base, "--chat-template", file, "-n", 12)
+    assert run_command("chat", *given, input_="Hello\n").out == greedy
+    said = run_command("generate", "Hello", "--chat", *given).out
+    assert said == greedy.removesuffix("\n")
+
+
+def test_a_block_is_one_message(chat: Run, tmp_path: Path) -> None:
+    file = tmp_path / "talk.jsonl"
+    chat(input_=f'"""one\ntwo"""\n"""\nthree\n"""\n/save {file}\n')
+    asked = [m["content"] for m in json.loads(file.read_text())["messages"][::2]]
+    assert asked == ["one\ntwo", "\nthree\n"]

@@ -25,3 +25,15 @@ def test_the_list_and_what_is_not_in_it() -> None:
     ran = run_command("--help")
     assert all(name in ran.out for name in COMMANDS)
     assert run_command("nonesuch").code == 2
+
+
+@pytest.mark.parametrize("line", [[], *([name] for name in COMMANDS), ["train", "eagle"]])
+def test_help_begins_with_what_is_common(line: list[str]) -> None:
+    ran = run_command(*line, "-h")
+    assert ran.code == 0
+    assert "<bool>" not in ran.out
+    if line in (["generate"], ["chat"], ["serve"]):
+        common = ran.out.split("─ Options ─")[1].split("─ ")[0]
+        assert "--target" in common
+    if line == ["generate"]:
+        assert "adanormalhedge" not in ran.out

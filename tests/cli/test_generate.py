@@ -240,3 +240,40 @@ def test_a_full_disk_costs_what_was_learnt_and_says_so(generate: Run, tmp_path: 
     assert f"{state} cannot be written (File too large): what was learnt is lost" in ran.err
     assert state.read_text() == before
     assert {file.name for file in tmp_path.iterdir()} == {"state.json", ".state.json.lock"}
+
+
+def test_sampling_by_name(generate: Run) -> None:
+    """Each option reaches the draws: a bias decides them all, min-p 1 is greedy."""
+    (plain,) = generate("Hello", "--json", *SHORT).objects
+    banned = plain["tokens"][0]
+    (other,) = generate("Hello", "--json", *SHORT, "--logit-bias", f"{banned}=-100").objects
+    assert banned not in other["tokens"]
+    (same,) = generate("Hello", "--json", *SHORT, "--logit-bias", "65=1000").objects
+    assert set(same["tokens"]) == {65}
+    refusal = generate("Hello", *SHORT, "--logit-bias", "65=1", "--logit-bias", "999999=5").refusal
+    assert "--logit-bias 999999=5: the target's token ids are 0 to" in refusal
+    hot = ("--temperature", 2, "--seed", 1)
+    assert generate("Hello", *SHORT, *hot, "--min-p", 1).out == plain["text"]
+    assert generate("Hello", *SHORT, *hot).out != plain["text"]
+    for penalty in ("presence", "frequency"):
+        (found,) = generate("Hello", "--json", *SHORT, f"--{penalty}-penalty", 50).objects
+        assert len(set(found["tokens"])) > len(set(plain["tokens"]))
+
+
+def test_short_forms(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    long = ("--target", pair[0], "--drafter", f"lm:{pair[1]}", "--max-new-tokens", 9)
+    short = ("-m", pair[0], "-d", f"lm:{pair[1]}", "-n", 9, "-t", 0, "-p", "goodput", "-q")
+    whole = run_command("generate", "Hello", *long)
+    ran = run_command("generate", "Hello", *short)
+    assert (ran.out, ran.err) == (whole.out, "")
+    assert whole.err
+    file = tmp_path / "prompt.txt"
+    file.write_text("Hello")
+    assert run_command("generate", "-f", file, "--model", *long[1:]).out == whole.out
+
+
+def test_an_answer_that_the_context_ends(generate: Run) -> None:
+    ran = generate("Hello", "--max-new-tokens", 100_000, "--json")
+    assert "the context of 400 tokens has room for 395 after this prompt" in ran.err
+    (answer,) = ran.objects
+    assert answer["num_emitted"] == 395

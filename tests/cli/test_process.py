@@ -178,3 +178,47 @@ def test_bytes_that_are_no_text_are_refused(pair: tuple[Path, Path]) -> None:
         assert ran.returncode == 2, ran.stderr
         assert b"Traceback" not in ran.stderr
         assert re.search(rb"no valid Unicode|not UTF-8", ran.stderr)
+
+
+def test_what_is_loaded_is_said_where_nobody_watches(pair: tuple[Path, Path]) -> None:
+    line = f"$draftwise generate Hello -n 3 --model {pair[0]}"
+    loud, quiet = shell(line), shell(f"{line} --quiet")
+    assert loud.stderr.decode().splitlines()[0] == f"loading {pair[0]}"
+    assert (quiet.stdout, quiet.stderr) == (loud.stdout, b"")
+
+
+def test_python_draws_no_bars_of_the_library(pair: tuple[Path, Path]) -> None:
+    program = (
+        "import sys, draftwise\n"
+        "from transformers.utils import logging\n"
+        "s = draftwise.Speculator.from_pretrained(sys.argv[1], [f'lm:{sys.argv[2]}'])\n"
+        "assert s.generate('Hello', max_new_tokens=2).text\n"
+        "assert logging.is_progress_bar_enabled()"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, *map(str, pair)], capture_output=True)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        ("draftwise gen", "generate"),
+        ("draftwise generate --policy ucb", "ucb1"),
+        ("draftwise generate --pre", "--preset"),
+        ("draftwise train e", "eagle"),
+    ],
+)
+def test_the_shell_completes(words: str, known: str) -> None:
+    program = "import sys; sys.argv = ['draftwise']; from draftwise.cli import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "_DRAFTWISE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        },
+    )
+    assert known in ran.stdout.split()

@@ -102,10 +102,10 @@ def test_folders_without_a_model(tmp_path: Path) -> None:
     weights, config = folder / "model.safetensors", folder / "config.json"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    assert "cannot load a causal LM" in refusal(folder)
+    assert "cut off or damaged" in refusal(folder)
     weights.write_bytes(whole)
     config.write_text("{")
-    assert "cannot load a causal LM" in refusal(folder)
+    assert "is no model's config" in refusal(folder)
     config.write_text(json.dumps({"model_type": "nonesuch"}))
     assert "cannot load a causal LM" in refusal(folder)
 

@@ -135,7 +135,7 @@ def test_the_command(pair: tuple[Path, Path], tmp_path: Path) -> None:
     [
         (("--lengths", "2,x"), "numbers with commas"),
         (("--head", "/nowhere"), "no acceptance head in /nowhere"),
-        (("--drafter", "zoo"), "name one model"),
+        (("--drafter", "zoo"), "name one that is a model"),
     ],
 )
 def test_refusals(

@@ -206,7 +206,7 @@ def test_interrupted_and_resumed_gives_the_same_weights(
         (("--init", "x", "--lend"), "--lend is for a start from the target's own"),
         (("--layers", 1, "--draft-vocab", 9), "--draft-vocab is for --lend"),
         (("--layers", 1, "--lend", "--loss", "sequence", "--draft-vocab", 9), "the loss logits"),
-        (("--layers", 1, "--loss", "x"), "logits or sequence"),
+        (("--layers", 1, "--loss", "x"), "logits, sequence"),
         (("--layers", 1, "--temperatures", "0,a"), "numbers of 0 or more"),
         (("--layers", 1, "--lr", -1), "above 0"),
     ],

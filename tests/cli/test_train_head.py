@@ -115,7 +115,7 @@ def test_prompts_that_do_not_parse_are_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--label", "x"), "sampled or analytic"),
+        (("--label", "x"), "sampled, analytic"),
         (("--mixing", 1), "below 1"),
         (("--temperature", -1), "0 or more"),
         (("--drafter", "/nowhere"), "no model folder /nowhere"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftwise import pool
+from draftwise import specs
 from draftwise.real import bundled
 from draftwise.real.bundled import RETRIEVAL, drafter_specs, own_folders, own_specs
 from draftwise.real.catalog import PRETRAINED
@@ -95,25 +95,27 @@ def test_all_of_them_together_stay_small_in_git() -> None:
 
 def test_a_target_drafts_with_retrieval_and_its_own() -> None:
     for target in PRETRAINED:
-        specs = drafter_specs(target)
-        assert tuple(specs[:2]) == RETRIEVAL
+        found = drafter_specs(target)
+        assert tuple(found[:2]) == RETRIEVAL
         heads = [folder for folder in own_folders(target) if folder.name == "eagle"]
-        assert specs[2:] == [f"eagle=eagle:{folder}" for folder in heads]
+        assert found[2:] == [f"eagle=eagle:{folder}" for folder in heads]
     assert drafter_specs("some/other.gguf") == list(RETRIEVAL)
 
 
 def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """``smollm2`` is all of it, ``smollm2:NAME`` one; a name that is not there says which are."""
     there = {"eagle": "eagle:PATH", "layer": "lm:PATH"}
-    monkeypatch.setattr(pool, "own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
+    monkeypatch.setattr(specs, "own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
     everything = ["eagle=eagle:PATH", "layer=lm:PATH"]
-    assert pool._expand(["lookup", "smollm2"]) == ["lookup", *everything]
-    assert pool._expand(["smollm2:layer,window=64"]) == ["layer=lm:PATH,window=64"]
+    assert specs.expand(["lookup", "smollm2"]) == ["lookup", *everything]
+    assert specs.expand(["smollm2:layer,window=64"]) == ["layer=lm:PATH,window=64"]
     with pytest.raises(DraftwiseError, match=r"no smollm2 drafter 'x'; there are: eagle, layer"):
-        pool._expand(["smollm2:x"])
-    assert (pool.ZOO, *PRETRAINED) == BUNDLED
-    for name in BUNDLED:  # what commands ask before they load anything
-        check_spec(f"{name}:layer")
+        specs.expand(["smollm2:x"])
+    assert (specs.ZOO, *PRETRAINED) == BUNDLED
+    check_spec("smollm2:layer")  # what commands ask before they load anything
+    for name in ("zoo", "gemma3"):
+        with pytest.raises(DraftwiseError, match=f"no {name} drafter 'layer'"):
+            check_spec(f"{name}:layer")
     with pytest.raises(DraftwiseError, match=r"unknown drafter 'smollm3'; .* zoo, smollm2, gemma3"):
         check_spec("smollm3:layer")
 

@@ -98,7 +98,10 @@ def test_another_file_of_the_same_name_is_not_taken_for_it(tmp_path: Path) -> No
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.gguf").write_bytes(b"nothing of the kind")
-    with pytest.raises(DraftwiseError, match=r"cannot read .*no\.gguf"):
+    with pytest.raises(DraftwiseError, match=r"no\.gguf is no GGUF file"):
+        unpack.unpacked(str(tmp_path / "no.gguf"), lambda line: None)
+    (tmp_path / "no.gguf").write_bytes(b"GGUF and nothing of the kind")
+    with pytest.raises(DraftwiseError, match=r"cannot read .*no\.gguf: it is cut off, damaged"):
         unpack.unpacked(str(tmp_path / "no.gguf"), lambda line: None)
     with pytest.raises(DraftwiseError, match="there is no file"):
         unpack.unpacked(str(tmp_path / "missing.gguf"))
@@ -150,3 +153,12 @@ def test_auto_tells_what_it_picked(tmp_path: Path) -> None:
     ask = ("generate", "a", "--target", tmp_path / "tiny.gguf", "--max-new-tokens", 2)
     assert "--dtype auto: float32 as the checkpoint has it" in run_command(*ask).err
     assert "--dtype auto" not in run_command(*ask, "--dtype", "bfloat16").err
+
+
+def test_a_gguf_file_that_is_cut_off(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "tiny.gguf", tmp_path / "cut.gguf"
+    write_gguf(whole)
+    cut.write_bytes(whole.read_bytes()[:20])
+    refusal = run_command("generate", "a", "--target", cut).err.splitlines()[-1]
+    assert "cut off" in refusal
+    assert "Download it again" in refusal

@@ -108,8 +108,8 @@ def test_the_costs_of_a_trace_are_its_own(tmp_path: Path) -> None:
     ("lines", "message"),
     [
         ("", "is empty"),
-        ("not json\n", "line 1: no Round record"),
-        ('{"request": 0}\n', "line 1: no Round record"),
+        ("not json\n", "line 1: this is no round of a trace"),
+        ('{"request": 0}\n', "line 1: this is no round of a trace"),
     ],
 )
 def test_a_broken_trace_says_where(tmp_path: Path, lines: str, message: str) -> None:

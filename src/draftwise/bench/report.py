@@ -43,11 +43,6 @@ def report_colours(drafters: Iterable[str], runs: Sequence[Run]) -> dict[str, st
     return {NONE: canvas.SOFT} | drafter_colours([*drafters, *sorted(arms - {NONE})])
 
 
-def check_report() -> None:
-    """Raise DraftwiseError, before any work is done, if no report can be made."""
-    canvas.check_matplotlib()
-
-
 def write_report(
     results: Mapping[str, Any], runs: Sequence[Run], suite: Suite, tokenizer: Any, folder: Path
 ) -> Path:

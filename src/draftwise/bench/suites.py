@@ -72,7 +72,8 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
         items = read_items(Path(name))
     else:
         raise DraftwiseError(
-            f"unknown suite {name!r}; write zoo, spec-bench:FILE, or a file of prompts"
+            f"there is no file {name}; write zoo, spec-bench:FILE, or a file of prompts (.jsonl, "
+            ".txt)"
         )
     known = list(dict.fromkeys(item.domain for item in items))
     for domain in domains:
@@ -118,8 +119,11 @@ def read_items(file: Path) -> list[Item]:
     """The items of a file; DraftwiseError names the first line that holds none."""
     try:
         numbered = numbered_lines(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DraftwiseError(f"the suite {file} cannot be read: {error}") from error
+    except OSError as error:
+        why = error.strerror or error
+        raise DraftwiseError(f"the suite {file} cannot be read: {why}") from error
+    except ValueError as error:
+        raise DraftwiseError(f"the suite cannot be read: {error}") from error
     if not numbered:
         raise DraftwiseError(f"{file} has no prompts: write one a line")
     if file.suffix not in {".jsonl", ".json", ".ndjson"}:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -56,10 +57,32 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """Name: (module:function or app, its line in the list)."""
 
 
+def tidied(command: Any) -> Any:
+    """A command, or a group with all of its own: ``-h`` works, and flags show no type."""
+    command.context_settings.setdefault("help_option_names", ["--help", "-h"])
+    command.get_help_option = functools.partial(_help_option, command.get_help_option)
+    for option in command.params:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        tidied(inner)
+    return command
+
+
+def _help_option(make: Callable[[Any], Any], ctx: Any) -> Any:
+    option = make(ctx)
+    option.metavar = ""
+    return option
+
+
 class Commands(TyperGroup):
     """The commands of the table; only the one that runs is imported."""
 
     is_listing = False
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """``--help``, without a type."""
+        return _help_option(super().get_help_option, ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Their names, in the order of the table."""
@@ -83,11 +106,13 @@ class Commands(TyperGroup):
             alone.command()(found)
             command = get_command(alone)
         command.name = cmd_name
-        return command
+        return tidied(command)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The list, without importing what it lists."""
         self.is_listing = True
+        for option in self.params:
+            option.metavar = ""  # all are flags
         super().format_help(ctx, formatter)
 
 
@@ -95,7 +120,7 @@ app = typer.Typer(
     name="draftwise",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -110,7 +135,15 @@ def _say_version(is_asked: bool) -> None:
 @app.callback()
 def draftwise(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            callback=_say_version,
+            is_eager=True,
+            metavar="",
+            help="Show the version and exit.",
+        ),
     ] = False,
 ) -> None:
     """Faster text from any Hugging Face causal LM, losslessly, learning as it goes."""

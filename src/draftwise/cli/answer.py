@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftwise.chat import Prompt
-from draftwise.cli.failures import BROKEN, INTERRUPTED, Output, graceful, say
+from draftwise.cli.failures import BROKEN, INTERRUPTED, Output, graceful, note, say
+from draftwise.cli.options import Sampling
 from draftwise.cli.progress import TokenProgress
-from draftwise.cli.show import colours, painted, summary, total
+from draftwise.cli.show import Wrap, colours, painted, summary, total
 from draftwise.engine.paint import Painter, Piece
 
 if TYPE_CHECKING:
@@ -23,19 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How to answer: ``start``'s options, the trace, and whether json is wanted."""
+    """How to answer: the sampling, the trace, and whether json is wanted."""
 
     speculator: Speculator
-    options: Mapping[str, Any]
+    sampling: Sampling
     trace: TraceWriter | None
     as_json: bool
 
     def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
         """Begin with these prompts, of which the first is number ``first`` of all."""
-        seed = self.options["seed"]
-        if seed is not None:  # else every chunk of a batch would draw the same
-            seed += first
-        return self.speculator.start(list(prompts), **{**self.options, "seed": seed})
+        options, num = self.sampling.request(), len(prompts)
+        if options["seed"] is not None:  # else every chunk of a batch would draw the same
+            options["seed"] += first
+        return self.speculator.start(
+            list(prompts), **options | {"sampling": options["sampling"] * num}
+        )
 
     def rounds(
         self, generation: Generation, first: int, is_stopped: Callable[[], bool]
@@ -56,8 +59,7 @@ class Job:
 def run_single(job: Job, prompt: Prompt) -> int:
     """Answer one prompt, live unless json is wanted; return the exit code."""
     generation = job.start([prompt], 0)
-    stops = job.options["stop"]
-    painter = Painter(job.speculator.tokenizer, stops)
+    painter = Painter(job.speculator.tokenizer, tuple(job.sampling.stop or ()))
     pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
         for round_ in job.rounds(generation, 0, is_stopped):
@@ -70,7 +72,7 @@ def run_single(job: Job, prompt: Prompt) -> int:
     else:
         pen.write(painter.finish(result.text))
         pen.end(result.text)
-        say(summary(result.stats), style="dim")
+        note(summary(result.stats))
     return verdict([result])
 
 
@@ -93,7 +95,7 @@ def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
             if is_stopped():
                 break
     if not job.as_json:
-        say(summary(total(chunks)), style="dim")
+        note(summary(total(chunks)))
     return verdict(results)
 
 
@@ -112,20 +114,30 @@ def verdict(results: Sequence[Result]) -> int:
 
 
 class Pen:
-    """Text to stdout as it comes: in colours on a terminal, else as it is."""
+    """Text to stdout as it comes: in colours on a terminal, else as it is.
 
-    def __init__(self, drafters: Sequence[str]) -> None:
+    wraps: on a terminal, lines end between words.
+    """
+
+    def __init__(self, drafters: Sequence[str], wraps: bool = False) -> None:
         self._console, self._styles = Output(), colours(drafters)
+        self._wrap = Wrap(self._console.width) if wraps and self._console.is_terminal else None
 
     def write(self, pieces: Sequence[Piece]) -> None:
         """Show some more."""
+        self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
+
+    def end(self, text: str, always: bool = False) -> None:
+        """A terminal goes on in a new line; a file gets the answer alone, unless ``always``."""
+        if self._wrap is not None:
+            self._show(self._wrap.finish())
+        if (always or self._console.is_terminal) and not text.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _show(self, pieces: Sequence[Piece]) -> None:
         if self._console.is_terminal:
             self._console.print(painted(pieces, self._styles), end="", soft_wrap=True)
         else:
             sys.stdout.write("".join(text for text, _ in pieces))
         sys.stdout.flush()
-
-    def end(self, text: str) -> None:
-        """A terminal goes on in a new line; a file gets the answer and nothing else."""
-        if self._console.is_terminal and not text.endswith("\n"):
-            sys.stdout.write("\n")

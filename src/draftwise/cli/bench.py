@@ -20,16 +20,17 @@ from rich.text import Text
 
 from draftwise.cli import bench_load as l
 from draftwise.cli import options as o
+from draftwise.cli.command import command
 from draftwise.cli.failures import (
     INTERRUPTED,
     Output,
     graceful,
+    note,
     quiet,
-    refusals,
     refused_values,
     say,
 )
-from draftwise.cli.load import Wanted, check, check_sampling, load
+from draftwise.cli.load import Wanted, check, load
 from draftwise.cli.lock import alone_in
 from draftwise.cli.progress import bars
 from draftwise.cli.show import broken
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 SuiteName = Annotated[
     str,
     typer.Option(
-        help="zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt)."
+        metavar="SUITE",
+        help="zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt).",
     ),
 ]
 Methods = Annotated[
@@ -57,10 +59,24 @@ Methods = Annotated[
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A prompt of each domain, in 5 minutes.")]
-Out = Annotated[Path, typer.Option(help="Folder for results, trace and report; goes on there.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FOLDER",
+        help="Folder for results, trace and report; goes on there.",
+    ),
+]
 Tokens = Annotated[
     int | None,
-    typer.Option("--tokens", "--max-new-tokens", help="Of each answer. Default: 128 (quick: 64)."),
+    typer.Option(
+        "--tokens",
+        "--max-new-tokens",
+        "-n",
+        metavar="N",
+        help="Of each answer. Default: 128 (quick: 64).",
+    ),
 ]
 Repeats = Annotated[int, typer.Option(help="Times that everything is asked.")]
 Prompts = Annotated[int | None, typer.Option(help="Prompts of each domain. Default: 4 (quick: 1).")]
@@ -83,13 +99,14 @@ _QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 
 
-@refusals()
+@command
 def bench(
+    *,
     out: Out,
     suite: SuiteName = "zoo",
     method: Methods = None,
     is_quick: Quick = False,
-    target: o.Target = "zoo",
+    target: o.AnyTarget = None,
     drafter: o.Drafters = None,
     tokens: Tokens = None,
     repeats: Repeats = 3,
@@ -98,20 +115,17 @@ def bench(
     minutes: Minutes = None,
     temperature: o.Temperature = 0.0,
     seed: o.FixedSeed = 0,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    compile_: o.Compile = False,
-    threads: o.Threads = 1,
-    clock: Clock = "wall",
-    no_report: NoReport = False,
     as_json: AsJson = False,
+    no_report: NoReport = False,
+    clock: Clock = "wall",
+    hardware: o.Hardware,
+    compile_: o.Compile = False,
     url: l.Url = None,
     concurrency: l.Concurrency = None,
     rate: l.Rate = None,
     requests: l.Requests = None,
     endpoint: l.Endpoint = "completions",
     no_stream: l.NoStream = False,
-    model: l.Model = None,
     api_key: l.Key = "",
     extra: l.Extra = "",
 ) -> None:
@@ -121,19 +135,19 @@ def bench(
     """
     usual = _QUICK if is_quick else _USUAL
     if url is not None:
-        asked = (url, suite, out, concurrency, rate, requests, endpoint, not no_stream, model)
+        asked = (url, suite, out, concurrency, rate, requests, endpoint, not no_stream, target)
         rest = (tokens or usual["tokens"], prompts, tuple(domain or ()), temperature, seed)
         l.run_load(l.LoadWish(*asked, api_key, extra, *rest, not no_report, as_json))
         return
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes
-    models: dict[str, Any] = {"target": target, "drafters": drafter, "compile": compile_}
-    models |= {"dtype": dtype, "device": device}
-    wanted = Wanted(**models, seed=seed, threads=threads)
+    models: dict[str, Any] = {"target": target or "zoo", "drafters": drafter, "compile": compile_}
+    models |= {"dtype": hardware.dtype, "device": hardware.device}
+    wanted = Wanted(**models, seed=seed, threads=hardware.threads)
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)
-            from draftwise.bench.report import check_report
+            from draftwise.bench.charts.canvas import check_matplotlib
             from draftwise.bench.wish import Wish, prepare
 
             wish = Wish(
@@ -146,13 +160,13 @@ def bench(
                 repeats=repeats,
                 temperature=temperature,
                 seed=seed,
-                threads=threads,
+                threads=hardware.threads,
                 clock=clock,
                 models=models,
             )
-            check_sampling({"temperature": temperature, "max_new_tokens": wish.tokens})
+            o.Sampling(temperature=temperature, max_new_tokens=wish.tokens, seed=seed).check()
             if not no_report:
-                check_report()
+                check_matplotlib()
             items, store = prepare(wish)
             held.enter_context(alone_in(out))
         speculator = load(wanted)
@@ -198,7 +212,7 @@ def _conclude(measured: Measured, out: Path, *, as_json: bool, with_report: bool
     for caution in cautions(measured.results):
         say(caution, style="yellow")
     for path in dict.fromkeys([*paths[:2], paths[-1]]):
-        say(f"wrote {path}", style="dim")
+        note(f"wrote {path}")
 
 
 def methods_table(results: dict[str, Any]) -> Table:

@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from draftwise.cli.failures import Output, quiet, refused_values, say
+from draftwise.cli.failures import Output, note, quiet, refused_values, say
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -26,7 +26,14 @@ def _option(help_: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help_, rich_help_panel=_PANEL, **more)
 
 
-Url = Annotated[str | None, _option("An OpenAI-compatible server to load, in place of methods.")]
+Url = Annotated[
+    str | None,
+    _option(
+        "An OpenAI-compatible server to load, in place of methods; --model is what to ask it for "
+        "(default: the first that is served).",
+        metavar="URL",
+    ),
+]
 Concurrency = Annotated[
     str | None, _option("Requests at a time: `1,4,16`. Default: 1.", metavar="N,N,...")
 ]
@@ -36,7 +43,6 @@ Rate = Annotated[
 Requests = Annotated[int | None, _option("Requests a load. Default: each prompt once.")]
 Endpoint = Annotated[str, _option("completions or chat.")]
 NoStream = Annotated[bool, _option("Whole answers, not streams.", "--no-stream")]
-Model = Annotated[str | None, _option("What to ask for. Default: the first that is served.")]
 Key = Annotated[str, _option("API key.", "--api-key", envvar="OPENAI_API_KEY")]
 Extra = Annotated[str, _option("More fields of each request, as JSON.", metavar="JSON")]
 
@@ -118,7 +124,7 @@ def _run_load(wish: LoadWish) -> None:
     for error in [error for row in rows for error in row["errors"]][:5]:
         say(error)
     for path in paths:
-        say(f"wrote {path}", style="dim")
+        note(f"wrote {path}")
 
 
 def loads_table(results: dict[str, Any]) -> Table:

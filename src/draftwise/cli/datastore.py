@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from draftwise.cli.command import command
 from draftwise.cli.corpus import corpus_files, pieces
-from draftwise.cli.failures import refusals, refused_values, say
-from draftwise.cli.load import loading
-from draftwise.drafters.datastore_file import Store, replacing, write
+from draftwise.cli.failures import VOICE, refused_values, say, waiting
+from draftwise.cli.load import check_target, loading
+from draftwise.lines import not_text
+from draftwise.types import DraftwiseError
 
 app = typer.Typer(no_args_is_help=True, help="Datastores to draft from: build.")
 
@@ -27,25 +29,42 @@ def datastore() -> None:
 
 
 @app.command()
-@refusals()
+@command
 def build(
+    *,
     corpus: Annotated[
         Path,
         typer.Argument(
             help="A text file, a folder of them, or .jsonl (`text`, or `prompt` and `completion`)."
         ),
     ],
-    tokenizer: Annotated[str, typer.Option(help="The target: a model folder, a hub id, or `zoo`.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            "--target",
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="The target: a model folder, a hub id, or `zoo`.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
 ) -> None:
     """Tokenize a corpus as the target does, sort its suffixes, and write both to one file."""
     start = time.perf_counter()
-    with refused_values(), replacing(out) as file:
+    with refused_values():
         files = corpus_files(corpus)
+        if not out.parent.is_dir():
+            raise DraftwiseError(f"cannot write {out}: there is no folder {out.parent}")
+        check_target(tokenizer)
+    from draftwise.drafters.datastore_file import Store, replacing, write
+
+    with refused_values(), replacing(out) as file:
         with loading(tokenizer, threads=1):
             encode, vocab_size = _load(tokenizer)
         documents = _read(files, encode)
-        with Console(stderr=True).status("sorting"):
+        with waiting("sorting"):
             write(file, documents, vocab_size)
     made, seconds = Store(out), time.perf_counter() - start
     typer.echo(
@@ -70,7 +89,7 @@ def _load(source: str) -> tuple[Any, int]:
 def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
     """The tokens of each document, no special ones added; in a folder, what is no text is left out.
 
-    Raises UnicodeDecodeError where the corpus is one file and that is not UTF-8.
+    Raises ValueError where the corpus is one file and that is not UTF-8.
     """
     documents: list[NDArray[np.uint32]] = []
     left_out = 0
@@ -85,9 +104,9 @@ def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
                         of_file.append([])
                     of_file[-1].append(np.array(ids["input_ids"], dtype=np.uint32))
                     progress.advance(task, piece.num_bytes)
-            except UnicodeDecodeError:
+            except UnicodeDecodeError as error:
                 if len(files) == 1:
-                    raise
+                    raise not_text(file, error) from error
                 left_out += 1
                 continue
             documents += [np.concatenate(parts) for parts in of_file]
@@ -106,5 +125,5 @@ def _progress() -> Progress:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not (VOICE.notes and console.is_terminal),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, RenderableType
@@ -13,17 +14,17 @@ from rich.rule import Rule
 from rich.text import Text
 
 from draftwise.cli import options as o
+from draftwise.cli.command import command
 from draftwise.cli.demo_prompts import Asked, choose_prompts
 from draftwise.cli.failures import (
     INTERRUPTED,
     Output,
     graceful,
     quiet,
-    refusals,
     refused_values,
     say,
 )
-from draftwise.cli.load import Wanted, check, check_sampling, load
+from draftwise.cli.load import check, load
 from draftwise.cli.race import Lane, race
 from draftwise.cli.report import Pair, report
 from draftwise.cli.show import colours, legend, painted
@@ -33,34 +34,39 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 NumPrompts = Annotated[int, typer.Option("--prompts", help="How many prompts, of all domains.")]
-Picture = Annotated[Path | None, typer.Option("--svg", help="Also save all of it as a picture.")]
+Picture = Annotated[
+    Path | None, typer.Option("--svg", metavar="FILE", help="Also save all of it as a picture.")
+]
 
 _PROMPT_LINES = 4
 _WARM_UP_TOKENS = 24
 _PICTURE_SIZE = (110, 40)
 
 
-@refusals()
+@command
 def demo(
+    *,
+    target: o.Target = "zoo",
+    drafter: o.Drafters = None,
     prompts: NumPrompts = 7,
     max_new_tokens: o.MaxNewTokens = 160,
     temperature: o.Temperature = 0.0,
     seed: o.FixedSeed = 0,
-    target: o.Target = "zoo",
-    drafter: o.Drafters = None,
     preset: o.PresetName = "draftwise",
-    compile_: o.Compile = False,
+    policy: o.PolicySpec = None,
     svg: Picture = None,
-    threads: o.Threads = 1,
+    hardware: o.Hardware,
+    compile_: o.Compile = False,
 ) -> None:
     """Watch plain decoding and draftwise answer the same prompts; tokens coloured by drafter."""
-    wanted = Wanted(target, drafter, preset, compile=compile_, seed=seed, threads=threads)
-    sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
+    learning = o.Learning(preset=preset, policy=policy)
+    wanted = o.wanted(target, drafter, hardware, learning, compile=compile_, seed=seed)
+    sampling = o.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     with quiet():
         with refused_values():
-            check(wanted)
-            check_sampling(sampling)
+            sampling.check()
             choose_prompts(prompts)
+            check(wanted)
             if svg is not None:
                 svg.touch()  # what cannot be written is refused before anything runs
             fast = load(wanted)
@@ -86,7 +92,7 @@ def plain_like(fast: Speculator) -> Speculator:
 class Show:
     """Both decoders on one prompt after another, live on a terminal and as plain text elsewhere."""
 
-    def __init__(self, fast: Speculator, title: str, sampling: Mapping[str, Any]) -> None:
+    def __init__(self, fast: Speculator, title: str, sampling: o.Sampling) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
         self._sampling, self._console = sampling, Output()
         width, height = _PICTURE_SIZE
@@ -117,7 +123,7 @@ class Show:
     def conclude(self, pairs: Sequence[Pair]) -> None:
         """The tables over all prompts."""
         if pairs:
-            is_greedy = self._sampling["temperature"] == 0
+            is_greedy = self._sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))
 
     def save(self, path: Path) -> None:
@@ -131,12 +137,11 @@ class Show:
     def _warm_up(self, asked: Asked) -> None:
         """The first calls pay for the allocator and lazy imports: neither lane should."""
         for speculator in (self._plain, self._fast):
-            speculator.generate(
-                asked.prompt, **{**self._sampling, "max_new_tokens": _WARM_UP_TOKENS}
-            )
+            short = replace(self._sampling, max_new_tokens=_WARM_UP_TOKENS)
+            speculator.generate(asked.prompt, **short.request())
 
     def _lane(self, speculator: Speculator, title: str, asked: Asked) -> Lane:
-        generation = speculator.start(asked.prompt, **self._sampling)
+        generation = speculator.start(asked.prompt, **self._sampling.request())
         return Lane(title, generation, speculator.tokenizer)
 
     def _introduce(self, title: str, prompt: str) -> None:

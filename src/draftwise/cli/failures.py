@@ -9,11 +9,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from draftwise.errors import DraftwiseError
+from draftwise.lines import not_text
 
 BROKEN = 1
 """Exit code where the model's numbers were not finite."""
@@ -25,10 +27,46 @@ NOT_WRITTEN = 74
 """Exit code where what was made could not be written (EX_IOERR of sysexits.h)."""
 
 
+@dataclass
+class Voice:
+    """What is said on stderr beside warnings and errors.
+
+    notes: summaries, progress, names of files that were written. loads: what is being loaded, also
+    where stderr is no terminal.
+    """
+
+    notes: bool = True
+    loads: bool = False
+
+
+VOICE = Voice()
+"""Of this process; ``command.command`` sets it."""
+
+
 def say(message: str, style: str = "red") -> None:
-    """One line on stderr, whatever line breaks the message had."""
+    """One message on stderr: a line for programs, wrapped between words on a terminal."""
     line = Text(" ".join(message.split()), style=style)
-    Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+    console = Console(stderr=True)
+    console.print(line, soft_wrap=not console.is_terminal, highlight=False)
+
+
+def note(message: str) -> None:
+    """As ``say``, for what ``--quiet`` silences."""
+    if VOICE.notes:
+        say(message, style="dim")
+
+
+@contextmanager
+def waiting(what: str, *, is_load: bool = False) -> Iterator[None]:
+    """Around what takes seconds: a spinner on a terminal; elsewhere one line for a load."""
+    console = Console(stderr=True)
+    if VOICE.notes and console.is_terminal:
+        with console.status(what):
+            yield
+        return
+    if is_load and VOICE.loads:
+        say(what, style="dim")
+    yield
 
 
 @contextmanager
@@ -88,7 +126,7 @@ def refused_values() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except UnicodeDecodeError as error:
-        raise DraftwiseError(f"this is not UTF-8 text: {error}") from error
+        raise DraftwiseError(str(not_text("the input", error))) from error
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise DraftwiseError(where) from error

@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwise.cli import options as o
-from draftwise.cli.failures import quiet, refusals, refused_values
-from draftwise.cli.load import Wanted, check, check_sampling, holding_state, keeping_memory, load
+from draftwise.cli.command import command
+from draftwise.cli.failures import quiet, refused_values
+from draftwise.cli.load import (
+    check,
+    check_chat,
+    holding_state,
+    keeping_memory,
+    load,
+    no_template,
+    tell_of_cuts,
+)
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.types import DraftwiseError
 
@@ -19,91 +28,54 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 
-@refusals()
+@command
 def generate(
+    *,
     prompt: o.Prompt = None,
-    file: o.PromptFile = None,
-    is_chat: o.AsChat = False,
-    system: o.System = None,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
-    preset: o.PresetName = "draftwise",
-    plan_lengths: o.Lengths = None,
-    policy: o.PolicySpec = None,
-    reward: o.RewardSpec = None,
-    feedback: o.FeedbackSpec = None,
-    rule: o.Rules = None,
-    tree: o.Trees = None,
-    scope: o.Scope = "request",
-    state: o.State = None,
-    temperature: o.Temperature = 0.0,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    repetition_penalty: o.Penalty = 1.0,
-    seed: o.Seed = None,
-    max_new_tokens: o.MaxNewTokens = 256,
-    stop: o.Stop = None,
-    ignore_eos: o.IgnoreEos = False,
+    sampling: o.Sampling,
+    is_chat: o.AsChat = False,
+    system: o.System = None,
+    file: o.PromptFile = None,
     batch: o.BatchFile = None,
+    as_json: o.AsJson = False,
+    hardware: o.Hardware,
+    compile_: o.Compile = False,
+    chat_template: o.ChatTemplate = None,
+    learning: o.Learning,
     batch_size: o.BatchSize = 8,
     trace: o.Trace = None,
-    as_json: o.AsJson = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    compile_: o.Compile = False,
-    threads: o.Threads = 1,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    assistant_model: o.AssistantModel = None,
-    prompt_lookup_min: o.LookupMin = None,
-    prompt_lookup_max: o.LookupMax = None,
+    aliases: o.Aliases,
 ) -> None:
     """Complete a prompt with speculative decoding."""
-    wanted = Wanted(
-        target=target,
-        drafters=o.parse_drafters(drafter, assistant_model, prompt_lookup_min, prompt_lookup_max),
-        preset=preset,
-        policy=policy,
-        reward=reward,
-        feedback=feedback,
-        lengths=o.parse_lengths(plan_lengths, num_speculative_tokens),
-        rules=rule,
-        trees=tree,
-        dtype=dtype,
-        device=device,
-        compile=compile_,
-        scope=scope,
-        state=state,
-        seed=seed,
-        threads=threads,
-    )
-    sampling = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-        "stop": tuple(stop or ()),
-        "ignore_eos": ignore_eos,
-    }
-    with quiet(), holding_state(state):
+    with quiet(), holding_state(learning.state):
         with refused_values():
+            wanted = o.wanted(
+                target, drafter, hardware, learning, aliases, compile=compile_, seed=sampling.seed
+            )
+            sampling.check()
             prompts = _prompts(prompt, file, batch, batch_size)
             if is_chat or system is not None:
                 prompts = [as_chat(given, system) for given in prompts]
             check(wanted)
-            check_sampling(sampling)
+            if any(not isinstance(given.prompt, str) for given in prompts):
+                check_chat(target, chat_template)
+            elif chat_template is not None:
+                raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
             _check_writable(trace)
-        speculator = load(wanted)
+        speculator = load(wanted, chat_template)
+        sampling.check(speculator.target.vocab_size)
         from draftwise.cli.answer import Job, run_batch, run_single
         from draftwise.engine.records import TraceWriter
 
         # all prompts before any answer, and before an earlier trace is overwritten
-        texts = [_encoded(given, speculator) for given in prompts]
+        texts = [_encoded(given, speculator, target) for given in prompts]
+        tell_of_cuts(sampling.max_new_tokens, texts, speculator)
         with refused_values():
             writer = None if trace is None else TraceWriter(trace)
         job = Job(speculator, sampling, writer, as_json)
-        with keeping_memory(speculator, state), _closing(writer):
+        with keeping_memory(speculator, learning.state), _closing(writer):
             code = run_single(job, texts[0]) if batch is None else run_batch(job, texts, batch_size)
     raise SystemExit(code)
 
@@ -123,10 +95,12 @@ def _prompts(
     return prompts
 
 
-def _encoded(given: Given, speculator: Speculator) -> Prompt:
+def _encoded(given: Given, speculator: Speculator, target: str) -> Prompt:
     """One prompt as token ids; DraftwiseError names the line of a file."""
     from draftwise.engine.prompts import encode_all
 
+    if not isinstance(given.prompt, str) and speculator.tokenizer.chat_template is None:
+        raise no_template(target)
     try:
         return encode_all(given.prompt, speculator.tokenizer, speculator.target)[0]
     except DraftwiseError as error:

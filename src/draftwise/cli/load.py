@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from draftwise import presets, registry
-from draftwise.cli.failures import NOT_WRITTEN, say
+from draftwise import presets, registry, zoo
+from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
+from draftwise.cli.hub import cached, check_hub
 from draftwise.engine.memory import REQUEST, check_scope, hold
-from draftwise.engine.options import request_params
-from draftwise.errors import BadValue, shown
-from draftwise.nn.folder import place
-from draftwise.real.unpack import is_pretrained
-from draftwise.specs import check_spec
+from draftwise.lines import read_text
+from draftwise.nn.folder import config_of, has_template, place
+from draftwise.real.unpack import check_pieces, is_pretrained
+from draftwise.specs import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
+    from draftwise.chat import Prompt
     from draftwise.speculator import Speculator
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""How accelerate spreads a model over devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +55,43 @@ class Wanted:
 
 
 def check(wanted: Wanted) -> None:
-    """Refuse at once what needs no model to be refused: names, lengths, threads.
+    """Refuse at once what needs no model to be refused: names, options, files, devices.
 
-    Raises DraftwiseError that lists the valid names; a policy's options wait for its plans.
+    Raises DraftwiseError that lists what is valid.
     """
-    setting = presets.preset(wanted.preset)
+    setting = presets.adjusted(
+        presets.preset(wanted.preset), wanted.policy, wanted.reward, wanted.feedback,
+        wanted.lengths, wanted.rules, wanted.trees,
+    )  # fmt: skip
     plans = setting.plans(["drafter"])
-    if wanted.lengths is not None:
-        presets.Preset("", "", "", tuple(wanted.lengths)).plans(["drafter"])
-    policy = wanted.policy or setting.policy
-    registry.lookup("policy", registry.POLICIES, policy.partition(":")[0])
-    registry.make_reward(wanted.reward or setting.reward)
-    registry.make_feedback(wanted.feedback or setting.feedback, plans=plans, reward=None)
-    for tree in wanted.trees or ():
-        presets.parse_tree(tree)
+    _check_policy(setting)
+    registry.make_reward(setting.reward)
+    registry.make_feedback(setting.feedback, plans=plans, reward=None)
     for rule in wanted.rules or ():
         registry.make_guide(rule)
-    if wanted.dtype not in DTYPES:
-        raise DraftwiseError(f"unknown dtype {wanted.dtype!r}; the dtypes are: {', '.join(DTYPES)}")
     if check_scope(wanted.scope) == REQUEST and wanted.state is not None:
         raise DraftwiseError(
             f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
             " add --scope auto, --scope session, or --scope task:LABEL"
         )
+    check_models(wanted.target, wanted.drafters or (), wanted.dtype, wanted.device, wanted.threads)
     if wanted.state is not None:
         _check_state(wanted.state)
-    check_places(wanted.target, wanted.drafters or ())
-    check_threads(wanted.threads)
+
+
+def _check_policy(setting: presets.Preset) -> None:
+    """Refuse what is refused for one drafter and for many: how many there will be is not known."""
+    refused: DraftwiseError | None = None
+    for num in (1, 8):
+        plans = setting.plans([f"drafter{n}" for n in range(num)])
+        try:
+            registry.make_policy(setting.policy, len(plans), plans=plans)
+        except DraftwiseError as error:
+            refused = refused or error
+        else:
+            return
+    if refused is not None:
+        raise refused
 
 
 def _check_state(state: Path) -> None:
@@ -100,15 +115,140 @@ def holding_state(state: Path | None) -> Iterator[None]:
         yield
 
 
-def check_places(target: str, drafters: Sequence[str]) -> None:
-    """Refuse at once, before torch is imported, a model that is not there or a spec that is none.
+def check_models(
+    target: str, drafters: Sequence[str], dtype: str, device: str, threads: int
+) -> None:
+    """Refuse at once, before torch is imported, models that are not there or cannot be computed.
 
     Raises DraftwiseError.
     """
-    if target != "zoo" and not is_pretrained(target):
-        place(target)
+    if dtype not in DTYPES:
+        raise DraftwiseError(f"unknown dtype {dtype!r}; the dtypes are: {', '.join(DTYPES)}")
+    check_device(device)
+    if dtype in {"int8", "int4"} and device.partition(":")[0] not in {"auto", "cpu"}:
+        raise DraftwiseError(f"--dtype {dtype} is for CPUs: add --device cpu, or leave it out")
+    check_target(target)
     for spec in drafters:
         check_spec(spec)
+    check_threads(threads)
+
+
+def check_target(target: str) -> None:
+    """Refuse a target that is not there, or whose files are damaged; raises DraftwiseError."""
+    if target == ZOO:
+        zoo.target_path()
+    elif is_pretrained(target):
+        try:
+            check_pieces(target)
+        except DraftwiseError as error:
+            raise DraftwiseError(f"{error}. Or name another model: --target MODEL") from error
+    elif Path(found := place(target)).is_dir():
+        config_of(Path(found))
+    else:
+        check_hub(found)
+
+
+def check_chat(target: str, template: Path | None = None) -> None:
+    """Refuse a target without a chat template, and a template that cannot be read.
+
+    Raises DraftwiseError. What is unpacked or fetched first is asked when it is there.
+    """
+    if template is not None:
+        check_template(template)
+        return
+    if target == ZOO:
+        folder: Path | None = Path(zoo.target_path())
+    elif is_pretrained(target):
+        return
+    elif not (folder := Path(place(target))).is_dir():
+        folder = cached(target)
+    if (
+        folder is not None
+        and not has_template(folder)
+        and "base_model_name_or_path" not in (config_of(folder))
+    ):
+        raise no_template(target)
+
+
+def no_template(target: str) -> DraftwiseError:
+    """What is said of a model that cannot chat."""
+    return DraftwiseError(
+        f"{target} has no chat template: it may be a base model, which continues text. Give the "
+        "prompt as text (draftwise generate without --chat), name an instruct model such as "
+        "--target smollm2, or give a template with --chat-template FILE"
+    )
+
+
+def check_template(file: Path) -> None:
+    """Refuse a file that is no Jinja template; raises DraftwiseError, OSError."""
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+
+    class Generation(Extension):
+        """transformers' own tag, which marks what the assistant says."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            parser.stream.skip(1)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        jinja2.Environment(extensions=[loopcontrols, Generation]).parse(read_text(file))
+    except jinja2.TemplateSyntaxError as error:
+        raise DraftwiseError(
+            f"--chat-template {file}, line {error.lineno}: {error.message}"
+        ) from error
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine or its torch does not have; raises DraftwiseError."""
+    kind, _, rest = device.partition(":")
+    if kind == "map":
+        if rest not in MAPS:
+            raise DraftwiseError(f"--device {device}: write map: and one of {', '.join(MAPS)}")
+        if find_spec("accelerate") is None:
+            raise DraftwiseError(f"--device {device} needs accelerate: pip install accelerate")
+        return
+    if kind not in DEVICES or (rest and not rest.isdigit()) or (kind == "auto" and rest):
+        raise DraftwiseError(
+            f"unknown device {device!r}; write {', '.join(DEVICES)}, cuda:1, or map:auto"
+        )
+    if kind == "cuda":
+        _check_cuda(device, int(rest or 0))
+    if kind == "mps" and sys.platform != "darwin":
+        raise DraftwiseError(f"--device {device} is for Macs: write cpu, cuda or auto")
+
+
+def _check_cuda(device: str, index: int) -> None:
+    """Refuse CUDA where torch was built without it, or where the driver has fewer GPUs."""
+    spec = find_spec("torch")
+    source = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    told = source.read_text("utf-8") if source and source.is_file() else "cuda = '"
+    built = re.findall(r"(?m)^(cuda|hip)\b[^=]*= '", told)
+    if not built:
+        raise DraftwiseError(
+            f"--device {device}: this torch was built without CUDA; write --device cpu, or install "
+            "a build for your GPU (https://pytorch.org/get-started/locally)"
+        )
+    if "hip" not in built and index >= (num := _num_gpus()):
+        raise DraftwiseError(
+            f"--device {device}: the NVIDIA driver finds {num or 'no'} GPU{'s' * (num != 1)} here"
+        )
+
+
+def _num_gpus() -> int:
+    """GPUs as the driver counts them; 0 where there is no driver."""
+    import ctypes
+
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return 0
+    except (OSError, AttributeError):
+        return 0
+    return count.value
 
 
 def check_threads(threads: int) -> None:
@@ -118,17 +258,11 @@ def check_threads(threads: int) -> None:
         raise DraftwiseError(f"--threads {threads}: it must be 1 to {most} on this machine")
 
 
-def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse at once what no model could sample with; raises DraftwiseError."""
-    try:
-        request_params("generate", sampling)
-    except BadValue as error:
-        option = "--" + error.name.replace("_", "-")
-        raise DraftwiseError(f"{option} {shown(error.value)}: it must be {error.must}") from error
+def load(wanted: Wanted, chat_template: Path | None = None) -> Speculator:
+    """The speculator that was asked for; raises DraftwiseError for what cannot be loaded.
 
-
-def load(wanted: Wanted) -> Speculator:
-    """The speculator that was asked for; raises DraftwiseError for what cannot be loaded."""
+    chat_template: a Jinja file in place of the tokenizer's.
+    """
     with loading(wanted.target, wanted.threads):
         from draftwise.speculator import Speculator
 
@@ -150,11 +284,26 @@ def load(wanted: Wanted) -> Speculator:
         )
         if wanted.state is not None and (said := speculator.memory.take_up(wanted.state)):
             say(said, style="yellow")
+        if chat_template is not None:
+            speculator.tokenizer.chat_template = read_text(chat_template)
     if wanted.dtype == "auto" and is_pretrained(wanted.target):
         from draftwise.nn.layout import weights_of
 
-        say(f"--dtype auto: {weights_of(speculator.target.module)}", style="dim")
+        note(f"--dtype auto: {weights_of(speculator.target.module)}")
     return speculator
+
+
+def tell_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
+    """Say where the model's context ends answers before ``--max-new-tokens`` does."""
+    positions = speculator.target.max_positions
+    room = min(positions - len(prompt.tokens) for prompt in prompts)
+    if max_new_tokens > room:
+        which = "this prompt" if len(prompts) == 1 else "the longest prompt"
+        say(
+            f"--max-new-tokens {max_new_tokens}: the context of {positions} tokens has room for "
+            f"{room} after {which}; the answer ends there at the latest",
+            style="yellow",
+        )
 
 
 @contextmanager
@@ -182,7 +331,7 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
 def loading(what: str, threads: int) -> Iterator[None]:
     """Around imports and loads that take seconds: a sign of life, and no chatter of libraries."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with Console(stderr=True).status(f"loading {what}"):
+    with waiting(f"loading {what}", is_load=True):
         import torch
         from transformers.utils import logging
 

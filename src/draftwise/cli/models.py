@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import math
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,17 +16,19 @@ from rich.text import Text
 
 from draftwise import registry
 from draftwise.cli import options as o
-from draftwise.cli.failures import Output, quiet, refusals, refused_values
-from draftwise.cli.load import check_places, check_threads, loading
+from draftwise.cli.command import command
+from draftwise.cli.failures import Output, quiet, refused_values
+from draftwise.cli.load import check_models, loading
 from draftwise.cli.survey_table import check_types
 from draftwise.presets import PRESETS
+from draftwise.specs import signature
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.drafters.protocol import Drafter
     from draftwise.nn.model import CausalModel
 
-_GIVEN = {"self", "name", "num_plans", "rng", "plans", "reward", "vocab_size", "home", "target"} | {
+_GIVEN = {"num_plans", "rng", "plans", "request_tokens", "reward", "home"} | {
     f"make_{part}" for part in ("base", "rule", "bandit")
 }
 """Parameters that the engine fills in: they are not written in specs."""
@@ -37,13 +37,12 @@ _MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
 """Drafters that are a model: where it lies, and the options behind that."""
 
 
-@refusals()
+@command
 def models(
-    target: o.Target | None = None,
+    *,
+    target: o.AnyTarget = None,
     drafter: o.Drafters = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = 1,
+    hardware: o.Hardware,
     check: o.CheckTypes = None,
     quick: o.QuickCheck = False,
     write: o.WritePage = None,
@@ -60,9 +59,9 @@ def models(
                 console.print(table)
             return
         with refused_values():
-            check_places(target or "zoo", drafter or ())
-            check_threads(threads)
-            found = _describe(target or "zoo", drafter, dtype, device, threads)
+            source = target or "zoo"
+            check_models(source, drafter or (), hardware.dtype, hardware.device, hardware.threads)
+            found = _describe(source, drafter, hardware.dtype, hardware.device, hardware.threads)
         console.print(found)
 
 
@@ -163,8 +162,9 @@ def _count(weights: Path) -> int:
 def _drafters() -> Table:
     rows = []
     for name in registry.DRAFTERS:
-        options, about = _unimported(*registry.DRAFTERS[name][0].split(":"))
-        path, own = _MODEL_DRAFTERS.get(name, ("", options))
+        options, about = signature(registry.DRAFTERS[name][0])
+        told = ", ".join(n if d is None else f"{n}={d}" for n, (_, d) in options.items())
+        path, own = _MODEL_DRAFTERS.get(name, ("", told))
         rows.append((f"{name}:{path}" if path else name, own, about))
     rows.append(("zoo, zoo:NAME", "", "All bundled models, or one of them or of the EAGLE heads."))
     return _entries("drafters", "--drafter", rows)
@@ -187,32 +187,6 @@ def _entry(kind: str, table: registry.Table, name: str) -> tuple[str, str]:
         if p.name not in _GIVEN
     ]
     return ", ".join(options), (inspect.getdoc(found) or "").split("\n")[0]
-
-
-def _unimported(module: str, name: str) -> tuple[str, str]:
-    """The same, read from the source: importing a drafter imports torch, which takes seconds."""
-    spec = find_spec(f"draftwise.{module}")
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
-    named = {
-        node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
-    }
-    found = named[name]
-    if isinstance(found, ast.ClassDef):
-        made = (n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-        maker = next(made)
-    else:
-        maker = found
-    given = [*maker.args.args, *maker.args.kwonlyargs]
-    missing = len(maker.args.args) - len(maker.args.defaults)
-    defaults = [*[None] * missing, *maker.args.defaults, *maker.args.kw_defaults]
-    options = [
-        arg.arg if default is None else f"{arg.arg}={ast.unparse(default)}"
-        for arg, default in zip(given, defaults, strict=True)
-        if arg.arg not in _GIVEN
-    ]
-    return ", ".join(options), (ast.get_docstring(found) or "").split("\n")[0]
 
 
 def _presets() -> Table:

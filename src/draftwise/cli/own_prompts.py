@@ -10,11 +10,18 @@ import typer
 
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.failures import quiet, refusals, refused_values
+from draftwise.cli.command import command
+from draftwise.cli.failures import quiet, refused_values
+from draftwise.lines import read_text
 
 app = typer.Typer(no_args_is_help=True)
 
-Out = Annotated[Path, typer.Option(help="The jsonl file, one conversation of one turn a line.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="The jsonl file, one conversation of one turn a line."
+    ),
+]
 Num = Annotated[int, typer.Option("--num", min=1, help="How many prompts.")]
 Longest = Annotated[int, typer.Option(min=8, help="Tokens of a prompt, at most.")]
 Avoid = Annotated[
@@ -29,8 +36,9 @@ def prompts() -> None:
 
 
 @app.command()
-@refusals()
+@command
 def make(
+    *,
     target: o.Target,
     out: Out,
     num: Num = 1000,
@@ -38,9 +46,7 @@ def make(
     rows: t.Rows = 64,
     avoid: Avoid = None,
     seed: t.Seed = 0,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = 1,
+    hardware: o.Hardware,
 ) -> None:
     """Let an instruct model write prompts: what it says behind the bare beginning of a user turn.
 
@@ -49,7 +55,10 @@ def make(
     on; what was sampled so far lies beside the file, as `NAME.all`.
     """
     with quiet(), refused_values():
-        scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
+        t.check_inputs(target, hardware, Path(t.SELF))
+        for file in avoid or ():
+            read_text(file)
+        scene = t.load_scene(target, hardware)
         everything = out.with_name(out.name + ".all")
         texts, share = t.own_prompts(
             scene, everything, num, longest=max_tokens, rows=rows, seed=seed, avoid=avoid or ()

@@ -16,6 +16,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from draftwise.cli.failures import VOICE
+
 if TYPE_CHECKING:
     from draftwise.engine.records import Round
 
@@ -32,7 +34,7 @@ def bars(what: str, *columns: ProgressColumn, is_shown: bool = True) -> Progress
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
-        disable=not (is_shown and console.is_terminal),
+        disable=not (is_shown and VOICE.notes and console.is_terminal),
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from draftwise.engine.paint import Painter, Piece
-
 if TYPE_CHECKING:
     from draftwise.engine.generation import Generation, Result
+    from draftwise.engine.paint import Piece
 
 
 class Lane:
@@ -17,6 +16,8 @@ class Lane:
     def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
         self.title, self._generation = title, generation
         self._rounds = iter(generation)
+        from draftwise.engine.paint import Painter  # torch, which a refusal does not wait for
+
         self._painter = Painter(tokenizer)
         self.pieces: list[Piece] = []
         self.seconds, self.num_tokens, self.num_rounds = 0.0, 0, 0

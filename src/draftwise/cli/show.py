@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from draftwise.colours import drafter_colours
@@ -30,6 +31,63 @@ def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
     for piece, source in pieces:
         text.append(piece, styles.get(source, ""))
     return text
+
+
+class Wrap:
+    """Breaks lines between words while text comes in; a word waits until it is whole.
+
+    width: columns of the terminal. State: the column, and the blanks and the word that wait.
+    """
+
+    _PARTS = re.compile(
+        r"\n|[^\S\n]+|[\u2e80-\u9fff\uac00-\ud7a3\uf900-\uffef]|[^\s\u2e80-\uffef]+"
+    )
+    """Line breaks, blanks, letters of scripts without blanks, and words."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._column = width, 0
+        self._blanks: list[Piece] = []
+        self._word: list[Piece] = []
+
+    def feed(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """What can be shown now."""
+        shown: list[Piece] = []
+        for text, source in pieces:
+            for part in self._PARTS.findall(text):
+                is_letter = part > "\u2e7f"
+                if part.isspace() or is_letter:
+                    shown += self._place()
+                if part == "\n":
+                    shown += [*self._blanks, (part, source)]
+                    self._blanks, self._column = [], 0
+                elif part.isspace():
+                    self._blanks.append((part, source))
+                else:
+                    self._word.append((part, source))
+                    if is_letter or _cells(self._word) >= self._width:
+                        shown += self._place()
+        return shown
+
+    def finish(self) -> list[Piece]:
+        """What waited."""
+        return [*self._place(), *self._blanks]
+
+    def _place(self) -> list[Piece]:
+        """The word that waits, in this line or the next."""
+        if not self._word:
+            return []
+        word, blanks = self._word, self._blanks
+        self._word, self._blanks = [], []
+        size, before = _cells(word), self._column + _cells(blanks)
+        if self._column and before + size > self._width:
+            self._column = size
+            return [("\n", word[0][1]), *word]
+        self._column = (before + size) % self._width
+        return [*blanks, *word]
+
+
+def _cells(pieces: Sequence[Piece]) -> int:
+    return sum(cell_len(text.expandtabs(8)) for text, _ in pieces)
 
 
 def legend(styles: Mapping[str, str]) -> Text:
@@ -88,13 +146,22 @@ def percentages(counts: Mapping[str, float], least: float = 0.005) -> str:
     return "  ".join(f"{name} {part:.0%}" for name, part in shares(counts).items() if part >= least)
 
 
+def counted(num: int, what: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "round"), counted(2, "round")
+    ('1 round', '2 rounds')
+    """
+    return f"{num} {what}{'s' * (num != 1)}"
+
+
 def summary(stats: Stats) -> str:
     """One line about one answer (or several taken together)."""
     seconds = sum(stats.seconds_by_phase.values())
     parts = [
-        f"{stats.num_emitted} tokens in {seconds:.2f} s",
+        f"{counted(stats.num_emitted, 'token')} in {seconds:.2f} s",
         f"{stats.tok_per_s:.1f} tok/s",
-        f"{stats.num_rounds} rounds, MAT {stats.mean_accepted_tokens:.2f}",
+        f"{counted(stats.num_rounds, 'round')}, MAT {stats.mean_accepted_tokens:.2f}",
     ]
     if stats.num_drafted:
         parts.append(f"acceptance {stats.draft_acceptance_rate:.2f}")

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.failures import Output, quiet, refusals, refused_values
+from draftwise.cli.command import command
+from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.prompts import read_batch
 from draftwise.types import DraftwiseError
 
@@ -27,7 +28,19 @@ PromptFiles = Annotated[
         "--prompts", metavar="[NAME=]FILE", help="Prompts; repeatable, each file is a panel."
     ),
 ]
-Drafter = Annotated[str, typer.Option(help="The one drafter: PATH or zoo:NAME.")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        help="The one drafter, a model: PATH, lm:PATH or zoo:NAME.",
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", metavar="FOLDER", help="Folder for sweep.json and sweep.png."),
+]
 Heads = Annotated[
     list[Path] | None,
     typer.Option("--head", help="Folder of a head; repeatable. Default: the drafter's own."),
@@ -35,19 +48,23 @@ Heads = Annotated[
 LengthsOf = Annotated[str, typer.Option(help="Fixed lengths of the baseline.")]
 ThresholdsOf = Annotated[str, typer.Option(help="Thresholds h of the heads.")]
 Heat = Annotated[
-    float, typer.Option("--temperature", help="0 is greedy, where the oracle is exact.")
+    float,
+    typer.Option(
+        "--temperature", "-t", metavar="T", help="0 is greedy, where the oracle is exact."
+    ),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Answers to each prompt, each way.")]
 Most = Annotated[int | None, typer.Option(min=1, help="Prompts of each file, at most.")]
 Lag = Annotated[bool, typer.Option("--lag", help="Judge one token late, as the released code.")]
 
 
-@refusals()
+@command
 def sweep(
+    *,
     target: o.Target,
     drafter: Drafter,
     prompts: PromptFiles,
-    out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")],
+    out: Out,
     head: Heads = None,
     lengths: LengthsOf = "2,4,6,8,10,12,14",
     thresholds: ThresholdsOf = "0.1,0.3,0.5,0.7,0.9",
@@ -58,9 +75,7 @@ def sweep(
     batch_size: Annotated[int, typer.Option(min=1, help="Above 1: counts sooner, no seconds.")] = 1,
     lag: Lag = False,
     as_json: o.AsJson = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = 1,
+    hardware: o.Hardware,
 ) -> None:
     """Compare fixed draft lengths with acceptance heads at many thresholds.
 
@@ -68,17 +83,23 @@ def sweep(
     the limit if every rejection were known in advance, and what forwards cost.
     """
     with quiet(), refused_values():
-        from draftwise.bench.environment import command, environment
+        from draftwise.bench.environment import command as command_line
+        from draftwise.bench.environment import environment
         from draftwise.bench.sweep.figure import draw, require_plots
-        from draftwise.bench.sweep.runs import Field, fixed_ways, head_ways
 
         require_plots()
         panels = {name: read_batch(file)[:num_prompts] for name, file in map(_named, prompts)}
-        scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
-        loaded = t.load_drafter(drafter, scene, dtype=dtype, device=device, threads=threads)
+        sizes, levels = _numbers("--lengths", lengths), _numbers("--thresholds", thresholds)
+        if missing := [folder for folder in head or () if not folder.is_dir()]:
+            raise DraftwiseError(f"there is no acceptance head in {missing[0]}")
+        t.check_inputs(target, hardware, drafter=drafter)
+        from draftwise.bench.sweep.runs import Field, fixed_ways, head_ways
+
+        scene = t.load_scene(target, hardware)
+        loaded = t.load_drafter(drafter, scene, hardware)
         folders = head or ([loaded.home / "head"] if loaded.home else [])
-        ways = fixed_ways([int(n) for n in _numbers("--lengths", lengths)])
-        ways += head_ways(folders, _numbers("--thresholds", thresholds), lag)
+        ways = fixed_ways([int(n) for n in sizes])
+        ways += head_ways(folders, levels, lag)
         field = Field(
             scene.target, loaded, ways, max_new_tokens=max_new_tokens, temperature=temperature
         )
@@ -92,8 +113,8 @@ def sweep(
             points[name], found[name] = _panel(ways, runs, batch_size)
         draw(points, out / "sweep.png")
         record = {
-            "command": command(),
-            "environment": environment(threads),
+            "command": command_line(),
+            "environment": environment(hardware.threads),
             "temperature": temperature,
             "max_new_tokens": max_new_tokens,
             "panels": found,

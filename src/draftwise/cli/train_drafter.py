@@ -12,7 +12,8 @@ from rich.console import Console
 
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.failures import quiet, refusals, refused_values
+from draftwise.cli.command import command
+from draftwise.cli.failures import quiet, refused_values
 from draftwise.cli.load import loading
 from draftwise.types import DraftwiseError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from draftwise.train.lesson import Text
     from draftwise.types import Costs
 
+LOSSES = ("logits", "sequence")
 HELD_OUT = 10
 """Every tenth prompt is held out."""
 
@@ -58,8 +60,9 @@ BatchTokens = Annotated[int, typer.Option(min=16, help="Tokens of a step, about.
 Bf16 = Annotated[bool | None, typer.Option(help="Mixed precision. Default: on CUDA.")]
 
 
-@refusals()
+@command
 def drafter(
+    *,
     target: o.Target,
     prompts: t.Prompts,
     out: t.Out,
@@ -81,9 +84,7 @@ def drafter(
     seed: t.Seed = 0,
     bf16: Bf16 = None,
     batch_tokens: BatchTokens = 2048,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = 1,
+    hardware: o.Hardware,
 ) -> None:
     """Train a drafter on what the target itself would say.
 
@@ -93,15 +94,19 @@ def drafter(
     folder = work or out / "work"
     with quiet(), refused_values():
         heats = t.heats(temperatures)
-        given = _options(loss, epochs, lr, batch_tokens, seed, bf16, device)
+        if loss not in LOSSES:
+            raise DraftwiseError(f"unknown loss {loss!r}; the losses are: {', '.join(LOSSES)}")
         if draft_vocab is not None and not (lend and loss == "logits"):
             raise DraftwiseError("--draft-vocab is for --lend, and for the loss logits")
-        scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
-        texts = t.gather(prompts, scene, folder, num_prompts, rows=rows, seed=seed)
+        _check_start(init, num_layers, lend)
+        own = t.check_inputs(target, hardware, prompts, init)
+        given = _options(loss, epochs, lr, batch_tokens, seed, bf16, hardware.device)
+        scene = t.load_scene(target, hardware)
+        texts = t.gather(own, scene, folder, num_prompts, rows=rows, seed=seed)
         encoded = t.encode_prompts(scene, texts, max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
-        model = _start(scene, init, num_layers, lend, seed, threads)
+        model = _start(scene, init, num_layers, lend, seed, hardware.threads)
     inputs = {
         "target": scene.target.name,
         "start": [init, num_layers, lend],
@@ -140,19 +145,21 @@ def _options(
     return DrafterOptions(loss, epochs, lr, batch_tokens, mixed, seed)  # type: ignore[arg-type]
 
 
-def _start(
-    scene: t.Scene, init: str | None, num_layers: int | None, lend: bool, seed: int, threads: int
-) -> Any:
-    """The drafter before training, in float32; DraftwiseError unless one start was named."""
+def _check_start(init: str | None, num_layers: int | None, lend: bool) -> None:
+    """DraftwiseError unless one start was named."""
     if (init is None) == (num_layers is None):
         raise DraftwiseError("say where to start: --init MODEL, or --layers N of the target's own")
     if lend and num_layers is None:
         raise DraftwiseError("--lend is for a start from the target's own: --layers N")
+
+
+def _start(
+    scene: t.Scene, init: str | None, num_layers: int | None, lend: bool, seed: int, threads: int
+) -> Any:
+    """The drafter before training, in float32."""
     if init is not None:
-        loaded = t.load_drafter(
-            init, scene, dtype="float32", device=str(scene.target.device), threads=threads
-        )
-        return loaded.model.module
+        single = o.Hardware("float32", str(scene.target.device), threads)
+        return t.load_drafter(init, scene, single).model.module
     with loading("the target's first layers", threads):
         import torch
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from draftwise.cli import options as o
 from draftwise.cli import training as t
+from draftwise.cli.command import command
 from draftwise.cli.eagle_run import Run, Wish
 from draftwise.cli.eagle_texts import Asking, as_texts, read_examples
-from draftwise.cli.failures import Output, quiet, refusals, refused_values
+from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.types import DraftwiseError
 
-if TYPE_CHECKING:
-    pass
-
+LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth text is held out, at most so many."""
 
@@ -72,8 +71,9 @@ Keep = Annotated[
 Bf16 = Annotated[bool | None, typer.Option(help="Mixed precision. Default: on CUDA.")]
 
 
-@refusals()
+@command
 def eagle(
+    *,
     target: o.Target,
     out: t.Out,
     data: Data = None,
@@ -96,9 +96,7 @@ def eagle(
     work: t.Work = None,
     seed: t.Seed = 0,
     bf16: Bf16 = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = 1,
+    hardware: o.Hardware,
 ) -> None:
     """Train an EAGLE-3 head for a target, and say how often each token of a draft is accepted.
 
@@ -115,10 +113,10 @@ def eagle(
         _check(layout, data, prompts, wish)
         asking = Asking(t.heats(temperatures), max_new_tokens, rows, max_length, seed)
         examples = None if data is None else read_examples(data)
-        scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
+        own = t.check_inputs(target, hardware, prompts)
+        scene = t.load_scene(target, hardware)
         if examples is None:
-            assert prompts is not None
-            own = t.gather(prompts, scene, folder, num_prompts, rows=rows, seed=seed)
+            own = t.gather(own, scene, folder, num_prompts, rows=rows, seed=seed)
             examples = [(given.prompt, None) for given in own]
     inputs = {
         "target": scene.target.name,
@@ -142,8 +140,6 @@ def eagle(
 
 def _check(layout: str, data: Path | None, prompts: Path | None, wish: Wish) -> None:
     """Refuse what needs no model to be refused."""
-    from draftwise.nn.eagle_save import LAYOUTS
-
     if layout not in LAYOUTS:
         raise DraftwiseError(f"unknown layout {layout!r}; the layouts are: {', '.join(LAYOUTS)}")
     if (data is None) == (prompts is None):

@@ -13,13 +13,24 @@ from rich.table import Table
 
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.failures import Output, quiet, refusals, refused_values
+from draftwise.cli.command import command
+from draftwise.cli.failures import Output, quiet, refused_values
+from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.train.head import HeadOptions
     from draftwise.train.head_run import Judged, Measured, Setting
 
-Drafter = Annotated[str, typer.Option(help="The drafter whose tokens it judges: PATH or zoo:NAME.")]
+LABELS = ("sampled", "analytic")
+Drafter = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        help="The drafter whose tokens it judges, a model: PATH, lm:PATH or zoo:NAME.",
+    ),
+]
 Depth = Annotated[int, typer.Option(min=0, help="Residual layers before the last (the paper's D).")]
 WRej = Annotated[float, typer.Option(help="Weight of rejected tokens in the loss: 1, 3, 6, 12.")]
 LabelName = Annotated[
@@ -27,15 +38,17 @@ LabelName = Annotated[
 ]
 Mixing = Annotated[float, typer.Option(help="Share of the target's own tokens that are read.")]
 Heat = Annotated[
-    float, typer.Option("--temperature", help="At which answers and drafts are drawn.")
+    float,
+    typer.Option("--temperature", "-t", metavar="T", help="At which answers and drafts are drawn."),
 ]
 Tied = Annotated[bool, typer.Option("--tied", help="One residual layer D times, as released.")]
 Epochs = Annotated[float, typer.Option(help="Passes over all judged tokens.")]
 Rate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
 
 
-@refusals()
+@command
 def head(
+    *,
     target: o.Target,
     drafter: Drafter,
     prompts: t.Prompts,
@@ -54,9 +67,7 @@ def head(
     work: t.Work = None,
     seed: t.Seed = 0,
     as_json: o.AsJson = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = 1,
+    hardware: o.Hardware,
 ) -> None:
     """Train a head that ends drafts where a token will probably be rejected.
 
@@ -67,10 +78,13 @@ def head(
     """
     folder = work or out / "work"
     with quiet(), refused_values():
-        scene = t.load_scene(target, dtype=dtype, device=device, threads=threads)
-        texts = t.gather(prompts, scene, folder, num_prompts, rows=rows, seed=seed)
+        if label not in LABELS:
+            raise DraftwiseError(f"unknown label {label!r}; the labels are: {', '.join(LABELS)}")
+        own = t.check_inputs(target, hardware, prompts, drafter)
+        scene = t.load_scene(target, hardware)
+        texts = t.gather(own, scene, folder, num_prompts, rows=rows, seed=seed)
         given = t.encode_prompts(scene, texts, max_new_tokens)
-        loaded = t.load_drafter(drafter, scene, dtype=dtype, device=device, threads=threads)
+        loaded = t.load_drafter(drafter, scene, hardware)
         from draftwise.train.head import HeadOptions
         from draftwise.train.head_run import Setting
 

@@ -23,10 +23,13 @@ from rich.progress import (
 )
 
 from draftwise.chat import Message, encode
-from draftwise.cli.failures import say
-from draftwise.cli.load import check_places, check_threads, loading
+from draftwise.cli.failures import VOICE, note
+from draftwise.cli.load import check_chat, check_models, loading
 from draftwise.cli.lock import alone_in
+from draftwise.cli.options import Hardware
 from draftwise.cli.prompts import Given, read_batch
+from draftwise.registry import DRAFTERS
+from draftwise.specs import BUNDLED, expand, name_and_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -35,17 +38,28 @@ if TYPE_CHECKING:
 Prompts = Annotated[
     Path,
     typer.Option(
+        metavar="FILE",
         help="Prompts of your own use: one a line, or jsonl with `prompt` or `messages`. `self`: "
-        "an instruct model writes its own."
+        "an instruct model writes its own.",
     ),
 ]
 NumPrompts = Annotated[int, typer.Option(min=2, help="How many, with `--prompts self`.")]
-Out = Annotated[Path, typer.Option(help="Folder for what is made; give it again to go on.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", metavar="FOLDER", help="Folder for what is made; give it again to go on."
+    ),
+]
 Work = Annotated[
     Path | None,
     typer.Option(help="Folder for answers and checkpoints. Default: OUT/work."),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-new-tokens", "-n", min=1, metavar="N", help="Tokens of an answer, at most."
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed, the same result.")]
 Rows = Annotated[int, typer.Option(min=1, help="Answers that are sampled together.")]
 
@@ -69,10 +83,25 @@ class Scene:
         return -1 if found is None else int(found if isinstance(found, int) else found[0])
 
 
-def load_scene(target: str, *, dtype: str, device: str, threads: int) -> Scene:
+def check_inputs(
+    target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
+) -> list[Given]:
+    """Refuse, before anything is loaded, what is not there or cannot be read.
+
+    drafter: as for ``load_drafter``. Returns the prompts of the file; none for ``self``, which
+    takes a model with a chat template. Raises DraftwiseError, OSError.
+    """
+    given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
+    specs = [] if drafter is None else [model_spec(drafter)]
+    check_models(target, specs, hardware.dtype, hardware.device, hardware.threads)
+    if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
+        check_chat(target)
+    return given
+
+
+def load_scene(target: str, hardware: Hardware) -> Scene:
     """The target and its tokenizer; DraftwiseError for a model that cannot be loaded."""
-    check_places(target, ())
-    check_threads(threads)
+    dtype, device, threads = hardware.dtype, hardware.device, hardware.threads
     with loading(target, threads):
         from draftwise.nn.load import load_model, load_tokenizer
         from draftwise.pool import resolve_target
@@ -101,17 +130,17 @@ SELF = "self"
 
 
 def gather(
-    prompts: Path, scene: Scene, folder: Path, num: int, *, rows: int, seed: int
+    given: list[Given], scene: Scene, folder: Path, num: int, *, rows: int, seed: int
 ) -> list[Given]:
-    """The prompts of a file, or those that the model writes itself and ``folder`` keeps.
+    """The prompts of a file, or where there are none, what the model writes and ``folder`` keeps.
 
-    Raises DraftwiseError as ``read_batch`` and ``make_prompts`` do.
+    Raises DraftwiseError as ``make_prompts`` does.
     """
-    if str(prompts) != SELF:
-        return read_batch(prompts)
+    if given:
+        return given
     file = folder / "own-prompts.jsonl"
     texts, share = own_prompts(scene, file, num, longest=160, rows=rows, seed=seed)
-    say(share, style="dim")
+    note(share)
     return [
         Given([{"role": "user", "content": text}], f"prompt {n}") for n, text in enumerate(texts, 1)
     ]
@@ -141,23 +170,28 @@ def own_prompts(
     return made.texts[:num], made.share
 
 
-def load_drafter(spec: str, scene: Scene, *, dtype: str, device: str, threads: int) -> Any:
-    """The drafter of a spec such as ``zoo:python`` or ``lm:PATH``, checked against the target.
+def model_spec(text: str) -> str:
+    """``PATH``, or any spec of one drafter that is a model, such as ``zoo:python``.
 
-    Raises DraftwiseError for what is no model, or more than one.
+    Raises DraftwiseError for drafters of other kinds, and for several.
     """
-    refusal = DraftwiseError(f"--drafter {spec}: name one model, as PATH, lm:PATH or zoo:NAME")
-    if spec == "zoo":
-        raise refusal
-    with loading(spec, threads):
-        from draftwise.drafters.lm import LMDrafter
+    spec = text if text.partition(":")[0] in {*DRAFTERS, *BUNDLED} or "=" in text else f"lm:{text}"
+    found = [name_and_spec(one)[1] for one in expand([spec])]
+    if len(found) != 1 or not found[0].startswith("lm:"):
+        raise DraftwiseError(
+            f"{text} is no drafter for this command: name one that is a model, as PATH, lm:PATH or "
+            "zoo:NAME"
+        )
+    return spec
+
+
+def load_drafter(spec: str, scene: Scene, hardware: Hardware) -> Any:
+    """The drafter of a spec such as ``zoo:python`` or ``lm:PATH``, checked against the target."""
+    with loading(spec, hardware.threads):
         from draftwise.pool import load_drafters
 
-        given = spec if spec.startswith(("lm:", "zoo")) else f"lm:{spec}"
-        found = load_drafters([given], scene.target, None, dtype=dtype, device=device)
-    if len(found) != 1 or not isinstance(found[0], LMDrafter):
-        raise refusal
-    return found[0]
+        given, device = [model_spec(spec)], hardware.device
+        return load_drafters(given, scene.target, None, dtype=hardware.dtype, device=device)[0]
 
 
 def claim(work: Path, inputs: Mapping[str, Any]) -> None:
@@ -206,7 +240,7 @@ class Bars:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=not (VOICE.notes and console.is_terminal),
         )
 
     def __enter__(self) -> Bars:

@@ -10,7 +10,8 @@ import typer
 from rich.table import Column, Table
 
 from draftwise import zoo
-from draftwise.cli.failures import Output, refusals
+from draftwise.cli.command import command
+from draftwise.cli.failures import Output
 from draftwise.zoo.recipe import NOMINAL_MINUTES
 
 app = typer.Typer(no_args_is_help=True, help="The bundled tiny models: info, build.")
@@ -20,7 +21,7 @@ _FILE_WIDTH = 160
 
 
 @app.command()
-@refusals()
+@command
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
@@ -88,8 +89,9 @@ def _folders(files: dict[str, dict[str, object]]) -> Table:
 
 
 @app.command()
-@refusals()
+@command
 def build(
+    *,
     work: Annotated[Path, typer.Option(help="Folder for checkpoints; give it again to resume.")],
     out: Annotated[Path, typer.Option(help="Where to publish weights and prompts.")] = _PACKAGE,
     minutes: Annotated[

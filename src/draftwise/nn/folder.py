@@ -1,4 +1,4 @@
-"""Where a model lies, looked at before anything is imported or loaded: no torch here."""
+"""Where a model lies, and what is wrong with its files before anything is loaded: no torch here."""
 
 from __future__ import annotations
 
@@ -23,9 +23,54 @@ def place(source: str) -> str:
     configs = ("config.json", "adapter_config.json")
     if path.is_dir() and not any((path / name).exists() for name in configs):
         raise DraftwiseError(f"{source} has no config.json: it is not a Hugging Face model folder")
+    if path.is_file():
+        raise DraftwiseError(f"{source} is a file: name a model folder, a hub id or a .gguf file")
     for index in path.glob("*.index.json"):
         _refuse_escapes(index)
+    for weights in path.glob("*.safetensors"):
+        _refuse_cut(weights)
     return str(path) if path.exists() else source
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The model's ``config.json``, or an adapter's own; raises DraftwiseError for what is none."""
+    names = ("config.json", "adapter_config.json")
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        raise DraftwiseError(f"{folder} has no config.json: it is not a Hugging Face model folder")
+    try:
+        found = json.loads(read_text(file, STATE_BYTES))
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError) as error:
+        raise DraftwiseError(f"{file} is no model's config ({error}): download it again") from error
+    return found
+
+
+def has_template(folder: Path) -> bool:
+    """Whether the tokenizer in this folder brings a chat template."""
+    if any(folder.glob("chat_template.*")) or any(folder.glob("additional_chat_templates/*")):
+        return True
+    try:
+        found = json.loads(read_text(folder / "tokenizer_config.json", STATE_BYTES))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and bool(found.get("chat_template"))
+
+
+def _refuse_cut(weights: Path) -> None:
+    """DraftwiseError where a safetensors file is shorter than its header says it is."""
+    size = weights.stat().st_size
+    with weights.open("rb") as stored:
+        length = int.from_bytes(stored.read(8), "little")
+        try:
+            header = json.loads(stored.read(length) if length < size else b"")
+            ends = [e["data_offsets"][1] for name, e in header.items() if name != "__metadata__"]
+            is_whole = size >= 8 + length + max(ends, default=0)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            is_whole = False
+    if not is_whole:
+        raise DraftwiseError(f"{weights} is cut off or damaged ({size:,} bytes): download it again")
 
 
 def _refuse_escapes(index: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from draftwise.errors import shown
 from draftwise.nn.adapters import base_of, merged
@@ -93,16 +96,29 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
         raise _refusal("causal LM", source, error) from error
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Around loads: the library would draw a bar for each model."""
+    was_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
+
+
 def _read(source: str, dtype: Any, spread: Any) -> Any:
     """The library's module, with the adapter merged in if this is the folder of one."""
     base = base_of(source)
-    # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
-    module = AutoModelForCausalLM.from_pretrained(
-        source if base is None else place(base),
-        dtype=dtype,
-        device_map=spread,
-        trust_remote_code=False,
-    )
+    with without_bars():
+        # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
+        module = AutoModelForCausalLM.from_pretrained(
+            source if base is None else place(base),
+            dtype=dtype,
+            device_map=spread,
+            trust_remote_code=False,
+        )
     told = getattr(module.config, "quantization_config", None)
     if told is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
         raise ValueError(f"this transformers knows no quantisation like {told}")

@@ -38,6 +38,24 @@ def is_pretrained(target: str) -> bool:
     return target in PRETRAINED or target.endswith(".gguf")
 
 
+def check_pieces(target: str) -> list[Path]:
+    """The files of a catalogue name or ``.gguf`` path, which are not read.
+
+    Raises DraftwiseError for one that is missing, or is no GGUF file.
+    """
+    known = PRETRAINED.get(target)
+    pieces = known.files() if known else [Path(target).expanduser()]
+    for piece in pieces:
+        if not piece.is_file():
+            raise DraftwiseError(f"there is no file {target}")
+    if known is None:  # the catalogue's are checked by their hash
+        with pieces[0].open("rb") as file:
+            begins_well = file.read(4) == b"GGUF"
+        if not begins_well:
+            raise DraftwiseError(f"{target} is no GGUF file: it does not begin with GGUF")
+    return pieces
+
+
 def unpacked(target: str, say: Say | None = None) -> Path:
     """The plain folder of a catalogue name or of a ``.gguf`` file, made where it is not there yet.
 
@@ -48,9 +66,7 @@ def unpacked(target: str, say: Say | None = None) -> Path:
     stderr = sys.stderr  # as it is now: progress bars are kept from it where it is no terminal
     say = say or (lambda line: print(line, file=stderr, flush=True))
     known = PRETRAINED.get(target)
-    pieces = known.files() if known else [Path(target).expanduser()]
-    if not all(piece.is_file() for piece in pieces):
-        raise DraftwiseError(f"there is no file {target}")
+    pieces = check_pieces(target)
     name = known.name if known else pieces[0].stem
     folder = cache_folder() / f"{name}-{_mark(pieces)}"
     if (folder / RECORD).exists():
@@ -155,7 +171,10 @@ def _convert(source: Path, out: Path, say: Say) -> None:
             f"reading GGUF needs two more packages ({error}): pip install 'draftwise[gguf]'"
         ) from error
     except Exception as error:
-        raise DraftwiseError(f"cannot read {source.resolve()}: {error}") from error
+        raise DraftwiseError(
+            f"cannot read {source.resolve()}: it is cut off, damaged, or of a kind that this "
+            f"transformers does not know ({error}). Download it again"
+        ) from error
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

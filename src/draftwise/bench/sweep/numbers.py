@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwise.bench.sweep.runs import Run, Way
 from draftwise.types import Floats
+
+if TYPE_CHECKING:
+    from draftwise.bench.sweep.runs import Run, Way
 
 _DRAWS = 1000
 

@@ -28,7 +28,11 @@ def read_records(path: Path) -> list[Record]:
         try:
             records.append(_checked(strict_json(line)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DraftwiseError(f"{path}, line {number}: no Round record ({error!r})") from error
+            why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+            raise DraftwiseError(
+                f"{path}, line {number}: this is no round of a trace ({why}); traces are written "
+                "by draftwise generate --trace and draftwise bench"
+            ) from error
     if not records:
         raise DraftwiseError(f"{path} is empty: write a trace with draftwise generate --trace")
     return records

@@ -1,0 +1,146 @@
+"""``draftwise chat`` at a terminal: keys, pasting, wrapping."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chatting import save_chat_model
+from draftwise.cli.show import Wrap
+
+PROGRAM = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if %r: sys.modules["readline"] = None
+sys.argv = ["draftwise", "chat", "--target", %r, "-n", "6", "--preset", "plain"]
+from draftwise.cli import main
+main()
+"""
+
+
+class Person:
+    """Someone at a terminal with a chat in it."""
+
+    def __init__(self, folder: Path, place: Path, has_readline: bool) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM % (not has_readline, str(folder))],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=place,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "60", "NO_COLOR": "1"},
+        )
+        os.close(theirs)
+        self._unread = ""
+        self.reads("> ")
+
+    def types(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def reads(self, what: str, seconds: float = 60) -> str:
+        """What appears, up to these letters."""
+        end = time.monotonic() + seconds
+        while what not in self._unread and time.monotonic() < end:
+            if select.select([self._ours], [], [], 0.1)[0]:
+                try:
+                    self._unread += os.read(self._ours, 65536).decode(errors="replace")
+                except OSError:  # the other side is closed
+                    break
+        seen, found, self._unread = self._unread.partition(what)
+        assert found, seen
+        return seen
+
+    def says(self, text: str, seen: str = "\n> ") -> str:
+        self.types(text)
+        return self.reads(seen)
+
+    def leaves(self) -> None:
+        os.close(self._ours)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture
+def person(folder: Path, tmp_path: Path) -> Iterator[Person]:
+    someone = Person(folder, tmp_path, has_readline=True)
+    yield someone
+    someone.leaves()
+
+
+def asked(person: Person, place: Path) -> list[str]:
+    """What the model was asked, by what is saved."""
+    person.says("/save c.jsonl\r", "wrote c.jsonl")
+    person.reads("\n> ")
+    messages = json.loads((place / "c.jsonl").read_text())["messages"]
+    return [m["content"] for m in messages if m["role"] == "user"]
+
+
+def test_keys_at_the_prompt(person: Person, tmp_path: Path) -> None:
+    pytest.importorskip("readline")
+    person.types("half a line")
+    time.sleep(0.2)
+    assert "Ctrl-C again" in person.says("\x03")
+    person.says("\x1b[A and its end\r")  # what was typed is in the history
+    person.types("\x1b[200~def f(x):\r    return x\x1b[201~")
+    time.sleep(0.2)
+    person.says("\r")
+    person.says('"""\rone\rtwo\r"""\r', "tok/s")
+    person.reads("\n> ")
+    told = ["half a line and its end", "def f(x):\n    return x", "\none\ntwo\n"]
+    assert asked(person, tmp_path) == told
+    assert "Ctrl-C again" in person.says("\x03")
+    person.types("\x03")
+    assert person.process.wait(timeout=20) == 0
+
+
+def test_lines_pasted_into_a_terminal_that_does_not_mark_them(folder: Path, tmp_path: Path) -> None:
+    person = Person(folder, tmp_path, has_readline=False)
+    try:
+        person.says("def f(x):\n    return x\n")
+        assert asked(person, tmp_path) == ["def f(x):\n    return x"]
+        person.types("\x04")
+        assert person.process.wait(timeout=20) == 0
+    finally:
+        person.leaves()
+
+
+def test_lines_end_between_words() -> None:
+    text = (
+        "the rule of who wrote a word, and supercalifragilistic words\n  x = 1  # 日本語の文字 y\n"
+    )
+    for size in (1, 3, 7, 200):
+        wrap = Wrap(20)
+        pieces = [(text[i : i + size], str(i % 2)) for i in range(0, len(text), size)]
+        shown = "".join(t for p in pieces for t, _ in wrap.feed([p]))
+        shown += "".join(t for t, _ in wrap.finish())
+        assert re.sub(r"\s", "", shown) == re.sub(r"\s", "", text)
+        lines = shown.split("\n")
+        words = [word for line in text.split("\n") for word in line.split()]
+        assert all(w in lines_of(shown) for w in words if w.isascii() and len(w) <= 20)
+        assert all(width(line) <= 20 for line in lines), lines
+        assert "  x = 1  #" in shown
+
+
+def lines_of(shown: str) -> set[str]:
+    return {word for line in shown.split("\n") for word in line.split()}
+
+
+def width(line: str) -> int:
+    return sum(2 if letter > "\u2e7f" else 1 for letter in line)

@@ -1,0 +1,187 @@
+"""Whatever is wrong with a command line is said before torch is imported, in the user's words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from chatting import save_chat_model
+from cli.conftest import run_command
+from draftwise.cli import COMMANDS, Commands, train_drafter, train_eagle, train_head
+from draftwise.cli.load import DTYPES
+from draftwise.nn.eagle_save import LAYOUTS
+from draftwise.train.drafter import LossName
+from draftwise.train.judgements import Label
+
+MOST_CPU_S = 2.0
+PYTHON = r"\w\(|\b\w+=\.\.\.|\w\.\w+_\w+|Error\b|codec|unpack|Traceback|None"
+"""What would mean something to a programmer of draftwise only."""
+
+LINES: tuple[tuple[str, str], ...] = (
+    ("generate hi --device banana", "unknown device 'banana'"),
+    ("generate hi --device cuda:x", "unknown device 'cuda:x'"),
+    ("generate hi --device map:banana", "balanced"),
+    ("generate hi --dtype int3", ", ".join(DTYPES)),
+    ("generate hi --dtype int8 --device cuda", "cuda"),
+    ("generate hi --policy ucb1:gamma=3", "its options are: beta"),
+    ("generate hi --policy ucb1:beta=-1", "beta"),
+    ("generate hi --policy delayed:base=nope", "unknown policy 'nope'"),
+    ("generate hi --drafter zoo:nope", "no zoo drafter 'nope'"),
+    ("generate hi --drafter lookup:nope=1", "prompt_lookup_max"),
+    ("generate hi --drafter suffix:max_tokens=many", "'many'"),
+    ("generate hi --drafter datastore:gone", "there is no gone"),
+    ("generate hi --drafter eagle:./gone", "there is no ./gone"),
+    ("generate hi --chat", "zoo has no chat template"),
+    ("generate hi --chat --target base", "base has no chat template"),
+    ("generate hi --system Short.", "no chat template"),
+    ("generate hi --chat --target base --chat-template bad.jinja", "bad.jinja, line 1"),
+    ("generate hi --chat --target base --chat-template gone.jinja", "gone.jinja"),
+    ("generate hi --chat-template good.jinja", "--chat-template is for --chat"),
+    ("generate hi --prompt-lookup-min 5 --prompt-lookup-max 2", "which is 2"),
+    ("generate hi --target bad2.gguf", "there is no file bad2.gguf"),
+    ("generate hi --target bad.gguf", "bad.gguf is no GGUF file"),
+    ("generate hi --target cut", "cut off or damaged"),
+    ("generate hi --target torn", "torn/config.json is no model's config"),
+    ("generate hi --target latin1.txt", "is a file"),
+    ("generate hi --model org/not-there", "no folder org/not-there"),
+    ("generate hi --model not:an:id", "no hub id"),
+    ("generate hi --logit-bias x", "50=-100"),
+    ("generate hi --min-p 2", "--min-p 2.0: it must"),
+    ("generate hi --presence-penalty nan", "--presence-penalty nan: it"),
+    ("generate hi --logit-bias 5=nan", "--logit-bias"),
+    ("generate --file latin1.txt", "iconv -f latin1"),
+    ("generate --batch latin1.txt", "iconv -f latin1"),
+    ("generate hi --state s.json", "--scope auto"),
+    ("generate hi --scope auto --state gone/s.json", "no folder gone"),
+    ("generate hi --scope auto --state base", "base: it is a folder"),
+    ("chat --target zoo", "zoo has no chat template"),
+    ("chat --target base", "base has no chat template"),
+    ("chat --target talks --policy ucb1:gamma=3", "its options are: beta"),
+    ("chat --target talks --temperature -1", "--temperature -1.0: it must"),
+    ("demo --target gone/ --svg x.svg", "gone/"),
+    ("demo --prompts 0", "--prompts 0"),
+    ("demo --device banana", "unknown device"),
+    ("models --drafter zoo:nope", "no zoo drafter"),
+    ("models --target zoo --device banana", "unknown device"),
+    ("sweep --target zoo --drafter lookup --prompts p.txt --out o", "lookup is no drafter for"),
+    ("sweep -m zoo -d zoo:python --prompts p.txt -o o --head gone", "no acceptance head in gone"),
+    ("sweep --target zoo --drafter zoo --prompts p.txt --out o", "zoo is no drafter for"),
+    ("sweep --target zoo --drafter zoo:python --prompts gone.txt --out o", "gone.txt"),
+    ("sweep --target zoo --drafter zoo:python --prompts p.txt --out o --lengths a", "--lengths"),
+    ("bench --out o --suite nothere.jsonl", "there is no file nothere.jsonl"),
+    ("bench --out o --suite spec-bench:gone", "suite gone cannot be read"),
+    ("bench --out o --suite latin1.txt", "iconv -f latin1"),
+    ("bench --out o --method nope", "unknown method 'nope'"),
+    ("bench --out o --domain nope", "no domain 'nope'"),
+    ("bench --out o --model org/not-there", "no folder org/not-there"),
+    ("replay gone.jsonl", "there is no trace gone.jsonl"),
+    ("replay empty.jsonl", "'request' is missing"),
+    ("replay latin1.jsonl", "iconv -f latin1"),
+    ("advise gone.jsonl", "there is no trace gone.jsonl"),
+    ("datastore build nothere --tokenizer zoo --out o.store", "no corpus nothere"),
+    ("datastore build p.txt --tokenizer gone/ --out o.store", "gone/"),
+    ("datastore build p.txt --tokenizer zoo --out gone/o.store", "no folder gone"),
+    ("prompts make --target base --out o.jsonl", "base has no chat template"),
+    ("train drafter --target zoo --prompts nothere.jsonl --out o --layers 1", "nothere.jsonl"),
+    ("train drafter --target zoo --prompts self --out o --layers 1", "no chat template"),
+    ("train drafter --target zoo --prompts p.txt --out o", "--init MODEL, or --layers N"),
+    ("train drafter --target zoo --prompts p.txt --out o --init lookup", "lookup is no drafter"),
+    ("train drafter --target zoo --prompts p.txt --out o --layers 1 --loss x", "unknown loss"),
+    ("train eagle --target zoo --prompts nothere.jsonl --out o", "nothere.jsonl"),
+    ("train eagle --target zoo --out o", "--data FILE"),
+    ("train eagle --target zoo --prompts p.txt --out o --layout x", "unknown layout"),
+    ("train head --target zoo --drafter lookup --prompts p.txt --out o", "lookup is no drafter"),
+    ("train head --target zoo --drafter zoo:python --prompts gone.txt --out o", "gone.txt"),
+    ("train head --target zoo --drafter zoo:python --prompts p.txt --out o --label x", "label"),
+)
+OTHERS = {"serve", "simulate", "zoo info", "zoo build"}
+"""Commands that load no model, and the server, which has a test of its own."""
+
+RUN = """
+import json, sys, time
+from draftwise.cli import main
+for line in json.load(sys.stdin):
+    sys.argv = ["draftwise", *line.split()]
+    before, code = time.process_time(), None
+    try: main()
+    except SystemExit as end: code = end.code
+    end = json.dumps([code, time.process_time() - before, "torch" in sys.modules])
+    print("\\0" + end, flush=True, file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Any, ...]]:
+    """Each line's exit code, CPU seconds, whether torch was imported, and what it said."""
+    folder = tmp_path_factory.mktemp("typed")
+    save_chat_model(folder / "base", template=None)
+    save_chat_model(folder / "talks")
+    weights = save_chat_model(folder / "cut") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    (save_chat_model(folder / "torn") / "config.json").write_text("{")
+    for name, content in {
+        "bad.gguf": b"nothing", "bad.jinja": b"{% if %}", "good.jinja": b"{{ 1 }}",
+        "p.txt": b"one\ntwo\n", "latin1.txt": b"caf\xe9\n", "latin1.jsonl": b"caf\xe9\n",
+        "empty.jsonl": b"{}\n",
+    }.items():  # fmt: skip
+        (folder / name).write_bytes(content)
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input=json.dumps([line for line, _ in LINES]),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment(folder),
+    )
+    assert ran.returncode == 0, ran.stderr
+    parts = re.findall(r"(.*?)\0(.*?)\n", ran.stderr, re.DOTALL)
+    return {
+        line: (*json.loads(end), text) for (line, _), (text, end) in zip(LINES, parts, strict=True)
+    }
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """No hub within reach, and no GPU."""
+    hidden = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hub")}
+    return {**os.environ, **hidden, "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(("line", "said"), LINES)
+def test_refused_at_once(outcomes: Mapping[str, Any], line: str, said: str) -> None:
+    code, cpu_s, has_torch, text = outcomes[line]
+    assert code == 2, text
+    assert said in text
+    assert text.count("\n") == 1
+    assert not re.search(PYTHON, text)
+    assert not has_torch
+    assert cpu_s < MOST_CPU_S
+
+
+def test_every_command_is_in_the_table() -> None:
+    leaves = set()
+    for name in COMMANDS:
+        found = Commands().get_command(None, name)
+        inner = getattr(found, "commands", None)
+        leaves |= {f"{name} {one}" for one in inner} if inner else {name}
+    covered = {leaf for leaf in leaves for line, _ in LINES if line.startswith(leaf)}
+    assert leaves - covered == OTHERS
+
+
+def test_the_words_of_an_option_are_those_of_the_module() -> None:
+    assert train_eagle.LAYOUTS == LAYOUTS
+    assert get_args(LossName) == train_drafter.LOSSES
+    assert get_args(Label) == train_head.LABELS
+
+
+def test_a_default_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwise.real.catalog._below", lambda *_: None)
+    refusal = run_command("chat").refusal
+    assert "draftwise[smollm2]" in refusal
