@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwise import registry
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
-from draftwise.engine.fuse import Fuse, FusedGuide
+from draftwise.engine.fuse import FusedGuide, fused_process, fused_stop
 from draftwise.engine.memory import Memory, check_scope
 from draftwise.engine.request import Request
 from draftwise.engine.text import Answer, Ending
@@ -75,16 +75,21 @@ class Learning:
         policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
         fuses = []
         if ending.stop_when is not None:
-            fuses.append(Fuse(ending.stop_when, lambda tokens: True))
+            fuses.append(fused_stop(ending.stop_when))
             ending = replace(ending, stop_when=fuses[-1])
         if sampling.process is not None:
-            fuses.append(Fuse(sampling.process, lambda tokens, logits: logits))
+            fuses.append(fused_process(sampling.process))
             sampling = replace(sampling, process=fuses[-1])
         return Request(
             id=next(_IDS),
             prompt=tuple(prompt),
             context=Context(
-                -1, list(prompt), sampling, np.random.default_rng(draft_seed), eos=ending.eos
+                -1,
+                list(prompt),
+                sampling,
+                np.random.default_rng(draft_seed),
+                is_private=private,
+                eos=ending.eos,
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self.policy(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 import numpy as np
 
@@ -28,11 +28,26 @@ from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.presets import Preset
 from draftwise.types import DraftwiseError, Plan, SamplingParams
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _in_turn(method: _F) -> _F:
+    """A method that waits for what other threads do with the same models."""
+
+    @wraps(method)
+    def waiting(self: Speculator, *args: Any, **options: Any) -> Any:
+        with self._pool.lock:
+            return method(self, *args, **options)
+
+    return cast(_F, waiting)
+
 
 class Speculator:
     """A target that generates with the help of drafters: ``from_pretrained`` builds it.
 
-    State: the costs measured so far, ``memory``, and the engine of its generations.
+    State: the costs measured so far, ``memory``, and the engine of its generations. Threads may
+    share it: their calls take turns, round by round, and their requests are answered together.
+    Callbacks may run in another thread than the one that gave them.
     """
 
     def __init__(
@@ -146,6 +161,7 @@ class Speculator:
         """What requests taught each other, if the scope has them share it; saved and loaded."""
         return self._learning.memory
 
+    @_in_turn
     def start(
         self,
         prompts: Any,
@@ -202,6 +218,7 @@ class Speculator:
         """
         return Engine(self._pool, max_rows, max_bytes, num_prefixes)
 
+    @_in_turn
     def request(
         self,
         prompt: Any,
@@ -229,7 +246,8 @@ class Speculator:
         logprobs: likeliest tokens to tell of beside each emitted one, 0 = that one alone;
         prompt_logprobs: the prompt's, too. priority: the higher comes first. Errors as ``start``.
         """
-        (text,) = encode_all([prompt], self.tokenizer, self.target)
+        given = prompt if is_single(prompt) else [prompt]
+        (text,) = encode_all(given, self.tokenizer, self.target)
         models = self._models
         ending = ending_of(text, models, max_new_tokens, stop, stop_when, eos_token_ids, ignore_eos)
         base = self.setting if preset is None else presets.preset(preset)

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from draftwise.protocols import Guide
-from draftwise.types import DraftStep
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.protocols import Guide, Mixer
+from draftwise.types import DraftStep, DraftwiseError
 
 
 class Fuse:
     """A callback whose first exception is kept in ``error``; from then on it is not asked again.
 
-    instead: what stands in for its answer, called with the same arguments.
+    checked: what is made of its answer, called with it and the arguments; raises for an answer that
+    cannot be used. instead: what stands in for its answer after an exception, called with the
+    arguments.
     """
 
-    def __init__(self, call: Callable[..., Any], instead: Callable[..., Any]) -> None:
-        self._call, self._instead = call, instead
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        checked: Callable[..., Any],
+        instead: Callable[..., Any],
+    ) -> None:
+        self._call, self._checked, self._instead = call, checked, instead
         self.error: Exception | None = None
 
     def __call__(self, *args: Any) -> Any:
         if self.error is None:
             try:
-                return self._call(*args)
+                return self._checked(self._call(*args), *args)
             except Exception as error:
                 self.error = error
         return self._instead(*args)
@@ -33,10 +44,62 @@ class Fuse:
         tell = getattr(self._call, "num_allowed", None)
         if tell is not None and self.error is None:
             try:
-                return int(tell(text, num))
+                return max(0, min(int(tell(text, num)), num))
             except Exception as error:
                 self.error = error
         return num
+
+
+def fused_stop(stop_when: Callable[..., Any]) -> Fuse:
+    """``stop_when`` of one request: whatever is true ends its answer, and so does an exception."""
+
+    def checked(answer: Any, *_: Any) -> bool:
+        try:
+            return bool(answer)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise DraftwiseError(f"stop_when returned {answer!r}, not True or False") from error
+
+    return Fuse(stop_when, checked, lambda *_: True)
+
+
+def fused_process(process: Callable[..., Any]) -> Fuse:
+    """``process`` of one request: returns [V] logits, or leaves them as they are."""
+
+    def checked(answer: Any, text: Sequence[int], logits: Tensor) -> Tensor:
+        found = torch.as_tensor(answer) if isinstance(answer, np.ndarray) else answer
+        if not isinstance(found, Tensor) or found.shape != logits.shape:
+            shape = f" of the shape {list(found.shape)}" if isinstance(found, Tensor) else ""
+            raise DraftwiseError(
+                f"process returned {type(answer).__name__}{shape}, not the {len(logits)} logits"
+            )
+        return found.to(logits)
+
+    return Fuse(process, checked, lambda text, logits: logits)
+
+
+class FusedMixer:
+    """A mixer that ends every draft from its first exception on, of which ``blow`` is told.
+
+    Raises whatever reading its ``drafter`` and ``length`` raises.
+    """
+
+    def __init__(self, mixer: Mixer, blow: Callable[[Exception], None]) -> None:
+        self._mixer, self._blow, self._is_broken = mixer, blow, False
+        self.drafter, self.length = str(mixer.drafter), int(mixer.length)
+
+    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+        """What the mixer says, as long as it names somebody who can write."""
+        if self._is_broken:
+            return None
+        try:
+            picked = self._mixer.pick(step, matches)
+            if picked is not None and picked != self.drafter and not matches.get(picked):
+                raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
+            return picked
+        except Exception as error:
+            self._is_broken = True
+            self._blow(error)
+            return None
 
 
 class FusedGuide:
@@ -61,7 +124,7 @@ class FusedGuide:
         if self._is_broken:
             return False
         try:
-            return self._guide.goes_on(step)
+            return bool(self._guide.goes_on(step))
         except Exception as error:
             self._blow(error)
             return False
