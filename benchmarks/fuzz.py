@@ -26,9 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(
-    0, str(Path(__file__).parents[1] / "tests")
-)  # as ``tests.engine``, since benchmarks have one, too
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # ``engine`` is a benchmark, too
 
 import numpy as np
 import torch
