@@ -51,6 +51,8 @@ KINDS = (*CONFIGS, "qwen3_next", "rwkv")
 POLICIES = ("random", "goodput", "ucb1", "exp3")
 ROWS, REQUESTS, MOST_TOKENS, MOST_STEPS = 6, 40, 12, 5000
 GAP = 1e-4
+POISON = [5, 4, 3, 2, 1, 0, 5]
+"""How a prompt begins that the target cannot read."""
 
 
 @cache
@@ -60,6 +62,14 @@ def model(kind: str) -> CausalModel:
     module = reader(kind) if is_known else tiny_module(tiny_config(CONFIG_MAPPING[kind]()))
     made = CausalModel(module, kind)
     check_model(made)
+    extend = made.extend
+
+    def failing(cache: Any, rows: Any, tokens: Any, *more: Any, **options: Any) -> Any:
+        if any(list(fed[: len(POISON)]) == POISON for fed in tokens):
+            raise RuntimeError("this prompt cannot be read")
+        return extend(cache, rows, tokens, *more, **options)
+
+    made.extend = failing  # type: ignore[method-assign]
     return made
 
 
@@ -137,14 +147,14 @@ class Trial:
             options["logprobs"] = rng.randrange(3)
         fault = rng.choice([*FAULTS, "policy", "policy", "feedback", "prompt"])
         fault = fault if rng.random() < 0.25 else ""
+        if fault == "prompt":
+            prompt = [*POISON, *prompt]
         made = self.made.request(prompt, **(options | (FAULTS[fault]() if fault in FAULTS else {})))
         made.context.tenant = rng.choice("ab")
         if fault == "policy":
             made.lead(Faulty(made.policy, *rng.choice(POLICY_FAULTS)))  # type: ignore[arg-type]
         elif fault == "feedback":
             made.revealer = Faulty(made.revealer, "reveal", raising)  # type: ignore[assignment]
-        elif fault == "prompt":
-            made.context.tokens = None  # type: ignore[assignment]
         return made, options, fault
 
     def sampling(self) -> dict[str, Any]:
@@ -188,7 +198,8 @@ class Trial:
         reason, why = made.answer.finish_reason, ""
         if fault in FAULTS or fault == "prompt":
             self.counts[f"ended by its own {fault}"] += reason == "error"
-            if reason not in {"error", "cancelled"}:
+            was_asked = not fault.startswith("stop_when") or made.answer.num_tokens > 1
+            if reason not in {"error", "cancelled"} and was_asked:
                 why = f"it ended with {reason}"
         else:
             is_whole = reason in {"length", "stop"}
