@@ -196,6 +196,8 @@ class Trial:
     def look_at(self, made: Request, options: dict[str, Any], fault: str) -> None:
         """Count an answer, and say what is wrong with it."""
         reason, why = made.answer.finish_reason, ""
+        if fault == "prompt" and reason != "error":
+            fault = ""  # the prompt came in such small pieces that nobody saw how it begins
         if fault in FAULTS or fault == "prompt":
             self.counts[f"ended by its own {fault}"] += reason == "error"
             was_asked = not fault.startswith("stop_when") or made.answer.num_tokens > 1
