@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from draftwise.install import hint
 from draftwise.types import DraftwiseError
 
 PALETTE = (
@@ -59,7 +60,7 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise DraftwiseError(
-            "the report needs matplotlib: pip install 'draftwise[bench]', or use --no-report"
+            f"the report needs matplotlib: {hint('bench')}, or use --no-report"
         ) from error
 
 
