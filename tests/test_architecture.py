@@ -19,11 +19,12 @@ ROOT = Path(draftwise.__file__).parent
 TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-WORDS = {"errors", "types", "protocols", "dist", "lines", "bundle"}
+WORDS = {"errors", "types", "protocols", "dist", "install", "lines", "bundle"}
 FACADE = {"learning", "pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
+    "install": set(),
     "sampling": set(),
     "errors": set(),
     "types": {"errors", "sampling"},
@@ -53,6 +54,7 @@ ARROWS: dict[str, set[str]] = {
 }
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {
+    "install",
     "sampling",
     "errors",
     "types",
