@@ -101,6 +101,17 @@ class Row:
     result: str
     output: str = ""
 
+    @classmethod
+    def of(cls, command: Command, result: str, seconds: float = 0.0, output: str = "") -> Row:
+        shown = command.code.strip().partition("\n")[0].rstrip(" \\")
+        return cls(command.line, shown, round(seconds, 1), result, output)
+
+
+def is_quick(command: Command) -> bool:
+    """Whether it is typed with ``--quick``: in an environment that is set up, within seconds."""
+    is_setup = re.match(r"(pip|make)\b", command.code) is not None
+    return not is_setup and command.treatment not in {"slow", "long", "skip"}
+
 
 @dataclass
 class Declared:
@@ -250,12 +261,10 @@ class Session:
 
 
 class Typist:
-    """Types one page. ``private`` holds logs; the page's commands run in ``folder``."""
+    """Types one page. Its commands run in ``folder``; logs lie beside it."""
 
-    def __init__(
-        self, folder: Path, env: dict[str, str], *, quick: bool, end: float = 1e99
-    ) -> None:
-        self._folder, self._quick, self._end = folder, quick, end
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self._folder = folder
         self._private = folder.parent / f"{folder.name}.logs"
         self._private.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -270,28 +279,15 @@ class Typist:
             session.close()
 
     def type(self, command: Command) -> Row:
-        shown = command.code.strip().partition("\n")[0].rstrip(" \\")
-        began = time.monotonic()
-        result, output = self._not_run(command), ""
-        if not result:
+        began, output = time.monotonic(), ""
+        if command.treatment == "skip":
+            result = f"skipped: {command.argument}"
+        elif command.treatment == "long":
+            result = unknown_options(command.code, self._folder, self._env) or "options exist"
+        else:
             problem, output = self._ran(command)
             result = f"FAILED: {problem}" if problem else "ok"
-        return Row(command.line, shown, round(time.monotonic() - began, 1), result, output)
-
-    def _not_run(self, command: Command) -> str:
-        """Why a command is not run, or nothing."""
-        if command.treatment == "skip":
-            return f"skipped: {command.argument}"
-        if self._quick:
-            if command.treatment in {"slow", "long"}:
-                return f"skipped: {command.treatment}"
-            if re.match(r"(pip|make)\b", command.code):
-                return "skipped: this environment is set up"
-            if time.monotonic() > self._end:
-                return "skipped: the time is over"
-        elif command.treatment == "long":
-            return unknown_options(command.code, self._folder, self._env) or "options exist"
-        return ""
+        return Row.of(command, result, time.monotonic() - began, output)
 
     def _ran(self, command: Command) -> tuple[str, str]:
         name = command.language
@@ -326,14 +322,6 @@ def unknown_options(code: str, folder: Path, env: dict[str, str]) -> str:
         return f"FAILED: {shlex.join(line)}: {done.stderr.strip()[-300:]}"
     missing = [name for name in given if words[0] != "make" and name not in done.stdout]
     return f"FAILED: no option {', '.join(missing)}" if missing else ""
-
-
-def type_page(
-    page: Path, folder: Path, env: dict[str, str], *, quick: bool, end: float = 1e99
-) -> Iterator[Row]:
-    """Type a page into an existing folder; what became of each command, as they end."""
-    with Typist(folder, env, quick=quick, end=end) as typist:
-        yield from map(typist.type, commands(page.read_text("utf-8")))
 
 
 def here(work: Path) -> dict[str, str]:
@@ -377,64 +365,75 @@ def cloned(folder: Path) -> Path:
     return folder
 
 
+class Run:
+    """A run over pages, which keeps in ``work`` what became of each."""
+
+    def __init__(self, work: Path, *, quick: bool) -> None:
+        self._work, self._quick = work, quick
+        work.mkdir(parents=True, exist_ok=True)
+        self._env = here(work) if quick else fresh(work)
+        self._end = time.monotonic() + QUICK_S
+        self._head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True)
+
+    def page(self, page: Path) -> Counter[str]:
+        """Type a page, unless this revision's run did; print its rows, and count the results."""
+        name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+        kept = self._work / f"{name.replace('/', '_')}.json"
+        state = hashlib.sha256(self._head.stdout + page.read_bytes()).hexdigest()
+        rows = [] if (known := _read(kept, state)) is None else known
+        for row in rows or self._typed(page, self._work / kept.stem.removesuffix(".md")):
+            place = f"{name}:{row.line}"
+            print(
+                f"{place:34} {row.seconds:7.1f} s  {row.command[:70]:70}  {row.result}", flush=True
+            )
+            if row.output:
+                print("    | " + "\n    | ".join(row.output.strip().splitlines()[-15:]))
+            rows = rows if known else [*rows, row]
+        kept.write_text(
+            json.dumps({"state": state, "rows": [asdict(row) for row in rows]}, indent=1)
+        )
+        return Counter(row.result.partition(":")[0] for row in rows)
+
+    def _typed(self, page: Path, folder: Path) -> Iterator[Row]:
+        typed = commands(page.read_text("utf-8"))
+        if not any(map(is_quick, typed)) if self._quick else not typed:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        with Typist((linked if self._quick else cloned)(folder), self._env) as typist:
+            for command in typed:
+                if self._quick and not is_quick(command):
+                    yield Row.of(command, "skipped: not quick")
+                elif self._quick and time.monotonic() > self._end:
+                    yield Row.of(command, "skipped: the time is over")
+                else:
+                    yield typist.type(command)
+
+
+def _read(kept: Path, state: str) -> list[Row] | None:
+    """The rows of a page that was typed to its end without a failure, as it is now."""
+    try:
+        known = json.loads(kept.read_text("utf-8"))
+    except OSError:
+        return None
+    rows = [Row(**row) for row in known["rows"]]
+    is_good = known["state"] == state and not any(row.result[:6] == "FAILED" for row in rows)
+    return rows if is_good and rows else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pages", nargs="*", type=Path, help="only these")
-    parser.add_argument(
-        "--quick", action="store_true", help="for three minutes, in this environment"
-    )
+    parser.add_argument("--quick", action="store_true", help="three minutes, in this environment")
     parser.add_argument("--work", type=Path, default=ROOT / ".docs-typed", help="what a run keeps")
     options = parser.parse_args()
-    work = options.work.resolve() / ("quick" if options.quick else "full")
-    if options.quick:
-        shutil.rmtree(work, ignore_errors=True)
-    env = here(work) if options.quick else fresh(work)
-    end = time.monotonic() + QUICK_S if options.quick else 1e99
+    run = Run(options.work.resolve() / ("quick" if options.quick else "full"), quick=options.quick)
     totals = Counter[str]()
     for page in [page.resolve() for page in options.pages] or pages():
-        name = page.relative_to(ROOT).as_posix()
-        totals += _typed(page, name, work, env, quick=options.quick, end=end)
+        totals += run.page(page)
     print(", ".join(f"{num} {what}" for what, num in sorted(totals.items())))
     sys.exit(1 if totals["FAILED"] else 0)
-
-
-def _typed(
-    page: Path, name: str, work: Path, env: dict[str, str], *, quick: bool, end: float
-) -> Counter[str]:
-    """Type a page, unless this revision's run did; print its rows, and count their results."""
-    flat = name.replace("/", "_").removesuffix(".md")
-    kept = work / f"{flat}.json"
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True).stdout
-    state = hashlib.sha256(head + page.read_bytes()).hexdigest()
-    rows = list[Row]()
-    with suppress(OSError, ValueError):
-        known = json.loads(kept.read_text())
-        rows = [Row(**row) for row in known["rows"]] if known["state"] == state else []
-    if any(row.result.startswith("FAILED") for row in rows) or not rows:
-        rows.clear()
-        if not commands(page.read_text("utf-8")):
-            return Counter()
-        folder = work / flat
-        (linked if quick else cloned)(folder)
-        for row in type_page(page, folder, env, quick=quick, end=end):
-            rows.append(row)
-            _say(name, row)
-        kept.write_text(
-            json.dumps({"state": state, "rows": [asdict(row) for row in rows]}, indent=1)
-        )
-    else:
-        for row in rows:
-            _say(name, row)
-    return Counter(row.result.partition(":")[0] for row in rows)
-
-
-def _say(name: str, row: Row) -> None:
-    place = f"{name}:{row.line}"
-    print(f"{place:34} {row.seconds:7.1f} s  {row.command[:70]:70}  {row.result}", flush=True)
-    if row.output:
-        print("    | " + "\n    | ".join(row.output.strip().splitlines()[-15:]))
 
 
 if __name__ == "__main__":
