@@ -48,7 +48,7 @@ LANGUAGES = {"bash", "console", "python"}
 SHOWN = {"text", "json", "jinja"}
 QUICK_S, LONGEST_S = 180, 900
 _BLOCK = re.compile(
-    r"(?:<!-- typed:(?P<typed>.*?)-->\n\s*)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    r"(?:^<!-- typed:(?P<typed>(?:(?!-->).)*)-->\n\s*)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _PYTHON = """
@@ -146,6 +146,9 @@ class Declared:
 
 def blocks(text: str) -> Iterator[tuple[int, str, str, str]]:
     """First line, language, code and declaration of each fenced block of a page."""
+    declared = len(re.findall(r"^<!-- typed:", text, re.MULTILINE))
+    if declared != sum(found["typed"] is not None for found in _BLOCK.finditer(text)):
+        raise ValueError("a comment <!-- typed: ... --> stands right before its block")
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start("code")) + 1
         yield line, found["language"], found["code"], found["typed"] or ""

@@ -112,6 +112,8 @@ def test_the_options_of_a_long_command_are_looked_up(typed: docs_typed.Typist) -
 def test_a_block_says_what_it_is_and_is_whole(page: str) -> None:
     with pytest.raises(ValueError, match=r"mark the block|no whole command"):
         docs_typed.commands(page)
+    with pytest.raises(ValueError, match="right before its block"):
+        docs_typed.commands("<!-- typed: slow -->\n\nText.\n\n```bash\ntrue\n```\n")
     with pytest.raises(ValueError, match="nothing that can be declared"):
         page_of("slowly", code="true")
 
