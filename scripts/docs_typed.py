@@ -41,6 +41,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -271,7 +272,7 @@ class Typist:
         self._private = folder.parent / f"{folder.name}.logs"
         self._private.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self._env = {"PORT": str(free.getsockname()[1])} | env
+            self._env, self._shared = {"PORT": str(free.getsockname()[1])} | env, env
         self._sessions: dict[str, Session] = {}
 
     def __enter__(self) -> Typist:
@@ -286,7 +287,7 @@ class Typist:
         if command.treatment == "skip":
             result = f"skipped: {command.argument}"
         elif command.treatment == "long":
-            result = unknown_options(command.code, self._folder, self._env) or "options exist"
+            result = unknown_options(command.code, self._shared) or "options exist"
         else:
             problem, output = self._ran(command)
             result = f"FAILED: {problem}" if problem else "ok"
@@ -307,24 +308,31 @@ class Typist:
         return problem, output[-2000:] if problem else ""
 
 
-def unknown_options(code: str, folder: Path, env: dict[str, str]) -> str:
+def unknown_options(code: str, env: dict[str, str]) -> str:
     """FAILED and the options of a command that its program does not know, or nothing."""
     words = shlex.split(code, comments=True)
-    given = sorted({word.partition("=")[0] for word in words if re.match(r"--\w", word)})
     if words[0] == "make":
         line = ["make", "-n", *words[1:]]
+    elif words[0] == "draftwise":  # with the words that name a command
+        line = [words[0], *[word for word in words[1:3] if re.fullmatch(r"[a-z]+", word)], "--help"]
     else:
-        names = [i for i, word in enumerate(words) if word.startswith("-") and word != "-m"]
-        line = [*words[: min(names, default=len(words))], "--help"]
-        if words[0] == "draftwise":  # only the words that name a command
-            line = [words[0], *[w for w in words[1:3] if re.fullmatch(r"[a-z]+", w)], "--help"]
-    done = subprocess.run(
-        line, cwd=folder, env=env | {"COLUMNS": "300"}, capture_output=True, text=True
-    )
-    if done.returncode:
-        return f"FAILED: {shlex.join(line)}: {done.stderr.strip()[-300:]}"
-    missing = [name for name in given if words[0] != "make" and name not in done.stdout]
+        program = next(i for i, word in enumerate(words) if not word.startswith(("python", "-m")))
+        line = [*words[: program + 1 + (words[program] == "benchmarks")], "--help"]
+    status, printed = _help(tuple(line), tuple(env.items()))
+    if status:
+        return f"FAILED: {shlex.join(line)}: {printed.strip()[-300:]}"
+    given = sorted({word.partition("=")[0] for word in words if re.match(r"--\w", word)})
+    missing = [name for name in given if words[0] != "make" and name not in printed]
     return f"FAILED: no option {', '.join(missing)}" if missing else ""
+
+
+@cache
+def _help(line: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> tuple[int, str]:
+    """Exit status and output; once for each program, since some take long to start."""
+    wide = dict(env) | {"COLUMNS": "300"}
+    both = subprocess.STDOUT
+    ran = subprocess.run(line, cwd=ROOT, env=wide, stdout=subprocess.PIPE, stderr=both, text=True)
+    return ran.returncode, ran.stdout
 
 
 def here(work: Path) -> dict[str, str]:
