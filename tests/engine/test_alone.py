@@ -151,8 +151,8 @@ def test_a_process_that_fails_ends_its_request_and_no_drafter(
     assert spoilt.error is not None
 
 
-def test_a_bias_that_cannot_be_added_is_its_requests_own_matter() -> None:
-    """What is asked of a healthy drafter for that request does not leave the drafter out."""
+def test_a_bias_that_its_caller_changes_later_stays_as_it_was_checked() -> None:
+    """Tables of a request are copied when it is made, so that none becomes invalid afterwards."""
     made = speculator(["good"], "fixed:2")
     bias: dict[int, float] = {1: 1.0}
     engine = made.engine()
@@ -163,7 +163,7 @@ def test_a_bias_that_cannot_be_added_is_its_requests_own_matter() -> None:
     sound = made.request(PROMPTS[0], max_new_tokens=NUM)
     engine.admit(sound)
     run(engine)
-    assert spoilt.answer.finish_reason == "error"
+    assert spoilt.answer.finish_reason == "length"
     assert sound.tokens == plain_greedy(PROMPTS[0], NUM)
     assert sound.stats.num_drafted
 
