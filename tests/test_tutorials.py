@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from draftwise import registry
-from draftwise.integrations.vllm.options import parse_options
+from draftwise.integrations.vllm import parse_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.stem: path for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))}

@@ -139,7 +139,7 @@ def test_no_time_at_all(pair: tuple[Path, Path], questions: Path, tmp_path: Path
 def test_ctrl_c_keeps_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftwise.cli.bench import Bar
+    from draftwise.cli import Bar
 
     def tell(self: Bar, what: str, done: int, total: int) -> None:
         if what == "measuring" and done == total // 2:

@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from draftwise import Speculator
-from draftwise.bench.contest import Contest, Contestant, Encoder, make_contestants
-from draftwise.bench.ours import Asked, Reply
-from draftwise.bench.results import make_sheet, results
-from draftwise.bench.runs import Store
-from draftwise.bench.session import measure
-from draftwise.bench.suites import Item
-from draftwise.bench.wish import Wish, prepare
+from draftwise.bench import (
+    Asked,
+    Contest,
+    Contestant,
+    Encoder,
+    Item,
+    Reply,
+    Store,
+    Wish,
+    make_contestants,
+    make_sheet,
+    measure,
+    prepare,
+)
+from draftwise.bench import results_of as results
 from draftwise.types import DraftwiseError
 
 ITEMS = [Item("0", "x", ("abc abc abc",)), Item("1", "y", ("Hello", "And?"), "writing")]

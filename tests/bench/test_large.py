@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftwise import Speculator, zoo
-from draftwise.nn.load import load_model
+from draftwise.nn import load_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

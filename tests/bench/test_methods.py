@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from draftwise.bench import Known, Ours, Peer, check_methods, expand, parse_method
 from draftwise.bench.charts.canvas import family, short
-from draftwise.bench.methods import Known, Ours, Peer, check_methods, expand, parse_method
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 

@@ -13,7 +13,7 @@ import pytest
 from cli.conftest import run_command
 from draftwise.bench.sweep.numbers import Point, discard_at, frontier, gain, point, regress
 from draftwise.bench.sweep.runs import Field, Run, Way, fixed_ways, head_ways
-from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters import LMDrafter
 from engine.pairs import PROMPTS, lm, plain_greedy, target
 from models import head_home
 

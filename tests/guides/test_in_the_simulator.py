@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.guides.adaedl import AdaEdl
+from draftwise.guides import AdaEdl
 from draftwise.registry import make_guide
 from draftwise.sim.play import guides_of
 from draftwise.sim.request import SimulatedRequest

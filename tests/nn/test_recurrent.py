@@ -8,12 +8,17 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from draftwise.nn.cache import RaggedCache
-from draftwise.nn.check import check_model
-from draftwise.nn.model import CausalModel
-from draftwise.nn.recurrent import MOST_STEPS
-from draftwise.nn.shadow import Watch, keeps_states, shadow
-from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.nn import (
+    MOST_STEPS,
+    CausalModel,
+    RaggedCache,
+    Watch,
+    check_model,
+    keeps_states,
+    tiny_config,
+    tiny_module,
+)
+from draftwise.nn import shadow_of as shadow
 
 TYPES = {
     "qwen3_next": False,  # gated delta

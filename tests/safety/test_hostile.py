@@ -15,11 +15,9 @@ import pytest
 import torch
 
 from cli.models_on_disk import make_target, save_model
-from draftwise.engine.memory import Memory
+from draftwise.engine import Memory
 from draftwise.lines import check_size, read_text, strict_json
-from draftwise.nn.acceptance_head import load as load_acceptance_head
-from draftwise.nn.head_files import read_weights
-from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn import load_acceptance_head, load_model, load_tokenizer, read_weights
 from draftwise.registry import make_policy
 from draftwise.sim.costs import REGIMES, load_costs
 from draftwise.sim.environments.recorded import ARRAYS, Recorded

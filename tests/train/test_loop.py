@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftwise.train import Settings, cross_entropy, deepen, fit, make_llama, pack
 from draftwise.train.copying import prime_copying
-from draftwise.train.llama import deepen, make_llama, pack
-from draftwise.train.loop import Settings, cross_entropy, fit
 
 VOCAB = 64
 

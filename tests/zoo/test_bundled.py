@@ -14,12 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftwise import zoo
-from draftwise.nn.eagle_files import load_head
-from draftwise.nn.model import CausalModel
-from draftwise.train.distill import measure_acceptance
-from draftwise.train.eagle import acceptance_by_depth
+from draftwise.nn import CausalModel, load_head
+from draftwise.train import Text, acceptance_by_depth, measure_acceptance
 from draftwise.train.generate import continue_prompts
-from draftwise.train.lesson import Text
 from draftwise.zoo.corpus import encode_prompt, load_tokenizer
 from draftwise.zoo.domains import SHARES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -12,6 +12,27 @@ from typer.main import get_command, get_group
 
 from draftwise import __version__
 from draftwise.cli.failures import refusals, standing_streams
+from draftwise.lazy import exports
+
+if TYPE_CHECKING:
+    from draftwise.cli.bench import Bar as Bar
+    from draftwise.cli.demo_prompts import CHATS as CHATS
+    from draftwise.cli.demo_prompts import choose_prompts as choose_prompts
+    from draftwise.cli.failures import refusals as refusals
+    from draftwise.cli.lock import alone_in as alone_in
+    from draftwise.cli.race import Lane as Lane
+    from draftwise.cli.race import race as run_race
+    from draftwise.cli.report import Pair as Pair
+    from draftwise.cli.report import report as demo_report
+    from draftwise.cli.show import colours as colours
+    from draftwise.cli.show import painted as painted
+    from draftwise.cli.show import percentages as percentages
+    from draftwise.cli.show import total as total
+    from draftwise.cli.stage import Stage as Stage
+    from draftwise.cli.training import claim as claim
+
+__getattr__, __dir__ = exports(__name__)
+
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("generate:generate", "Complete a prompt with speculative decoding."),
