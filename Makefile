@@ -30,8 +30,8 @@ mutants: $(STAMP)
 	$(BIN)/python -m benchmarks mutants --out benchmarks/results/mutants.json
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests examples benchmarks scripts docs/site.py
-	$(BIN)/ruff format --check src tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff check src packages/lab tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff format --check src packages/lab tests examples benchmarks scripts docs/site.py
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -58,7 +58,7 @@ bench-docs: $(STAMP)
 	$(BIN)/python -m benchmarks tables
 
 pictures: $(STAMP)
-	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python -m benchmarks pictures
 
 # Two wheels and an sdist in dist/, tried in an empty environment.
 dist: $(STAMP)
@@ -68,17 +68,17 @@ dist: $(STAMP)
 	$(BIN)/python -m pytest -q tests/dist_e2e/e2e_wheel.py
 
 fix: $(STAMP)
-	$(BIN)/ruff check --fix src tests examples benchmarks scripts docs/site.py
-	$(BIN)/ruff format src tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff check --fix src packages/lab tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff format src packages/lab tests examples benchmarks scripts docs/site.py
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml packages/lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e packages/lab
 	touch $(STAMP)
 
 # Other people's clients (npm and pip needed) on a live server; see docs/serving.md.
 conformance: $(STAMP)
-	benchmarks/conformance/run.sh
+	packages/lab/benchmarks/conformance/run.sh
 
 # Inside a real vLLM: its CPU build in an environment of its own (3.5 GB). The CUDA builds of
 # torchvision and its like, which come with it, do not load beside a CPU torch. OpenMP and malloc are

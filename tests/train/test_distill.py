@@ -14,6 +14,7 @@ from draftwise.train import (
     Text,
     acceptance,
     answer_logits,
+    continue_prompts,
     groups,
     lesson_batches,
     make_llama,
@@ -23,7 +24,6 @@ from draftwise.train import (
     teach,
 )
 from draftwise.train import distill_drafter as distill
-from draftwise.train.generate import continue_prompts
 
 VOCAB = 48
 EOS = 2

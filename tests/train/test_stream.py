@@ -14,13 +14,13 @@ from draftwise.train import (
     Ask,
     Filter,
     continuations,
+    continue_prompts,
     make_prompts,
     read_kept,
     runs_of,
     user_prefix,
 )
 from draftwise.train import sample_answers as answers
-from draftwise.train.generate import continue_prompts
 from draftwise.types import DraftwiseError
 from models import tiny_model
 

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise import registry
+from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, quiet, refusals, refused_values
 from draftwise.cli.load import check_places, check_threads, loading
-from draftwise.cli.survey_table import check_types
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
@@ -53,7 +53,7 @@ def models(
     with quiet():
         if check is not None:
             with refused_values():
-                check_types(console, check, quick, write)
+                lab.need("models.check", "models --check")(console, check, quick, write)
             return
         if target is None and not drafter:
             for table in _tables():

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from draftwise.engine.pace import Pace as Pace
     from draftwise.engine.paint import Painter as Painter
     from draftwise.engine.paint import held_back as held_back
+    from draftwise.engine.records import PHASES as PHASES
     from draftwise.engine.records import Round as Round
+    from draftwise.engine.request import TARGET as TARGET
     from draftwise.engine.request import Request as Request
     from draftwise.engine.request import Stats as Stats
     from draftwise.engine.text import Answer as Answer

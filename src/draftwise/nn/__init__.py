@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from draftwise.nn.cache import RaggedCache as RaggedCache
     from draftwise.nn.cache import Span as Span
     from draftwise.nn.check import check_model as check_model
+    from draftwise.nn.compiled import WIDTHS as WIDTHS
     from draftwise.nn.compiled import CompiledSteps as CompiledSteps
     from draftwise.nn.dflash import BlockShape as BlockShape
     from draftwise.nn.dflash import DFlashHead as DFlashHead
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from draftwise.nn.sight import Sight as Sight
     from draftwise.nn.storage import Storage as Storage
     from draftwise.nn.taps import Taps as Taps
+    from draftwise.nn.tiny import ROPE_SWITCH as ROPE_SWITCH
     from draftwise.nn.tiny import tiny_config as tiny_config
     from draftwise.nn.tiny import tiny_module as tiny_module
     from draftwise.nn.tiny import windowed as windowed

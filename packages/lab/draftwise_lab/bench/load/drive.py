@@ -1,0 +1,91 @@
+"""When to ask: so many at a time, or as they arrive."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftwise_lab.bench.load.client import Server, Shot, body_of, fire
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A pattern. concurrency: requests at a time; rate: arrivals a second (Poisson); one of both.
+
+    burstiness of arrivals: 1 is Poisson; lower is burstier (gamma-distributed gaps, as vLLM's
+    bench has it).
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+    burstiness: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.rate:g}/s" if self.rate is not None else f"{self.concurrency} at once"
+
+
+@dataclass(frozen=True, slots=True)
+class Volley:
+    """What one pattern gave."""
+
+    load: Load
+    shots: Sequence[Shot]
+    took_s: float
+
+
+def drive(
+    server: Server,
+    prompts: Sequence[str],
+    num: int,
+    load: Load,
+    options: Mapping[str, Any],
+    seed: int = 0,
+    tell: Callable[[int], None] = lambda done: None,
+) -> Volley:
+    """Ask ``num`` times, prompts in turn; returns when all have an answer or an error."""
+    start = time.perf_counter()
+    times = arrivals(num, load, seed)
+    shots = [Shot(i % len(prompts), start + times[i]) for i in range(num)]
+    due: queue.SimpleQueue[Shot | None] = queue.SimpleQueue()
+    done = threading.Semaphore(0)
+
+    def work() -> None:
+        while (shot := due.get()) is not None:
+            fire(server, shot, body_of(server, prompts[shot.prompt], options))
+            done.release()
+
+    workers = load.concurrency if load.concurrency is not None else num
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(workers, num))]
+    for thread in threads:
+        thread.start()
+    for shot in shots:  # with a concurrency all are due at once, and workers take them in turn
+        time.sleep(max(0.0, shot.wanted_s - time.perf_counter()))
+        due.put(shot)
+    for count in range(num):
+        done.acquire()
+        tell(count + 1)
+    for _ in threads:
+        due.put(None)
+    for thread in threads:
+        thread.join()
+    return Volley(load, shots, max(shot.done_s for shot in shots) - min(s.sent_s for s in shots))
+
+
+def arrivals(num: int, load: Load, seed: int) -> list[float]:
+    """Seconds from the start at which each request is due.
+
+    >>> arrivals(3, Load(concurrency=2), seed=0)
+    [0.0, 0.0, 0.0]
+    """
+    if load.rate is None:
+        return [0.0] * num
+    rng = np.random.default_rng(seed)
+    gaps = rng.gamma(load.burstiness, 1 / (load.rate * load.burstiness), num)
+    times: list[float] = np.cumsum(gaps).tolist()
+    return [0.0, *times[:-1]]

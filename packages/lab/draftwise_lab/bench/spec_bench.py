@@ -1,0 +1,60 @@
+"""Answers as Spec-Bench writes them, so that its own scripts can read ours.
+
+Where its counts are counters of each method and its baseline's come from text that was tokenised
+again, ours are token ids counted one way for all methods.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftwise.bench import Item, Run
+
+
+def write_answers(
+    folder: Path, items: Sequence[Item], runs: Sequence[Run], tokenizer: Any
+) -> list[Path]:
+    """A file for every method, a line for every question; repeats are its choices."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for method in dict.fromkeys(run.method for run in runs):
+        mine = [run for run in runs if run.method == method]
+        path = folder / f"{file_name(method)}.jsonl"
+        lines = [
+            json.dumps(_answer(items[index], [r for r in mine if r.item == index], tokenizer))
+            for index in sorted({run.item for run in mine})
+        ]
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+        paths.append(path)
+    return paths
+
+
+def file_name(method: str) -> str:
+    """A method's name without what file systems refuse.
+
+    >>> file_name("transformers:tinyx5/heuristic")
+    'transformers-tinyx5-heuristic'
+    """
+    return "".join(c if c.isalnum() or c in "._@=+-" else "-" for c in method)
+
+
+def _answer(item: Item, runs: Sequence[Run], tokenizer: Any) -> dict[str, Any]:
+    number = int(item.id) if item.id.isdigit() else item.id
+    return {
+        "question_id": number,
+        "category": item.category or item.domain,
+        "choices": [
+            {
+                "index": index,
+                "turns": [tokenizer.decode(ids, skip_special_tokens=True) for ids in run.tokens],
+                "decoding_steps": run.num_rounds,
+                "new_tokens": [len(ids) for ids in run.tokens],
+                "wall_time": run.seconds,
+                "accept_lengths": run.emitted,
+            }
+            for index, run in enumerate(sorted(runs, key=lambda run: run.repeat))
+        ],
+    }
