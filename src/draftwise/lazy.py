@@ -6,7 +6,6 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
-from importlib.abc import InspectLoader
 from typing import Any
 
 
@@ -35,6 +34,7 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
 def _places(package: str) -> dict[str, tuple[str, str]]:
     """Exported name -> its module and its name there, read from the package's source."""
     import ast  # only when a name is first used
+    from importlib.abc import InspectLoader
 
     spec = sys.modules[package].__spec__
     assert spec is not None

@@ -125,8 +125,8 @@ def test_an_end_in_the_middle_keeps_what_was_measured_and_goes_on(
 ) -> None:
     wish = wish_for(tmp_path, questions)
     suite, store = prepare(wish)
-    # 3 asks of the first look, 3 of the warm-up, then 3 a turn: ends in the middle of turn three
-    left = [3 + 3 + 3 + 3 + 2]
+    # 3 asks of the warm-up, then 3 a turn: ends in the middle of turn three
+    left = [3 + 3 + 3 + 2]
 
     def goes_on() -> bool:
         left[0] -= 1

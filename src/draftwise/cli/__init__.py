@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from draftwise.cli.failures import quiet as quiet
     from draftwise.cli.failures import refused_values as refused_values
     from draftwise.cli.failures import say as say
+    from draftwise.cli.lab import COMMANDS as LAB_COMMANDS
+    from draftwise.cli.lab import GROUP as LAB_GROUP
+    from draftwise.cli.lab import find as find_part
     from draftwise.cli.lock import alone_in as alone_in
     from draftwise.cli.prompts import read_batch as read_batch
     from draftwise.cli.race import Lane as Lane
