@@ -20,8 +20,10 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise import Speculator, zoo
-from draftwise.nn import load_head
-from draftwise.train import Adapter, Text, acceptance_by_depth
+from draftwise.nn.eagle_files import load_head
+from draftwise.train.adapt import Adapter
+from draftwise.train.eagle import acceptance_by_depth
+from draftwise.train.lesson import Text
 
 
 def main() -> None:

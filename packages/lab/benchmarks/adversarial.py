@@ -25,7 +25,7 @@ from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo
-from draftwise.bench import ratio
+from draftwise.bench.paired import ratio
 
 ZOO = ["zoo:python", "zoo:math", "zoo:sql", "zoo:prose", "zoo:translate", "zoo:edit",
        "zoo:generalist"]  # fmt: skip

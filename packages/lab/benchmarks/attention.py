@@ -23,7 +23,8 @@ from shared.results import save
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from draftwise.nn import RAGGED, CausalModel
+from draftwise.nn.attention import RAGGED
+from draftwise.nn.model import CausalModel
 
 SIZES = ((1, 512), (1, 4000), (4, 700), (8, 2000))
 """Rows and tokens of context."""

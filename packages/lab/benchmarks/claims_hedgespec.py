@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from shared.claims import Row, options, played, report
 
-from draftwise_lab.sim import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, setting
+from draftwise_lab.sim.presets import setting
+from draftwise_lab.sim.tables import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B
 
 FULL, SKIPS = "panoramic:per_token=true", "panoramic:per_token=true,every=12,warmup=6,hybrid=6"
 HEDGE = f"normalhedge/expected-length/{FULL}"

@@ -24,15 +24,10 @@ from shared.claims import (
     switches,
 )
 
-from draftwise_lab.sim import (
-    METASD_EAGLE,
-    METASD_LENGTH,
-    CostTable,
-    TruncatedGeometric,
-    mean_tokens,
-    multilingual_overhead,
-    tables,
-)
+from draftwise_lab.sim import tables
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments.geometric import TruncatedGeometric
+from draftwise_lab.sim.tables import METASD_EAGLE, METASD_LENGTH, mean_tokens, multilingual_overhead
 
 SPS, EAGLE = multilingual_overhead(), 1.0 + METASD_LENGTH / 25.0
 UCB, BE = "ucb1:beta=0.01/divergence", "ucb1:beta=0.01/length"

@@ -10,14 +10,12 @@ from functools import cache
 import numpy as np
 from shared.claims import Row, options, played, report
 
-from draftwise_lab.sim import (
-    CostTable,
-    Cycles,
-    IndependentAlphas,
-    TruncatedGeometric,
-    exp3spec_bound,
-    setting,
-)
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments.adversarial import Cycles
+from draftwise_lab.sim.environments.geometric import TruncatedGeometric
+from draftwise_lab.sim.environments.iid import IndependentAlphas
+from draftwise_lab.sim.presets import setting
+from draftwise_lab.sim.regret import exp3spec_bound
 
 LENGTH, COSTS = 4, CostTable({1: (1.0,)}, other_s=0.05)
 ARGMAX = "ucb1:beta=1e-9/expected-length/panoramic"

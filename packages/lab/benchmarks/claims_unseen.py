@@ -19,7 +19,9 @@ import numpy as np
 from shared.claims import played
 from shared.results import save
 
-from draftwise_lab.sim import REGIMES, CostTable, Recorded, Text
+from draftwise_lab.sim.costs import REGIMES, CostTable
+from draftwise_lab.sim.environments.recorded import Recorded
+from draftwise_lab.sim.text import Text
 
 HEDGE = "normalhedge/expected-length/panoramic:per_token=true"
 POLICIES = ("exp3spec", "ucbspec", HEDGE)

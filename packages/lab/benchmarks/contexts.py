@@ -30,7 +30,7 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise import Speculator
-from draftwise.bench import Timing
+from draftwise.bench.paired import Timing
 from draftwise.chat import encode
 from draftwise.lines import numbered_lines
 

@@ -26,7 +26,8 @@ from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo
-from draftwise.engine import Engine, Request
+from draftwise.engine.engine import Engine
+from draftwise.engine.request import Request
 
 
 class Clock:

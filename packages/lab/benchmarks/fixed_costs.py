@@ -31,7 +31,8 @@ from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo
-from draftwise.bench import copy_prompts, ratio
+from draftwise.bench.paired import ratio
+from draftwise.bench.suites import copy_prompts
 
 Cost = tuple[float, float]
 """Milliseconds of a forward, and of each of its tokens."""

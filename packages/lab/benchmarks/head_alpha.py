@@ -22,21 +22,20 @@ from rich.table import Table
 from shared.results import save
 from torch import Tensor
 
-from draftwise.bench import load_suite
+from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
-from draftwise.nn import (
-    CausalModel,
-    EagleHead,
-    LentHead,
-    load_borrower,
-    load_head,
-    load_model,
-    load_tokenizer,
-)
+from draftwise.nn.borrower import load_borrower
+from draftwise.nn.eagle import EagleHead
+from draftwise.nn.eagle_files import load_head
+from draftwise.nn.lent import LentHead
+from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target
-from draftwise.real import own_specs
-from draftwise.train import Text, acceptance_by_depth, measure_acceptance
-from draftwise.train import sample_answers as answers
+from draftwise.real.bundled import own_specs
+from draftwise.train.answers import answers
+from draftwise.train.distill import measure_acceptance
+from draftwise.train.eagle import acceptance_by_depth
+from draftwise.train.lesson import Text
 
 GREEDY = 1e6
 """Times the logits, so that all is on the favourite."""

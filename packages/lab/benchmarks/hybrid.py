@@ -22,9 +22,11 @@ import transformers
 from shared.results import save
 from transformers import CONFIG_MAPPING
 
-from draftwise.nn import ROPE_SWITCH, CausalModel, check_model, tiny_config, tiny_module
+from draftwise.nn.check import check_model
+from draftwise.nn.model import CausalModel
+from draftwise.nn.tiny import ROPE_SWITCH, tiny_config, tiny_module
 from draftwise.speculator import Speculator
-from draftwise_lab.cli import chi_square
+from draftwise_lab.cli.survey import chi_square
 
 FAMILIES = {
     "gated delta": "qwen3_next",
@@ -161,8 +163,8 @@ def gain(folder: str, out: Path | None, num_texts: int = 6, num_tokens: int = 64
 
     Each prompt is a document of the zoo's corpus and its first tokens again.
     """
-    from draftwise.nn import load_tokenizer
-    from draftwise_lab.zoo import batches
+    from draftwise.nn.load import load_tokenizer
+    from draftwise_lab.zoo.corpus import batches
 
     tokenizer = load_tokenizer(folder)
     documents = batches(tokenizer, seed=7, rows=num_texts, context=96)(0).tolist()

@@ -33,11 +33,15 @@ from shared.results import COMMIT, save
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftwise import Speculator, zoo
-from draftwise.bench import Asked, Peer, PeerContestant, parse_method
-from draftwise.bench import describe_environment as environment
+from draftwise.bench.environment import environment
+from draftwise.bench.methods import Peer, parse_method
+from draftwise.bench.ours import Asked
+from draftwise.bench.peers import PeerContestant
 from draftwise.drafters import drawing, reader
 from draftwise.engine import judging
-from draftwise.nn import WIDTHS, attend_raggedly, load_model
+from draftwise.nn.attention import attend_raggedly
+from draftwise.nn.compiled import WIDTHS
+from draftwise.nn.load import load_model
 from draftwise.pool import models_of
 from draftwise.presets import preset
 

@@ -27,7 +27,7 @@ from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo
-from draftwise.bench import ratio
+from draftwise.bench.paired import ratio
 
 
 class Contestant:

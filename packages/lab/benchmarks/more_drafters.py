@@ -22,8 +22,9 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise import Speculator
-from draftwise.bench import Timing, load_suite, turns
-from draftwise.real import RETRIEVAL, own_specs
+from draftwise.bench.paired import Timing, turns
+from draftwise.bench.suites import load_suite
+from draftwise.real.bundled import RETRIEVAL, own_specs
 
 PLAIN, FIRST, ALL = "plain", "retrieval", "all"
 

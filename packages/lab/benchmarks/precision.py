@@ -33,9 +33,10 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise import Speculator
-from draftwise.bench import Timing, load_suite, turns
+from draftwise.bench.paired import Timing, turns
+from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
-from draftwise.nn import load_model, load_tokenizer
+from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.pool import resolve_target
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")

@@ -27,11 +27,12 @@ from transformers.utils import logging
 
 from draftwise import SamplingParams, Speculator, zoo
 from draftwise.dist import overlap, ratio
-from draftwise.drafters import Context, DraftTask
-from draftwise.guides import Fixed
-from draftwise.nn import answered, distributions
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.guides.fixed import Fixed
+from draftwise.nn.sampling import distributions
+from draftwise.nn.transfer import answered
 from draftwise.policies.goodput.experience import WINDOW
-from draftwise_lab.zoo import drawn
+from draftwise_lab.zoo.samples import drawn
 
 DEPTH, PROMPT, GLANCE = 16, 16, 32
 """Tokens of a copied draft, of the prompt that is scored, and that a first impression reads."""

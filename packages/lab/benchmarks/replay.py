@@ -24,11 +24,14 @@ from rich.progress import track
 from shared.results import save
 from simulator_agrees import RETRIEVAL, TARGET_MS, table
 
-from draftwise.bench import ratio
+from draftwise.bench.paired import ratio
 from draftwise.policies.goodput.experience import WINDOW, Experience
 from draftwise.policies.goodput.policy import Goodput
 from draftwise.types import PLAIN, Decision, Evidence, Feedback, Plan
-from draftwise_lab.sim import Recorded, SimulatedRequest, Text, Track, first_impressions, runs_of
+from draftwise_lab.sim.environments.recorded import Recorded
+from draftwise_lab.sim.play import first_impressions
+from draftwise_lab.sim.request import SimulatedRequest
+from draftwise_lab.sim.text import Text, Track, runs_of
 
 LONGEST = 16
 BROKEN = 100

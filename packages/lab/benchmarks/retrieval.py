@@ -29,22 +29,15 @@ from shared.results import save
 from tokenizers import Tokenizer
 
 from draftwise import Speculator, zoo
-from draftwise.drafters import (
-    Context,
-    DatastoreDrafter,
-    Drafter,
-    DraftTask,
-    LookupDrafter,
-    SuffixDrafter,
-    most_frequent_path,
-    replacing,
-)
-from draftwise.drafters import DatastoreFile as Store
-from draftwise.drafters import continuation_tree as tree
-from draftwise.drafters import write_datastore as write
-from draftwise.guides import Fixed
+from draftwise.drafters.continuations import most_frequent_path, tree
+from draftwise.drafters.datastore import DatastoreDrafter
+from draftwise.drafters.datastore_file import Store, replacing, write
+from draftwise.drafters.lookup import LookupDrafter
+from draftwise.drafters.protocol import Context, Drafter, DraftTask
+from draftwise.drafters.suffix import SuffixDrafter
+from draftwise.guides.fixed import Fixed
 from draftwise.types import SamplingParams
-from draftwise_lab.zoo import sample
+from draftwise_lab.zoo.domains import sample
 
 LENGTH = 8
 PROMPT, OUTPUT = 100, 900

@@ -31,9 +31,10 @@ from rich.console import Console
 from rich.table import Table
 from shared.results import save
 
-from draftwise.bench import load_suite
+from draftwise.bench.suites import load_suite
 from draftwise.pool import resolve_target
-from draftwise_lab.bench import Load, Server, Volley, drive
+from draftwise_lab.bench.load.client import Server
+from draftwise_lab.bench.load.drive import Load, Volley, drive
 
 Side = tuple[Server, dict[str, Any]]
 """Where requests go, and what they say besides."""

@@ -27,8 +27,9 @@ from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo
-from draftwise_lab.sim import Contestant, CostTable, Recorded, Reference, fold
-from draftwise_lab.sim import play_all as play
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments.recorded import Recorded
+from draftwise_lab.sim.play import Contestant, Reference, fold, play
 
 TARGET_MS, DRAFTER_MS = (7.5, 0.2), (0.42, 0.02)
 RETRIEVAL = "lookup"

@@ -26,16 +26,11 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise.types import Floats
-from draftwise_lab.sim import (
-    REGIMES,
-    Match,
-    Outcome,
-    Recorded,
-    Setting,
-    make_match,
-    run_match,
-    setting,
-)
+from draftwise_lab.sim.costs import REGIMES
+from draftwise_lab.sim.environments.recorded import Recorded
+from draftwise_lab.sim.presets import Setting, setting
+from draftwise_lab.sim.run import Match, Outcome, run_match
+from draftwise_lab.sim.setup import make_match
 
 LENGTHS = (2, 4, 6, 8)
 SKIPPING = "panoramic:every=12,warmup=6,hybrid=6"

@@ -16,15 +16,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from draftwise_lab.sim import (
-    Match,
-    Outcome,
-    TruncatedGeometric,
-    make_match,
-    regret,
-    run_match,
-    setting,
-)
+from draftwise_lab.sim import regret
+from draftwise_lab.sim.environments.geometric import TruncatedGeometric
+from draftwise_lab.sim.presets import setting
+from draftwise_lab.sim.run import Match, Outcome, run_match
+from draftwise_lab.sim.setup import make_match
 
 LENGTH, PANEL = 4, ("ucbspec", "exp3spec", "ucb1:beta=1/divergence", "normalhedge")
 

@@ -19,15 +19,12 @@ from rich.table import Table
 
 from draftwise.registry import make_reward
 from draftwise.types import Evidence, Floats, Outcome
-from draftwise_lab.sim import (
-    Match,
-    SimulatedRequest,
-    best_plan_curve,
-    guides_of,
-    make_match,
-    run_match,
-    setting,
-)
+from draftwise_lab.sim.play import guides_of
+from draftwise_lab.sim.presets import setting
+from draftwise_lab.sim.regret import best_plan_curve
+from draftwise_lab.sim.request import SimulatedRequest
+from draftwise_lab.sim.run import Match, run_match
+from draftwise_lab.sim.setup import make_match
 
 REWARDS = {"BE": "length", "BD": "divergence"}
 ROUNDS = (5, 10, 20, 40, 60)

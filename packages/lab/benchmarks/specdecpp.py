@@ -24,24 +24,20 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise import zoo
-from draftwise.drafters import LMDrafter
-from draftwise.nn import load_model
-from draftwise.nn import save_acceptance_head as save_head
-from draftwise.train import (
-    HeadOptions,
-    Judged,
-    Label,
-    Setting,
-    Text,
-    draft_chains,
-    judge_all,
-    judge_texts,
-    measure_head,
-    train_head,
-)
-from draftwise_lab.bench import Field, Run, Way, draw, fixed_ways, head_ways
+from draftwise.drafters.lm import LMDrafter
+from draftwise.nn.acceptance_head import save as save_head
+from draftwise.nn.load import load_model
+from draftwise.train.chains import draft_chains
+from draftwise.train.head import HeadOptions, train_head
+from draftwise.train.head_run import Judged, Setting, judge_texts, measure_head
+from draftwise.train.judgements import Label, judge_all
+from draftwise.train.lesson import Text
 from draftwise_lab.bench.sweep import numbers as n
-from draftwise_lab.zoo import encode_prompt, heldout_answers, load_tokenizer, stop_texts
+from draftwise_lab.bench.sweep.figure import draw
+from draftwise_lab.bench.sweep.runs import Field, Run, Way, fixed_ways, head_ways
+from draftwise_lab.zoo.corpus import encode_prompt, load_tokenizer
+from draftwise_lab.zoo.evaluate import heldout_answers
+from draftwise_lab.zoo.stops import stop_texts
 
 IN_DOMAIN, OUT_OF_DOMAIN = ("sql", "translate", "edit", "prose"), ("python", "math")
 LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 14)

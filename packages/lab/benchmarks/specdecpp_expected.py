@@ -22,8 +22,9 @@ from rich.table import Table
 from shared.results import save
 from specdecpp import LENGTHS, Scene
 
-from draftwise.nn import load_acceptance_head as load
-from draftwise.train import MAX_LENGTH, Chains, draft_chains, measure_costs
+from draftwise.nn.acceptance_head import load
+from draftwise.train.chains import Chains, draft_chains
+from draftwise.train.speedup import MAX_LENGTH, measure_costs
 from draftwise.types import Costs
 
 THRESHOLDS = np.linspace(0.02, 0.98, 49)

@@ -23,8 +23,8 @@ from shared.results import save
 from specdecpp import Scene, contestants, make_field, play
 from stopping import PRICES
 
-from draftwise_lab.bench import Run, Way
 from draftwise_lab.bench.sweep import numbers as n
+from draftwise_lab.bench.sweep.runs import Run, Way
 
 
 def priced(run: Run, target: Cost, drafter: Cost) -> Run:

@@ -41,7 +41,7 @@ from shared.stopping_ways import (
 from transformers.utils import logging
 
 from draftwise import zoo
-from draftwise.bench import ratio
+from draftwise.bench.paired import ratio
 
 PRICES: dict[str, tuple[Cost, Cost]] = {
     "zoo": ((7.5, 0.2), (0.42, 0.02)),

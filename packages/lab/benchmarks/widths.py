@@ -20,7 +20,9 @@ from rich.table import Table
 from shared.results import save
 from transformers.utils import logging
 
-from draftwise.nn import CausalModel, load_model, put_back
+from draftwise.nn.layout import put_back
+from draftwise.nn.load import load_model
+from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target
 
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)

@@ -24,9 +24,10 @@ from shared.results import save
 from transformers.utils import logging
 
 from draftwise import Speculator, zoo
-from draftwise.bench import ratio
-from draftwise.drafters import Context, DraftTask, LMDrafter
-from draftwise.guides import Fixed
+from draftwise.bench.paired import ratio
+from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.guides.fixed import Fixed
 from draftwise.types import SamplingParams
 
 ALL = "everything"

@@ -17,7 +17,7 @@ import transformers
 from shared.results import save
 from transformers import CONFIG_MAPPING
 
-from draftwise.nn import tiny_module, windowed
+from draftwise.nn.tiny import tiny_module, windowed
 from draftwise.speculator import Speculator
 
 TYPES = ("mistral", "gemma3_text", "gpt_oss", "llama4_text")

@@ -17,24 +17,16 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise.types import Floats
-from draftwise_lab.sim import (
-    METASD_LENGTH,
-    CostTable,
-    Environment,
-    IndependentAlphas,
-    Outcome,
-    Reference,
-    Setting,
-    alpha_of,
-    best_plans,
-    fixed_path,
-    look_back,
-    make_match,
-    policy_seed,
-    results,
-    run_match,
-)
-from draftwise_lab.sim import play_all as play
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments import Environment
+from draftwise_lab.sim.environments.iid import IndependentAlphas
+from draftwise_lab.sim.hindsight import fixed_path
+from draftwise_lab.sim.play import Reference, play
+from draftwise_lab.sim.presets import Setting
+from draftwise_lab.sim.run import Outcome, best_plans, look_back, policy_seed, run_match
+from draftwise_lab.sim.setup import make_match
+from draftwise_lab.sim.summary import results
+from draftwise_lab.sim.tables import METASD_LENGTH, alpha_of
 
 Row = dict[str, Any]
 

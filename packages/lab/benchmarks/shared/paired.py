@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from draftwise.bench import Method, Timing, paired
+from draftwise.bench import paired
+from draftwise.bench.paired import Method, Timing
 
 __all__ = ["Method", "Timing", "measure", "report"]
 

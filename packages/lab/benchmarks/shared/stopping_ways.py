@@ -11,7 +11,7 @@ from fixed_costs import Cost, each
 from shared.clock import Priced
 
 from draftwise import Speculator
-from draftwise.engine import Round
+from draftwise.engine.records import Round
 
 DRAFTER = "generalist"
 FIXED = (1, 2, 3, 4, 6, 8)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench import Ratio, ratio
+from draftwise.bench.paired import Ratio, ratio
 from draftwise.types import NONE, DraftwiseError, Floats
 from draftwise_lab.sim.environments.rounds import RoundTrace
 from draftwise_lab.sim.report import report

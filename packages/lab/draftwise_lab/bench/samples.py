@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from draftwise.bench import DEFAULT, Run, Suite
-from draftwise.engine import TARGET, Detokenizer
+from draftwise.bench.methods import DEFAULT
+from draftwise.bench.runs import Run
+from draftwise.bench.suites import Suite
+from draftwise.engine.request import TARGET
+from draftwise.engine.text import Detokenizer
 
 _PROMPT_LINES = 5
 _TINT = "59"

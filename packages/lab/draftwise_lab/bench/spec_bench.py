@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench import Item, Run
+from draftwise.bench.runs import Run
+from draftwise.bench.suites import Item
 
 
 def write_answers(

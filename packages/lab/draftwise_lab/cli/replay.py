@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from draftwise import registry
-from draftwise.cli import Output, refusals, say
+from draftwise.cli.failures import Output, refusals, say
 from draftwise_lab.bench.replay import ADAPTIVE, WELL_COVERED, advise, play_trace, replay_report
 
 Trace = Annotated[

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise import registry
-from draftwise.cli import Output
+from draftwise.cli.failures import Output
 from draftwise.types import DraftwiseError
 from draftwise_lab.sim.presets import SETTINGS, setting
 from draftwise_lab.sim.report import report

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwise.nn import CausalModel
+    from draftwise.nn.model import CausalModel
 
 PIECE = 64
 """Types to a process."""
@@ -101,7 +101,7 @@ def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) 
     """
     from transformers import CONFIG_MAPPING
 
-    from draftwise.nn import tiny_config, tiny_module
+    from draftwise.nn.tiny import tiny_config, tiny_module
     from draftwise.types import DraftwiseError
 
     try:
@@ -135,7 +135,7 @@ def _try(name: str, module: Any, num_tokens: int) -> Finding:
             spread = 0.05 * float(weights.std()) if weights.numel() > 1 else 0.0
             weights.add_(torch.randn(weights.shape, generator=generator) * spread)
     if module.config._attn_implementation == "sdpa":
-        from draftwise.nn import attend_raggedly
+        from draftwise.nn.attention import attend_raggedly
 
         attend_raggedly(module)
     made = Speculator.from_pretrained(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from draftwise.cli import Output
+from draftwise.cli.failures import Output
 from draftwise.types import DraftwiseError
 from draftwise_lab.cli.survey import Finding, all_types, survey
 from draftwise_lab.cli.survey_page import findings_of, page

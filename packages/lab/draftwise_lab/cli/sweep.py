@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from draftwise.cli import Output, quiet, read_batch, refusals, refused_values
 from draftwise.cli import options as o
 from draftwise.cli import training as t
+from draftwise.cli.failures import Output, quiet, refusals, refused_values
+from draftwise.cli.prompts import read_batch
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ def sweep(
     the limit if every rejection were known in advance, and what forwards cost.
     """
     with quiet(), refused_values():
-        from draftwise.bench import command
-        from draftwise.bench.environment import environment
+        from draftwise.bench.environment import command, environment
         from draftwise_lab.bench.sweep.figure import draw, require_plots
         from draftwise_lab.bench.sweep.runs import Field, fixed_ways, head_ways
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from draftwise import zoo
-from draftwise.cli import Output, refusals
+from draftwise.cli.failures import Output, refusals
 from draftwise_lab.zoo.recipe import NOMINAL_MINUTES
 
 app = typer.Typer(no_args_is_help=True, help="The bundled tiny models: info, build.")

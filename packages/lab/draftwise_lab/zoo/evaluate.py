@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.train import Text, answer_logits, groups, measure_acceptance, pad
+from draftwise.train.distill import measure_acceptance
+from draftwise.train.lesson import Text, answer_logits, groups, pad
 from draftwise_lab.zoo.corpus import encode, encode_prompt
 from draftwise_lab.zoo.domains import SHARES
 from draftwise_lab.zoo.recipe import NUM_HELDOUT, SEED

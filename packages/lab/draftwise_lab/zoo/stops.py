@@ -7,7 +7,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.train import HeadOptions, Measured, Progress, Setting, Text, judge_texts, make_head
+from draftwise.train.head import HeadOptions
+from draftwise.train.head_run import Measured, Setting, judge_texts, make_head
+from draftwise.train.lesson import Text
+from draftwise.train.loop import Progress
 from draftwise_lab.zoo.domains import SHARES
 from draftwise_lab.zoo.recipe import GENERALIST, NUM_STOP_PROMPTS, SEED, STOP_LAYERS, STOP_W_REJ
 from draftwise_lab.zoo.samples import answers, head_prompts

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftwise.train import Progress, Settings, cross_entropy, deepen, fit, make_llama
+from draftwise.train.llama import deepen, make_llama
+from draftwise.train.loop import Progress, Settings, cross_entropy, fit
 from draftwise_lab.zoo.copying import prime_copying
 from draftwise_lab.zoo.corpus import batches
 from draftwise_lab.zoo.recipe import SEED, TARGET_PHASES, TOKENS_PER_STEP, Phase

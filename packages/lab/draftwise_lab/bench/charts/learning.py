@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench import Run
+from draftwise.bench.runs import Run
 from draftwise.types import Floats
 from draftwise_lab.bench.charts.canvas import (
     GRID,

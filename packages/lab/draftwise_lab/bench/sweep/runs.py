@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.drafters import LMDrafter
-from draftwise.engine import Round
-from draftwise.nn import CausalModel
+from draftwise.drafters.lm import LMDrafter
+from draftwise.engine.records import Round
+from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
