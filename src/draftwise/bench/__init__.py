@@ -1,4 +1,4 @@
-"""Side by side: suites of prompts, methods and peers, paired timing, and the report of it all."""
+"""Side by side: suites of prompts, methods and peers, paired timing."""
 
 from __future__ import annotations
 
