@@ -248,3 +248,42 @@ def test_every_export_is_there(package: Path) -> None:
         assert not isinstance(getattr(door, export), ModuleType), export
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         door.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "file", sorted(TESTS.rglob("test_*.py")), ids=lambda file: str(file.relative_to(TESTS))
+)
+def test_every_test_file_has_a_test(file: Path) -> None:
+    names = [
+        node.name
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    assert any(name.startswith("test_") for name in names)
+
+
+def test_public_names() -> None:
+    """A snapshot: what is added or taken away here is a decision."""
+    assert sorted(draftwise.__all__) == [
+        "Decision",
+        "Draft",
+        "DraftwiseError",
+        "Evidence",
+        "Feedback",
+        "Plan",
+        "Result",
+        "Round",
+        "SamplingParams",
+        "Scores",
+        "Speculator",
+        "Verdict",
+        "make_guide",
+        "make_policy",
+        "make_reward",
+        "transformers",
+        "verify",
+    ]
+    for name in draftwise.__all__:
+        assert getattr(draftwise, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = draftwise.nonsense
