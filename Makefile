@@ -6,8 +6,9 @@ PIP := -m pip install --quiet --disable-pip-version-check
 # Compiling every module is half of pip's time, and few of them are ever imported: --no-compile.
 INSTALL := $(BIN)/python $(PIP) --no-compile -c constraints.txt
 RUN := .venv/.installed
-TEST := .venv/.with-test
-DEV := .venv/.with-dev
+LAB := .venv/.with-lab
+TEST := .venv/.with-test $(LAB)
+DEV := .venv/.with-dev $(LAB)
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs docs-typed fix lint mutants pictures test test-vllm types
@@ -35,8 +36,8 @@ mutants: $(TEST) .venv/.with-mutation
 	$(BIN)/python -m benchmarks mutants --out benchmarks/results/mutants.json
 
 lint: $(DEV)
-	$(BIN)/ruff check src tests examples benchmarks scripts docs/site.py
-	$(BIN)/ruff format --check src tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff check src packages/lab tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff format --check src packages/lab tests examples benchmarks scripts docs/site.py
 
 types: $(DEV)
 	$(BIN)/mypy
@@ -63,7 +64,7 @@ bench-docs: $(TEST)
 	$(BIN)/python -m benchmarks tables
 
 pictures: $(TEST)
-	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python -m benchmarks pictures
 
 # Every command and code block of the README and the docs, typed in a fresh clone and a fresh environment:
 # an hour or two, less when it goes on after an interruption. The tests type those that are quick.
@@ -78,12 +79,17 @@ dist: $(DEV)
 	$(BIN)/python -m pytest -q tests/dist_e2e/e2e_wheel.py
 
 fix: $(DEV)
-	$(BIN)/ruff check --fix src tests examples benchmarks scripts docs/site.py
-	$(BIN)/ruff format src tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff check --fix src packages/lab tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff format src packages/lab tests examples benchmarks scripts docs/site.py
 
 $(RUN): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -e .
+	touch $@
+
+# The lab: simulator, studies and benchmarks.
+$(LAB): $(RUN) packages/lab/pyproject.toml
+	$(INSTALL) -e packages/lab
 	touch $@
 
 # The same with an extra of pyproject.toml.
@@ -93,7 +99,7 @@ $(RUN): pyproject.toml constraints.txt
 
 # Other people's clients (npm and pip needed) on a live server; see docs/serving.md.
 conformance: $(TEST)
-	benchmarks/conformance/run.sh
+	packages/lab/benchmarks/conformance/run.sh
 
 # Inside a real vLLM: its CPU build in an environment of its own (3.5 GB). The CUDA builds of
 # torchvision and its like, which come with it, do not load beside a CPU torch. OpenMP and malloc are

@@ -7,17 +7,26 @@ from typing import Any
 
 import torch
 
-from draftwise.nn.dflash import BlockShape, DFlashHead
-from draftwise.nn.eagle import EagleConfig, EagleHead
-from draftwise.nn.eagle_files import default_taps
-from draftwise.nn.features import Features
-from draftwise.nn.medusa import MedusaHeads
-from draftwise.nn.model import CausalModel
-from draftwise.nn.mtp import MtpHead, MtpStyle
-from draftwise.train.eagle import draft_vocabulary, new_head, train_eagle
-from draftwise.train.lesson import Text
-from draftwise.train.loop import Settings
-from draftwise.train.observed import observed_batches
+from draftwise.nn import (
+    BlockShape,
+    CausalModel,
+    DFlashHead,
+    EagleConfig,
+    EagleHead,
+    Features,
+    MedusaHeads,
+    MtpHead,
+    MtpStyle,
+    default_taps,
+)
+from draftwise.train import (
+    Settings,
+    Text,
+    draft_vocabulary,
+    new_head,
+    observed_batches,
+    train_eagle,
+)
 
 
 def eagle_config(target: CausalModel, generation: int = 3, **changes: Any) -> EagleConfig:

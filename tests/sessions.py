@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from draftwise.dist import overlap, ratio
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.nn.transfer import answered
+from draftwise.drafters import Context, DraftTask
+from draftwise.nn import answered
 from draftwise.types import Draft, Scores
 
 

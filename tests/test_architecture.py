@@ -1,4 +1,4 @@
-"""The house: who may import whom, what stays free of torch, how long a function may be.
+"""The house: who may import whom, what stays free of torch, and what tests may import.
 
 The table is DESIGN's: imports run one way. An arrow that is not in it fails here, and the cure is
 to move code, not to lengthen the table.
@@ -7,9 +7,12 @@ to move code, not to lengthen the table.
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,7 +22,18 @@ ROOT = Path(draftwise.__file__).parent
 TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-WORDS = {"errors", "checks", "types", "protocols", "dist", "lines", "bundle", "colours", "install"}
+WORDS = {
+    "errors",
+    "checks",
+    "types",
+    "protocols",
+    "dist",
+    "lines",
+    "bundle",
+    "colours",
+    "install",
+    "lazy",
+}
 FACADE = {"learning", "pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
@@ -34,6 +48,7 @@ ARROWS: dict[str, set[str]] = {
     "lines": {"errors"},
     "colours": set(),
     "bundle": set(),
+    "lazy": set(),
     "protocols": {"types"},
     "rewards": WORDS,
     "feedback": WORDS | {"rewards"},
@@ -41,11 +56,10 @@ ARROWS: dict[str, set[str]] = {
     "guides": WORDS,
     "presets": {"types", "checks"},
     "registry": WORDS | {"feedback"},
-    "sim": WORDS | {"rewards", "feedback", "policies", "guides", "registry"},
     "nn": WORDS,
     "drafters": WORDS | {"nn", "guides.fixed"},
     "train": WORDS | {"nn", "drafters", "chat"},
-    "zoo": WORDS | {"nn", "drafters", "train"},
+    "zoo": WORDS,
     "engine": WORDS | {"chat", "feedback", "nn", "drafters.protocol"},
     "real": WORDS | {"nn", "drafters", "train"},
     "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
@@ -66,6 +80,7 @@ WITHOUT_TORCH = {
     "lines",
     "colours",
     "bundle",
+    "lazy",
     "protocols",
     "rewards",
     "feedback",
@@ -74,30 +89,36 @@ WITHOUT_TORCH = {
 } | {
     "presets",
     "registry",
-    "sim",
     "specs",
 }
-MAX_BODY = 50
 
 
 def room_of(file: Path) -> str:
     return file.relative_to(ROOT).with_suffix("").parts[0]
 
 
-def imports_of(file: Path) -> set[str]:
-    """Full names of all modules that a file imports, wherever it does."""
+def imports_of(file: Path, *, at_run_time: bool = False) -> set[str]:
+    """Full names of all modules, and of all names in them, that a file imports, wherever it does.
+
+    at_run_time: without those below ``if TYPE_CHECKING:``.
+    """
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    if at_run_time:
+        tree.body = [node for node in tree.body if not _is_for_types(node)]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: imports are absolute here"
-            module = node.module or ""
-            if module == "draftwise":
-                found |= {f"draftwise.{alias.name}" for alias in node.names}
-            else:
-                found.add(module)
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names if node.module == "draftwise" else {node.module or ""}
+            found |= names if at_run_time else set()
     return found
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def is_allowed(imported: str, room: str) -> bool:
@@ -108,6 +129,32 @@ def is_allowed(imported: str, room: str) -> bool:
         or parts[0] == room
         or not {parts[0], ".".join(parts[:2])}.isdisjoint(ARROWS[room])
     )
+
+
+LAB = ROOT.parents[1] / "packages" / "lab" / "draftwise_lab"
+
+
+def name_of(file: Path) -> str:
+    """The module or package that a file of the product or of the lab is."""
+    root = LAB if LAB in file.parents else ROOT
+    parts = file.relative_to(root.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def test_the_product_never_imports_the_lab() -> None:
+    """The lab is found through its entry points, if it is installed."""
+    arrows = [f"{file.relative_to(ROOT)}: {name}" for file in FILES for name in imports_of(file)]
+    assert [arrow for arrow in arrows if "draftwise_lab" in arrow] == []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Product and lab together, without what is imported for type checkers only."""
+    files = {name_of(file): file for root in (ROOT, LAB) for file in root.rglob("*.py")}
+    graph = {
+        name: {each for each in imports_of(file, at_run_time=True) if each in files} - {name}
+        for name, file in files.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
 
 
 def test_every_room_is_in_the_table() -> None:
@@ -152,15 +199,12 @@ def test_no_torch_at_run_time() -> None:
     """Importing every module of these rooms, and making every policy, leaves torch alone."""
     modules = [
         "draftwise",
-        *(
-            ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
-            for file in FILES
-            if room_of(file) in WITHOUT_TORCH and "plots" not in file.name
-        ),
+        *(name_of(file) for file in FILES if room_of(file) in WITHOUT_TORCH),
+        *(name_of(file) for file in LAB.glob("sim/**/*.py") if "plots" not in file.name),
     ]
     program = f"""
 import importlib, sys
-for name in {[m.removesuffix(".__init__") for m in modules]!r}:
+for name in {modules!r}:
     importlib.import_module(name)
 import draftwise
 from draftwise.registry import POLICIES
@@ -174,26 +218,53 @@ print(sorted(name for name in ("torch", "transformers", "matplotlib") if name in
         capture_output=True,
         text=True,
         check=False,
-        env={"PYTHONPATH": str(ROOT.parent), "PATH": ""},
+        env={"PYTHONPATH": f"{ROOT.parent}:{LAB.parent}", "PATH": ""},
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without its signature and docstring."""
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+DOORS = ("draftwise.integrations.vllm", "draftwise.integrations.transformers")
+"""Packages below a package that are interfaces of their own."""
+INSIDE = ("draftwise.policies.goodput.",)
+"""Packages whose parts are tested one by one."""
 
 
-def test_functions_are_short() -> None:
-    long = {
-        f"{file.relative_to(ROOT)}: {node.name}": num
-        for file in FILES
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and (num := body_lines(node)) > MAX_BODY
+@pytest.mark.parametrize("file", sorted(TESTS.rglob("*.py")), ids=lambda f: f.stem)
+def test_tests_import_packages_not_their_modules(file: Path) -> None:
+    """What a package exports is its interface; where a name lies inside may change."""
+    deep = {
+        name
+        for name in imports_of(file)
+        if name.startswith("draftwise") and name.count(".") > 1
+        if name not in DOORS and not name.startswith(INSIDE)
     }
-    assert long == {}
+    assert deep == set()
+    if "lab" not in file.parts:  # the product's tests run without the lab
+        assert not [name for name in imports_of(file) if name.startswith("draftwise_lab")]
+
+
+PACKAGES = sorted(file for root in (ROOT, LAB) for file in root.rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
+def test_every_export_is_there(package: Path) -> None:
+    """Every name that a package lists is found, also when a module of that name exists."""
+    if "exports(__name__)" not in package.read_text(encoding="utf-8"):
+        return
+    door = importlib.import_module(name_of(package))
+    listed = [
+        alias.asname or alias.name
+        for block in ast.parse(package.read_text(encoding="utf-8")).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert listed
+    for export in listed:
+        assert not isinstance(getattr(door, export), ModuleType), export
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        door.nonsense  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from chatting import TEMPLATE, VOCAB, chat_tokenizer
 from draftwise import DraftwiseError, Speculator, chat
-from draftwise.engine.options import Options
+from draftwise.engine import Options
 from models import tiny_model
 
 ASKED = [{"role": "user", "content": "Hello there"}]

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from bench.test_results import made_up
-from draftwise.bench.page import STYLE
-from draftwise.bench.report import report_colours
-from draftwise.cli.show import colours
+from draftwise.cli import colours
 from draftwise.colours import PALETTE, drafter_colours, luminance
-from draftwise.serve.page import PAGE
+from draftwise.serve import PAGE
+from draftwise_lab.bench import STYLE, report_colours
 
 NAMES = [f"drafter{index}" for index in range(40)]
 BACKGROUNDS = sorted(set(re.findall(r"--(?:back|card): (#[0-9a-f]{6})", STYLE + PAGE.text)))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from draftwise.registry import REWARDS, make_reward
-from draftwise.rewards.estimators import tokens_by_products, tokens_by_ratios, tokens_by_verdict
+from draftwise.rewards import tokens_by_products, tokens_by_ratios, tokens_by_verdict
 from draftwise.types import PLAIN, DraftwiseError, Outcome, Plan
 
 Law = list[Fraction]

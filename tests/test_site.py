@@ -48,8 +48,10 @@ def test_the_pictures_are_those_of_the_script(
 ) -> None:
     """Drawn again, they say the same: every label, from the phases to the tokens of the tree."""
     monkeypatch.setattr(sys, "argv", ["pictures", "--out", str(tmp_path)])
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    runpy.run_path(str(ROOT / "benchmarks" / "pictures.py"), run_name="__main__")
+    monkeypatch.syspath_prepend(str(ROOT / "packages" / "lab" / "benchmarks"))
+    runpy.run_path(
+        str(ROOT / "packages" / "lab" / "benchmarks" / "pictures.py"), run_name="__main__"
+    )
     kept = sorted((DOCS / "pictures").glob("*.svg"))
     assert [picture.name for picture in kept] == ["cache.svg", "loop.svg", "price.svg", "tree.svg"]
     for picture in kept:

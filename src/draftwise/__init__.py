@@ -1,12 +1,13 @@
 """draftwise: faster text from any Hugging Face causal LM, losslessly, learning as it goes.
 
-Importing this package imports nothing else; each name is imported on first use.
+Importing this package imports no other package; each name is imported on first use.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from draftwise.lazy import exports
 
 if TYPE_CHECKING:
     from draftwise.engine.generation import Result as Result
@@ -49,26 +50,7 @@ __all__ = [
     "verify",
 ]
 
-_ELSEWHERE = {
-    "Result": "engine.generation:Result",
-    "Round": "engine.records:Round",
-    "Speculator": "speculator:Speculator",
-    "make_guide": "registry:make_guide",
-    "make_policy": "registry:make_policy",
-    "make_reward": "registry:make_reward",
-    "transformers": "integrations.transformers:CustomGenerate",
-    "verify": "engine.verify:verify",
-}
-"""Where the names are that do not stand in ``types``."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'draftwise' has no attribute {name!r}")
-    module, _, attribute = _ELSEWHERE.get(name, f"types:{name}").partition(":")
-    found = getattr(importlib.import_module(f"draftwise.{module}"), attribute)
-    globals()[name] = found
-    return found
+__getattr__, _ = exports(__name__)
 
 
 def __dir__() -> list[str]:

@@ -26,3 +26,17 @@ def command(*extras: str) -> str:
 def hint(*extras: str) -> str:
     """The line for these extras in an error message: it also says where to type it."""
     return command(*extras) + ("" if IS_PUBLISHED else " in your checkout of draftwise")
+
+
+def lab_command() -> str:
+    """The line for the lab: simulator, replay, reports and studies.
+
+    >>> lab_command()
+    'pip install -e packages/lab'
+    """
+    return "pip install draftwise-lab" if IS_PUBLISHED else "pip install -e packages/lab"
+
+
+def lab_hint() -> str:
+    """The same in an error message."""
+    return lab_command() + ("" if IS_PUBLISHED else " in your checkout of draftwise")

@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from draftwise import Speculator
-from draftwise.bench.contest import Contest, Contestant, Encoder, make_contestants
-from draftwise.bench.ours import Asked, Reply
-from draftwise.bench.results import make_sheet, results
-from draftwise.bench.runs import Store
-from draftwise.bench.session import measure
-from draftwise.bench.suites import Item
-from draftwise.bench.wish import Wish, prepare
+from draftwise.bench import (
+    Asked,
+    Contest,
+    Contestant,
+    Encoder,
+    Item,
+    Reply,
+    Store,
+    Wish,
+    make_contestants,
+    make_sheet,
+    measure,
+    prepare,
+)
+from draftwise.bench import results_of as results
 from draftwise.types import DraftwiseError
 
 ITEMS = [Item("0", "x", ("abc abc abc",)), Item("1", "y", ("Hello", "And?"), "writing")]
@@ -117,8 +125,8 @@ def test_an_end_in_the_middle_keeps_what_was_measured_and_goes_on(
 ) -> None:
     wish = wish_for(tmp_path, questions)
     suite, store = prepare(wish)
-    # 3 asks of the first look, 3 of the warm-up, then 3 a turn: ends in the middle of turn three
-    left = [3 + 3 + 3 + 3 + 2]
+    # 3 asks of the warm-up, then 3 a turn: ends in the middle of turn three
+    left = [3 + 3 + 3 + 2]
 
     def goes_on() -> bool:
         left[0] -= 1

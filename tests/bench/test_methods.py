@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftwise.bench.charts.canvas import family, short
-from draftwise.bench.methods import Known, Ours, Peer, check_methods, expand, parse_method
+from draftwise.bench import Known, Ours, Peer, check_methods, expand, parse_method
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
@@ -71,10 +70,3 @@ def test_names_are_checked_before_anything_is_known_of_drafters() -> None:
     check_methods(["presets", "fixed:whoeverx3"])
     with pytest.raises(DraftwiseError, match="unknown method"):
         check_methods(["nope"])
-
-
-def test_families_and_short_names() -> None:
-    assert [family(m) for m in ("draftwise", "metasd@4", "fixed:ax1", "transformers", "plain")] == [
-        "draftwise", "preset", "fixed", "peer", "plain",
-    ]  # fmt: skip
-    assert short("transformers") == "hf generate"

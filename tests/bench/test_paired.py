@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.bench.paired import Timing, measure, ratio, turns
+from draftwise.bench import Timing, ratio, turns
+from draftwise.bench import measure_pairs as measure
 
 
 def timing(seed: int, speedup: float, num: int = 30, noise: float = 0.1) -> Timing:

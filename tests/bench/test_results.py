@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwise.bench.results import cautions, make_sheet, results
-from draftwise.bench.runs import Run, Store, whole_turns
+from draftwise.bench import Run, Store, cautions, make_sheet, whole_turns
+from draftwise.bench import results_of as results
 from draftwise.types import DraftwiseError
 
 SECONDS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftwise import zoo
-from draftwise.bench.suites import load_suite
+from draftwise.bench import load_suite
 from draftwise.types import DraftwiseError
 
 

@@ -11,8 +11,7 @@ from chatting import TEMPLATE, save_chat_model
 from cli.conftest import Run, run_command
 from cli.models_on_disk import make_target, save_model
 from draftwise import Speculator
-from draftwise.nn.eagle_save import save_head
-from draftwise.nn.load import load_model
+from draftwise.nn import load_model, save_head
 from eagles import eagle_head
 
 

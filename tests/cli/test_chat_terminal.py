@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from chatting import save_chat_model
-from draftwise.cli.show import Wrap
+from draftwise.cli import Wrap
 
 PROGRAM = """
 import fcntl, os, sys, termios

@@ -14,15 +14,11 @@ from rich.text import Text
 
 from cli.conftest import Ran, run_command
 from draftwise import zoo
-from draftwise.cli.demo_prompts import CHATS, choose_prompts
-from draftwise.cli.race import Lane, race
-from draftwise.cli.report import Pair, report
-from draftwise.cli.show import colours
-from draftwise.cli.stage import Stage
+from draftwise.cli import CHATS, Lane, Pair, Stage, choose_prompts, colours
+from draftwise.cli import demo_report as report
+from draftwise.cli import run_race as race
 from draftwise.colours import PALETTE
-from draftwise.engine.generation import Result
-from draftwise.engine.records import Round
-from draftwise.engine.request import Stats
+from draftwise.engine import Result, Round, Stats
 from draftwise.types import Plan
 
 PROMPTS = {"letters": ["abc abc", "xyz xyz"], "mixed": ["abc 123", "1 2 3"]}

@@ -15,11 +15,9 @@ import pytest
 
 from chatting import save_chat_model
 from cli.conftest import run_command
-from draftwise.cli import COMMANDS, Commands, train_drafter, train_eagle, train_head
-from draftwise.cli.load import DTYPES
-from draftwise.nn.eagle_save import LAYOUTS
-from draftwise.train.drafter import LossName
-from draftwise.train.judgements import Label
+from draftwise.cli import COMMANDS, DTYPES, Commands, train_drafter, train_eagle, train_head
+from draftwise.nn import LAYOUTS
+from draftwise.train import Label, LossName
 
 MOST_CPU_S = 2.0
 PYTHON = r"\w\(|\b\w+=\.\.\.|\w\.\w+_\w+|Error\b|codec|unpack|Traceback|None"

@@ -10,8 +10,10 @@ import pytest
 
 from cli.conftest import run_command
 from draftwise import DraftwiseError
-from draftwise.cli import training as t
-from draftwise.cli.lock import alone_in
+from draftwise.cli import alone_in, claim
+from modules import module_of
+
+t = module_of(claim)
 
 HOLD = (
     "import sys; from pathlib import Path; from draftwise.cli.lock import alone_in\n"

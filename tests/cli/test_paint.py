@@ -9,9 +9,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from cli.models_on_disk import save_tokenizer
-from draftwise.cli.show import colours, painted, percentages, total
-from draftwise.engine.paint import Painter, held_back
-from draftwise.engine.request import Stats
+from draftwise.cli import colours, painted, percentages, total
+from draftwise.engine import Painter, Stats, held_back
 
 
 def _round(tokens: list[int], source: str) -> Any:

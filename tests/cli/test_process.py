@@ -18,7 +18,7 @@ import pytest
 import draftwise
 from cli.conftest import run_command
 from cli.models_on_disk import make_target, save_model
-from draftwise.cli.failures import refusals
+from draftwise.cli import refusals
 
 COMMAND = [sys.executable, "-m", "draftwise"]
 MANY = ["--max-new-tokens", "150000", "--ignore-eos", "--preset", "plain"]

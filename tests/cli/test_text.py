@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from cli.models_on_disk import save_tokenizer
-from draftwise.engine.text import Detokenizer
+from draftwise.engine import Detokenizer
 
 
 @pytest.mark.parametrize("sizes", [(9, 9, 8), (1,) * 26, (13, 13), (3, 4, 5, 14), (26,), (25, 1)])

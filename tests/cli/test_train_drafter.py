@@ -14,25 +14,29 @@ from safetensors.torch import load_file, save_file
 
 from cli.conftest import Ran, run_command
 from cli.models_on_disk import make_target, save_model
-from draftwise.drafters.lm import LMDrafter
-from draftwise.nn.borrower import load_borrower, save_borrower
-from draftwise.nn.load import load_model
+from draftwise.drafters import LMDrafter
+from draftwise.nn import load_borrower, load_model, save_borrower
 from draftwise.pool import load_drafters
-from draftwise.train.distill import measure_acceptance
-from draftwise.train.drafter import (
+from draftwise.train import (
+    MAX_LENGTH,
     DrafterOptions,
+    Text,
+    answer_logits,
+    break_even,
     drafter_batches,
     drafter_settings,
     first_layers,
+    measure_acceptance,
+    measure_costs,
     narrow,
+    speedups,
     train_drafter,
 )
-from draftwise.train.lesson import Text, answer_logits
-from draftwise.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 from draftwise.types import DraftwiseError
 from engine.pairs import PROMPTS as PROMPTS_READ
 from engine.pairs import plain_greedy, reader
 from models import CONFIGS, tiny_model
+from modules import module_of
 
 PROMPTS = [f"say {word} and more" for word in ("one", "two", "three", "four", "five", "six")] * 4
 
@@ -241,7 +245,7 @@ def test_states_that_do_not_fit_are_computed_as_they_are_needed(
     target, options = tiny_model(), DrafterOptions(tokens_per_batch=64)
     texts = [Text(tuple((7 * i + 3 * j) % 60 + 1 for j in range(16)), 4) for i in range(12)]
     kept = drafter_batches(target, texts, options, tmp_path)
-    monkeypatch.setattr("draftwise.train.drafter.MOST_KEPT_BYTES", 0)
+    monkeypatch.setattr(module_of(drafter_batches), "MOST_KEPT_BYTES", 0)
     live = drafter_batches(target, texts, options, tmp_path / "none")
     assert not (tmp_path / "none").exists()
     for step in range(4):

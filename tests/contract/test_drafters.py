@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from draftwise import registry
-from draftwise.drafters.lm import LMReader
-from draftwise.drafters.protocol import Context, Drafter, DraftTask
-from draftwise.guides.fixed import Fixed
+from draftwise.drafters import Context, Drafter, DraftTask, LMReader
+from draftwise.guides import Fixed
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
 from eagles import features_of

@@ -14,7 +14,7 @@ import torch
 
 from draftwise import Draft, make_guide, verify
 from draftwise.dist import draw
-from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.drafters import Context, DraftTask
 from draftwise.protocols import Guide
 from draftwise.registry import GUIDES
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftwise.drafters.lookup import LookupDrafter
-from draftwise.drafters.retrieval import RetrievalSession
+from draftwise.drafters import LookupDrafter, RetrievalSession
 from draftwise.types import Draft
 
 

@@ -12,17 +12,18 @@ import numpy as np
 import torch
 
 from draftwise import registry
-from draftwise.drafters.datastore import DatastoreDrafter
-from draftwise.drafters.datastore_file import replacing, write
-from draftwise.drafters.dflash import DFlashDrafter
-from draftwise.drafters.eagle import EagleDrafter
-from draftwise.drafters.lm import LMDrafter
-from draftwise.drafters.lm_window import Window
-from draftwise.drafters.medusa import MedusaDrafter
-from draftwise.drafters.protocol import Drafter
-from draftwise.nn.dflash import BlockShape
-from draftwise.nn.lent import LentHead
-from draftwise.nn.model import CausalModel
+from draftwise.drafters import (
+    DatastoreDrafter,
+    DFlashDrafter,
+    Drafter,
+    EagleDrafter,
+    LMDrafter,
+    MedusaDrafter,
+    Window,
+    replacing,
+)
+from draftwise.drafters import write_datastore as write
+from draftwise.nn import BlockShape, CausalModel, LentHead
 from draftwise.presets import Preset
 from draftwise.registry import Table
 from draftwise.speculator import Speculator

@@ -12,9 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from draftwise.drafters.lm import LMDrafter
-from draftwise.nn.cache import UNLIMITED, RaggedCache
-from draftwise.nn.logits import Logits
+from draftwise.drafters import LMDrafter
+from draftwise.nn import UNLIMITED, Logits, RaggedCache
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import Decision, DraftStep, Feedback, Floats

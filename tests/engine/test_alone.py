@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from draftwise import Speculator
-from draftwise.engine.engine import Engine
-from draftwise.engine.request import Request
-from draftwise.nn.sampling import warped
+from draftwise.engine import Engine, Request
+from draftwise.nn import warped
 from draftwise.presets import Preset
 from draftwise.types import Decision, DraftwiseError, SamplingParams, Scores, TreeShape
 from engine.faults import NONSENSE, Faulty, Odd, each, raising
@@ -169,7 +168,7 @@ def test_a_bias_that_its_caller_changes_later_stays_as_it_was_checked() -> None:
 
 
 def test_without_a_request_to_blame_editing_logits_raises() -> None:
-    from draftwise.nn.sampling import Span
+    from draftwise.nn import SampledSpan as Span
 
     with pytest.raises((IndexError, RuntimeError)):
         warped(torch.zeros(1, 4), [Span(SamplingParams(logit_bias={9: 1.0}), 1)])

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.drafters.neural import NeuralSession
-from draftwise.engine.backlog import FEW
-from draftwise.engine.pace import LEAST_PIECE
+from draftwise.drafters import NeuralSession
+from draftwise.engine import FEW, LEAST_PIECE
 from draftwise.types import Decision
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.test_engine import LONG, ask, run

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.engine.generation import Generation
-from draftwise.engine.options import RequestParams
-from draftwise.engine.text import Ending
-from draftwise.nn.cache import BLOCK
+from draftwise.engine import Ending, Generation, RequestParams
+from draftwise.nn import BLOCK
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams, TreeShape
 from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, reader, speculator

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.engine.costs import CostMeter, _fit, _Samples, _seconds
+from draftwise.engine import CostMeter
+from modules import module_of
+
+costs = module_of(CostMeter)
+_fit, _Samples, _seconds = costs._fit, costs._Samples, costs._seconds
 
 
 def metered(*samples: tuple[int, float], rows: int = 1) -> CostMeter:

@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from draftwise import registry
-from draftwise.drafters.datastore import DatastoreDrafter
-from draftwise.drafters.datastore_file import Store, replacing, write
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.drafters.retrieval import LONGEST_MATCH
-from draftwise.drafters.suffix_array import sort_suffixes
-from draftwise.guides.fixed import Fixed
+from draftwise.drafters import (
+    LONGEST_MATCH,
+    Context,
+    DatastoreDrafter,
+    DraftTask,
+    replacing,
+    sort_suffixes,
+)
+from draftwise.drafters import DatastoreFile as Store
+from draftwise.drafters import write_datastore as write
+from draftwise.guides import Fixed
 from draftwise.pool import load_drafters
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import target

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters import eagle as eagle_module
-from draftwise.drafters.eagle import EagleReader
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.fixed import Fixed
-from draftwise.nn.eagle_save import save_head
-from draftwise.nn.model import CausalModel
-from draftwise.nn.sampling import distributions
+from draftwise.drafters import Context, DraftTask, EagleReader
+from draftwise.guides import Fixed
+from draftwise.nn import CausalModel, Features, distributions, save_head
 from draftwise.policies.goodput.looks import LOOK_TOKENS
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from eagles import eagle_head, features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator
 from engine.scripted import Playlist
+from modules import module_of
 from sessions import Driven, opened
+
+eagle_module = module_of(EagleReader)
+model_module = module_of(CausalModel)
 
 TARGET = eagle_target("llama", 64)
 SAMPLED = SamplingParams(temperature=1.0)
@@ -144,7 +144,7 @@ def test_teeth_states_of_one_token_before(monkeypatch: pytest.MonkeyPatch) -> No
         states = sound(self, taps, max(0, start - 1), end - 1)
         return states if start else torch.cat((states[:1], states))
 
-    monkeypatch.setattr("draftwise.nn.features.Features.get", get)
+    monkeypatch.setattr(Features, "get", get)
     assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
 
 
@@ -161,8 +161,8 @@ def test_q_is_what_the_head_says_with_the_targets_own_states() -> None:
     (draft,) = session.propose([DraftTask(context, 1, Fixed())])
     (scores,) = session.score([context], everything=True)
     head, states = eagle().head, context.features.get(eagle().head.config.taps, 0, len(text) - 1)
-    from draftwise.nn.cache import RaggedCache
-    from draftwise.nn.eagle_read import read
+    from draftwise.nn import RaggedCache
+    from draftwise.nn import read_head as read
 
     (found,) = read(head, RaggedCache(1, 80), [0], [text[1:]], [head.fuse(states)])
     q = head.logits(found).softmax(-1).numpy()

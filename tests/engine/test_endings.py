@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftwise.engine.text import Answer, Ending
+from draftwise.engine import Answer, Ending
 from draftwise.speculator import Speculator
 from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, speculator
 from engine.scripted import PROMPT, byte_tokenizer, scripted

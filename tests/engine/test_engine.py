@@ -15,13 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters.neural import NeuralSession
-from draftwise.drafters.retrieval import RetrievalSession
-from draftwise.engine.engine import Engine
-from draftwise.engine.pace import LEAST_PIECE
-from draftwise.engine.request import Request
-from draftwise.nn.attention import RAGGED
-from draftwise.nn.model import CausalModel
+from draftwise.drafters import NeuralSession, RetrievalSession
+from draftwise.engine import LEAST_PIECE, Engine, Request
+from draftwise.nn import RAGGED, CausalModel
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters.lm import LMDrafter
-from draftwise.nn.model import CausalModel
+from draftwise.drafters import LMDrafter
+from draftwise.nn import CausalModel
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import SamplingParams, TreeShape

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.drafters.lookup import LONGEST_MATCH, LookupDrafter
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.fixed import Fixed
+from draftwise.drafters import LONGEST_MATCH, Context, DraftTask, LookupDrafter
+from draftwise.guides import Fixed
 from draftwise.types import SamplingParams
 from sessions import opened
 

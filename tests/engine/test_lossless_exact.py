@@ -19,8 +19,10 @@ import pytest
 
 from draftwise import Draft, verify
 from draftwise.dist import draw
-from draftwise.engine import verify as verify_module
 from engine.exact import VOCAB, Law, Model, World, completed, law, model, own_law, texts_of
+from modules import module_of
+
+verify_module = module_of(verify)
 
 Procedure = Callable[[World], tuple[int, ...]]
 

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from draftwise.engine.loop import Loop
-from draftwise.engine.turn import Turn
+from draftwise.engine import Loop, Turn
 from draftwise.errors import DraftwiseError
-from draftwise.nn.cache import RaggedCache
+from draftwise.nn import RaggedCache
 from draftwise.registry import FEEDBACKS, GUIDES, POLICIES, REWARDS
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape

@@ -31,14 +31,19 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from draftwise.drafters import chain as chain_module
-from draftwise.engine import judging as judging_module
-from draftwise.nn import verify as verify_module
+from draftwise.drafters import Chain
+from draftwise.engine import judge_all
+from draftwise.nn import judge
 from draftwise.registry import GUIDES
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, SamplingParams, TreeShape
 from engine.pairs import spec, speculator, target
 from engine.scripted import Alternating
+from modules import module_of
+
+chain_module = module_of(Chain)
+judging_module = module_of(judge_all)
+verify_module = module_of(judge)
 
 VOCAB = 6
 LENGTH = 4

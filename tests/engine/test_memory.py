@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from draftwise import DraftwiseError, Speculator
-from draftwise.engine.memory import UnusableState, hold
+from draftwise.engine import UnusableState, hold
 from draftwise.policies.goodput.policy import Goodput
 from draftwise.registry import POLICIES
 from engine.pairs import POOLS, speculator

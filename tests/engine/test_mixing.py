@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.drafters.protocol import Context
-from draftwise.engine import loop
+from draftwise.drafters import Context
+from draftwise.engine import Loop
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, Costs, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, drafters, speculator
@@ -18,7 +18,10 @@ from engine.scripted import Alternating, mixing
 from engine.test_lossless_greedy import assert_greedy
 from engine.test_lossless_sampled import LEVEL, SAMPLING, VOCAB, smallest_p_value
 from models import CONFIGS
+from modules import module_of
 from sessions import opened
+
+loop = module_of(Loop)
 
 RETRIEVAL = ["lookup", "suffix", "datastore"]
 

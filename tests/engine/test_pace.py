@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.drafters.neural import NeuralSession
-from draftwise.drafters.retrieval import RetrievalSession
-from draftwise.engine.pace import LARGEST_PIECE, LEAST_PIECE, Pace
+from draftwise.drafters import NeuralSession, RetrievalSession
+from draftwise.engine import LARGEST_PIECE, LEAST_PIECE, Pace
 from draftwise.policies.goodput.policy import Goodput
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.test_engine import LONG, ask, run

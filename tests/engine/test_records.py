@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.engine.records import Round
+from draftwise.engine import Round
 from draftwise.speculator import Speculator
 from engine.pairs import BUDGETS, POOLS, PROMPTS, lm, plain_greedy, speculator
 from engine.scripted import Playlist

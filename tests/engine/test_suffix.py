@@ -8,13 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from draftwise.drafters.continuations import TokenTree, most_frequent_path, tree
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.drafters.retrieval import LONGEST_MATCH, RetrievalSession
-from draftwise.drafters.suffix import SuffixDrafter
-from draftwise.drafters.suffix_index import ORDERS
-from draftwise.guides.confidence import MaxConfidence
-from draftwise.guides.fixed import Fixed
+from draftwise.drafters import (
+    LONGEST_MATCH,
+    ORDERS,
+    Context,
+    DraftTask,
+    RetrievalSession,
+    SuffixDrafter,
+    TokenTree,
+    most_frequent_path,
+)
+from draftwise.drafters import continuation_tree as tree
+from draftwise.guides import Fixed, MaxConfidence
 from draftwise.types import SamplingParams
 from sessions import opened
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from draftwise.engine.paint import painted
-from draftwise.engine.text import Answer, Detokenizer, Ending
+from draftwise.engine import Answer, Detokenizer, Ending, painted
 from engine.scripted import byte_letters
 
 WORDS = ["▁", "a", "b", "!", "▁hello", "▁world", "▁is", "lo", "�"]

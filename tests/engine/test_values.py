@@ -10,7 +10,7 @@ import torch
 
 from bad_values import BAD_BATCH, BAD_REQUEST, BAD_SAMPLING
 from draftwise import DraftwiseError, SamplingParams, Speculator
-from draftwise.engine.options import RequestParams
+from draftwise.engine import RequestParams
 from draftwise.errors import BadValue
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.scripted import byte_tokenizer

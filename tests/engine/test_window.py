@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters.lm import LMDrafter, LMReader
-from draftwise.drafters.lm_window import ROOM, Window
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.fixed import Fixed
-from draftwise.nn.model import CausalModel
-from draftwise.nn.sampling import distributions
+from draftwise.drafters import ROOM, Context, DraftTask, LMDrafter, LMReader, Window
+from draftwise.guides import Fixed
+from draftwise.nn import CausalModel, distributions
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, lm, plain_greedy, reader, speculator, target, windowed

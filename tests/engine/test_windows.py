@@ -10,10 +10,15 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwise.nn.attention import attend_raggedly
-from draftwise.nn.cache import RaggedCache, Span
-from draftwise.nn.tiny import tiny_module, windowed
-from draftwise.nn.windows import Windows, from_first
+from draftwise.nn import (
+    RaggedCache,
+    Span,
+    Windows,
+    attend_raggedly,
+    from_first,
+    tiny_module,
+    windowed,
+)
 from draftwise.speculator import Speculator
 from models import near_copy
 

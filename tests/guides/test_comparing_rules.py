@@ -11,9 +11,9 @@ import torch
 from contract.test_guides import described
 from draftwise import Draft, Plan, make_guide, make_reward, verify
 from draftwise.dist import draw
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.engine.watch import Watch
-from draftwise.guides.fixed import Fixed
+from draftwise.drafters import Context, DraftTask
+from draftwise.engine import Watch
+from draftwise.guides import Fixed
 from draftwise.registry import make_feedback
 from draftwise.types import Decision, DraftStep, Evidence, SamplingParams, TreeShape
 from engine.exact import Law, World, law, model, texts_of

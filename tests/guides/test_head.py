@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from draftwise import make_guide
-from draftwise.drafters.lm import LMDrafter
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.head_file import read_head
-from draftwise.nn.acceptance_head import AcceptanceHead, load, save
-from draftwise.nn.model import CausalModel
+from draftwise.drafters import Context, DraftTask, LMDrafter
+from draftwise.guides import read_head
+from draftwise.nn import AcceptanceHead, CausalModel
+from draftwise.nn import load_acceptance_head as load
+from draftwise.nn import save_acceptance_head as save
 from draftwise.presets import preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.engine.generation import Generation
-from draftwise.engine.options import RequestParams
-from draftwise.engine.text import Ending
+from draftwise.engine import Ending, Generation, RequestParams
 from draftwise.presets import preset
 from draftwise.registry import GUIDES
 from draftwise.speculator import Speculator

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from draftwise import make_guide
-from draftwise.guides.adaedl import AdaEdl
-from draftwise.guides.any_of import TABLE_1, split_rules
+from draftwise.guides import TABLE_1, AdaEdl, split_rules
 from draftwise.presets import preset
 from draftwise.registry import GUIDES
 from draftwise.types import DraftStep, DraftwiseError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftwise import make_guide
-from draftwise.guides.tapout_token import TapOutToken
+from draftwise.guides import TapOutToken
 from draftwise.protocols import Policy
 from draftwise.registry import make_policy
 from draftwise.types import Decision, DraftStep, Feedback

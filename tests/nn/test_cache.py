@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwise.nn.attention import RAGGED
-from draftwise.nn.cache import BLOCK, RaggedCache
-from draftwise.nn.masks import Masks
-from draftwise.nn.model import CausalModel
+from draftwise.nn import BLOCK, RAGGED, CausalModel, Masks, RaggedCache
 from engine.pairs import reader
 from models import CONFIGS
+from modules import module_of
+
+model_module = module_of(CausalModel)
 
 TOLERANCE = 1e-4
 LENGTHS = (70, 33, 9)

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.drafters.lm import LMDrafter
-from draftwise.nn.compiled import CompiledSteps
-from draftwise.nn.model import CausalModel
-from draftwise.nn.trees import branches
+from draftwise.drafters import LMDrafter
+from draftwise.nn import CausalModel, CompiledSteps, branches
 from draftwise.pool import models_of
 from draftwise.presets import Preset
 from draftwise.registry import DRAFTERS, build

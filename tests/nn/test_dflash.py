@@ -12,12 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftwise.drafters.dflash import DFlashDrafter
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.fixed import Fixed
-from draftwise.nn.dflash import BlockShape, DFlashHead
-from draftwise.nn.dflash_files import load_dflash_head
-from draftwise.nn.head_parts import rotary_table, turned
+from draftwise.drafters import Context, DFlashDrafter, DraftTask
+from draftwise.guides import Fixed
+from draftwise.nn import BlockShape, DFlashHead, load_dflash_head, rotary_table, turned
 from draftwise.types import DraftwiseError, SamplingParams
 from eagles import dflash_head, features_of
 from engine.pairs import PROMPTS, eagle_target

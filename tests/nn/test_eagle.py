@@ -15,11 +15,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from draftwise.nn.cache import RaggedCache
-from draftwise.nn.eagle import EagleConfig, EagleHead
-from draftwise.nn.eagle_read import read
-from draftwise.nn.features import Features
-from draftwise.nn.trees import branches
+from draftwise.nn import EagleConfig, EagleHead, Features, RaggedCache, branches
+from draftwise.nn import read_head as read
 from eagles import eagle_head
 from engine.pairs import target
 

@@ -11,10 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftwise.nn.eagle import EagleHead
-from draftwise.nn.eagle_files import load_head
-from draftwise.nn.eagle_save import save_head
-from draftwise.nn.model import CausalModel
+from draftwise.nn import CausalModel, EagleHead, load_head, save_head
 from draftwise.types import DraftwiseError
 from eagles import eagle_head
 from engine.pairs import reader, target

@@ -12,8 +12,7 @@ from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from draftwise.nn.again import all_after
-from draftwise.nn.kernels import FAMILIES, STEPS, Call, Family, given
+from draftwise.nn import FAMILIES, STEPS, Call, Family, all_after, given
 
 ROWS, TOKENS, HEADS, SIZE, STATE = 2, 6, 4, 8, 5
 MODULES: dict[str, Any] = {

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from draftwise.nn import layout
-from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
-from draftwise.nn.load import load_model
+from draftwise.nn import Prepacked, lay_out, load_model, put_back, weights_of
+from modules import module_of
+
+layout = module_of(lay_out)
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
 

@@ -12,11 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.fixed import Fixed
-from draftwise.nn.medusa import load_medusa_heads
-from draftwise.nn.model import CausalModel
-from draftwise.nn.sampling import distributions
+from draftwise.drafters import Context, DraftTask
+from draftwise.guides import Fixed
+from draftwise.nn import CausalModel, distributions, load_medusa_heads
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 from eagles import features_of

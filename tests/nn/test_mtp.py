@@ -13,10 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
-from draftwise.nn.model import CausalModel
-from draftwise.nn.mtp import MtpHead, MtpStyle
-from draftwise.nn.mtp_files import load_mtp_head
-from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.nn import CausalModel, MtpHead, MtpStyle, load_mtp_head, tiny_config, tiny_module
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
 from eagles import mtp_head

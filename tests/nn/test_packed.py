@@ -10,8 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwise import Speculator
-from draftwise.nn.load import load_model
-from draftwise.nn.packed import GROUP, PRECISIONS, four_bits, pack
+from draftwise.nn import GROUP, PRECISIONS, four_bits, load_model, pack
 from draftwise.types import DraftwiseError
 
 

@@ -10,13 +10,19 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from draftwise import Speculator
-from draftwise.nn.cache import RaggedCache
-from draftwise.nn.check import check_model
-from draftwise.nn.model import CausalModel
-from draftwise.nn.recurrent import MOST_STEPS, States
-from draftwise.nn.shadow import Watch, keeps_states, shadow
-from draftwise.nn.taps import Taps
-from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.nn import (
+    MOST_STEPS,
+    CausalModel,
+    RaggedCache,
+    States,
+    Taps,
+    Watch,
+    check_model,
+    keeps_states,
+    tiny_config,
+    tiny_module,
+)
+from draftwise.nn import shadow_of as shadow
 from draftwise.types import DraftwiseError
 
 TYPES = {

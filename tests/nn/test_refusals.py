@@ -16,13 +16,20 @@ import torch
 import transformers as hf
 
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import check as check_module
-from draftwise.nn.load import load_model, load_tokenizer
-from draftwise.nn.masks import Masks
-from draftwise.nn.model import CausalModel
-from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.nn import (
+    CausalModel,
+    Masks,
+    check_model,
+    load_model,
+    load_tokenizer,
+    tiny_config,
+    tiny_module,
+)
 from engine.pairs import reader
 from models import CONFIGS, tiny_model
+from modules import module_of
+
+check_module = module_of(check_model)
 
 NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 SIZE: dict[str, Any] = {

@@ -21,8 +21,8 @@ from transformers import (
 )
 from transformers.generation import logits_process as processors
 
-from draftwise.nn.occurrences import Occurrences
-from draftwise.nn.sampling import Span, distributions, warped
+from draftwise.nn import Occurrences, distributions, warped
+from draftwise.nn import SampledSpan as Span
 from draftwise.types import SamplingParams
 
 

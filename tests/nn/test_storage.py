@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.nn.cache import RaggedCache, Span
-from draftwise.nn.storage import Storage
+from draftwise.nn import RaggedCache, Span, Storage
 
 
 class Shelf:

@@ -9,9 +9,11 @@ import torch
 import transformers as hf
 
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import feeds
-from draftwise.nn.load import load_model
+from draftwise.nn import load_model, read_again
 from models import SMALL, near_copy
+from modules import module_of
+
+feeds = module_of(read_again)
 
 SWITCH, NEW = 24, 40
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 20 + SWITCH)], [*range(1, 31)]]

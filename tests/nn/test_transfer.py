@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.nn.sampling import Span, draw, warped
-from draftwise.nn.transfer import fetch
-from draftwise.nn.verify import Forest, judge, overlaps, ratios
+from draftwise.nn import Forest, draw, fetch, judge, overlaps, ratios, warped
+from draftwise.nn import SampledSpan as Span
 from draftwise.types import SamplingParams
 from transfers import counting
 

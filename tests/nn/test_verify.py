@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwise import verify
 from draftwise.dist import draw as draw_one
 from draftwise.dist import overlap, ratio
-from draftwise.engine.verify import verify
-from draftwise.nn import verify as verify_module
-from draftwise.nn.sampling import draw
-from draftwise.nn.verify import Forest, judge, masses, overlaps, ratios
+from draftwise.nn import Forest, draw, judge, masses, overlaps, ratios
 from draftwise.types import Draft
+from modules import module_of
+
+verify_module = module_of(judge)
 
 Row = tuple[Draft, list[np.ndarray], np.ndarray]
 """A draft, p after the text and each node (float32), and a uniform for each node and the bonus."""

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from cli.models_on_disk import VOCAB, make_target, save_model
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn.load import load_model
-from draftwise.nn.vocabulary import Shared
+from draftwise.nn import Shared, load_model
 from draftwise.pool import load_drafters
 from models import near_copy
 

@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwise.policies.baselines.draft_all import DraftAll
-from draftwise.policies.baselines.fixed import Fixed
-from draftwise.policies.baselines.random import Random
-from draftwise.policies.baselines.router import Router, naive_bayes_scores
-from draftwise.policies.parts.probability import draw
-from draftwise.policies.parts.state import dump, load
-from draftwise.policies.parts.tally import Tally
+from draftwise.policies import (
+    DraftAll,
+    Fixed,
+    Random,
+    Router,
+    Tally,
+    draw,
+    dump,
+    load,
+    naive_bayes_scores,
+)
 from draftwise.registry import make_policy
 from draftwise.types import Decision, DraftwiseError, Feedback, Plan
 

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.policies.petc import PETC, exploration_budget
-from draftwise.policies.sequential_halving import (
+from draftwise.policies import (
+    PETC,
     SequentialHalving,
     better_half,
+    exploration_budget,
     pulls_per_plan,
 )
 from draftwise.registry import make_policy

@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 from draftwise.policies.goodput.matches import MATCH_PRIORS, MatchTable
 from draftwise.policies.goodput.policy import Goodput
 from draftwise.policies.goodput.rows import tokens_of_rows
-from draftwise.sim.presets import setting
-from draftwise.sim.run import run_match
-from draftwise.sim.setup import make_match
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "lookup") for k in (1, 2, 4))]
@@ -228,15 +225,6 @@ def test_without_evidence_it_ranks_by_seen_values() -> None:
     assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # evidence: prices
     of.learn(Decision(2, 1.0, 1), Feedback(np.zeros(len(PLANS)), seen))
     assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # for good: a round's evidence comes once
-
-
-def test_a_round_told_token_by_token_teaches_as_much() -> None:
-    """Panoramic, HedgeSpec's token-level game: the evidence comes with the first token only."""
-    played = setting("geometric")
-    labels = [f"goodput@0-8/length/panoramic{option}" for option in ("", ":per_token=true")]
-    runs = run_match(make_match(played, labels), range(1), 1).runs
-    seconds = [sum(run.seconds for run in runs if run.policy == one) for one in labels]
-    assert seconds[0] == seconds[1] > 0
 
 
 def test_state_carries_prices_and_context() -> None:

@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.policies.parts.argmax_law import argmax_law, shared_cells
-from draftwise.policies.thompson_bernoulli import ThompsonBernoulli
-from draftwise.policies.thompson_gaussian import (
+from draftwise.policies import (
+    ThompsonBernoulli,
     ThompsonGaussian,
+    argmax_law,
     gaussian_best_probabilities,
     gaussian_posterior,
+    shared_cells,
 )
 from draftwise.types import Decision, Feedback
 

@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.policies.discounted_ucb import DiscountedUCB
-from draftwise.policies.sliding_ucb import SlidingUCB
-from draftwise.policies.ucb1 import UCB1, ucb1_indices
-from draftwise.policies.ucb_tuned import UCBTuned, ucb_tuned_indices
-from draftwise.policies.ucbspec import UCBSpec, ucbspec_radii
+from draftwise.policies import (
+    UCB1,
+    DiscountedUCB,
+    SlidingUCB,
+    UCBSpec,
+    UCBTuned,
+    ucb1_indices,
+    ucb_tuned_indices,
+    ucbspec_radii,
+)
 from draftwise.types import Decision, Feedback
 
 

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.policies.adanormalhedge import AdaNormalHedge, adanormalhedge_probabilities
-from draftwise.policies.exp3 import EXP3
-from draftwise.policies.exp3spec import EXP3Spec
-from draftwise.policies.hedge import Hedge
-from draftwise.policies.normalhedge import (
+from draftwise.policies import (
+    EXP3,
+    AdaNormalHedge,
+    EXP3Spec,
+    Hedge,
     NormalHedge,
+    adanormalhedge_probabilities,
+    instant_regrets,
     normalhedge_precision,
     normalhedge_probabilities,
 )
-from draftwise.policies.parts.instant_regrets import instant_regrets
 from draftwise.types import Decision, Feedback
 
 ALL3 = np.ones(3, dtype=bool)

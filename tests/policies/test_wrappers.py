@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.policies.wrappers.in_flight import evidence_from_json, evidence_to_json
-from draftwise.policies.wrappers.one_plan import OnePlan
+from draftwise.policies import OnePlan, evidence_from_json, evidence_to_json
 from draftwise.registry import make_policy
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 

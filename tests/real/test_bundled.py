@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from draftwise import specs
-from draftwise.real import bundled
-from draftwise.real.bundled import RETRIEVAL, drafter_specs, own_folders, own_specs
-from draftwise.real.catalog import PRETRAINED
+from draftwise.real import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
 from draftwise.specs import BUNDLED, check_spec
-from draftwise.train import self_prompts
-from draftwise.train.overlap import RUN, Runs, runs, runs_of
+from draftwise.train import RUN, Runs, make_prompts, runs, runs_of
 from draftwise.types import DraftwiseError
+from modules import module_of
+
+bundled = module_of(drafter_specs)
+self_prompts = module_of(make_prompts)
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 """Benchmarks beside the repository, where somebody put them."""

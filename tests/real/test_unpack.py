@@ -13,8 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from cli.conftest import run_command
 from draftwise.pool import resolve_target
-from draftwise.real import catalog, unpack
+from draftwise.real import Pretrained, unpacked
 from draftwise.types import DraftwiseError
+from modules import module_of
+
+catalog = module_of(Pretrained)
+unpack = module_of(unpacked)
 
 WORDS = ["<unk>", "<s>", "</s>", *(chr(97 + i) for i in range(26)), "Ġ", "ab", "cd"]
 SIZES = {"vocab": len(WORDS), "hidden": 32, "inner": 64, "heads": 2, "layers": 2}

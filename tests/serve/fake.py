@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.engine.records import Round
-from draftwise.engine.request import Stats
-from draftwise.engine.text import Answer, Ending
+from draftwise.engine import Answer, Ending, Round, Stats
 from draftwise.types import PLAIN, Costs, DraftwiseError, Plan
 from engine.scripted import VOCAB, byte_tokenizer
 

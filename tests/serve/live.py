@@ -14,14 +14,19 @@ from typing import Any
 
 import uvicorn
 
-from draftwise.serve.app import Gate, Service, make_app
-from draftwise.serve.asks import Asker, Limits
-from draftwise.serve.codec import Codec
-from draftwise.serve.constraint import Grammars
-from draftwise.serve.history import History
-from draftwise.serve.metrics import Metrics
-from draftwise.serve.run import check_name
-from draftwise.serve.worker import Worker
+from draftwise.serve import (
+    Asker,
+    Codec,
+    Gate,
+    Grammars,
+    History,
+    Limits,
+    Metrics,
+    Service,
+    Worker,
+    check_name,
+    make_app,
+)
 from engine.scripted import VOCAB
 from serve.fake import PLANS, Fake
 

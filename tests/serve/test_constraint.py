@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
-from draftwise.serve.wire import ResponseFormat, StructuredOutputs
+from draftwise.serve import Grammars, ResponseFormat, StructuredOutputs, grammar_of, json_grammar
 from draftwise.types import DraftwiseError
 from engine.scripted import VOCAB, byte_tokenizer
 

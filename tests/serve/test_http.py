@@ -13,9 +13,8 @@ import pytest
 from starlette.types import Message
 from tokenizers.processors import TemplateProcessing
 
-from draftwise.serve.answers import EventStream
-from draftwise.serve.app import Gate
-from draftwise.serve.asks import Limits
+from draftwise.serve import Codec, EventStream, Gate, Limits
+from modules import module_of
 from serve.fake import Fake, expected
 from serve.live import Live, fake_service, serving
 
@@ -370,8 +369,8 @@ def test_prompts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -
     """Their tokens would take a hundred times the memory of their text."""
     fake = Fake()
     with serving(fake_service(fake)) as live:
-        monkeypatch.setattr("draftwise.serve.codec.encode", None)
-        monkeypatch.setattr("draftwise.serve.codec.render", None)
+        monkeypatch.setattr(module_of(Codec), "encode", None)
+        monkeypatch.setattr(module_of(Codec), "render", None)
         for said in (live.complete("a" * 400_000), live.chat("a" * 400_000)):
             assert said.status == 400
             assert "400000 characters" in said.error["message"]

@@ -10,8 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from draftwise.serve.app import Gate, make_app
-from draftwise.serve.run import Settings, make_service
+from draftwise.serve import Gate, Settings, make_app, make_service
 from draftwise.speculator import Speculator
 from engine.scripted import byte_tokenizer
 from models import near_copy, tiny_model

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.serve.app import Gate
-from draftwise.serve.page import PAGE
+from draftwise.serve import PAGE, Gate
 from serve.browser import CHROMIUM, DRIVER, Browser, browsing
 from serve.fake import Fake
 from serve.live import fake_service, serving

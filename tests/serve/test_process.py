@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import run_command
-from draftwise.serve.app import Gate, make_app
-from draftwise.serve.run import Server, Settings
-from draftwise.serve.worker import Closing
+from draftwise.serve import Closing, Gate, Server, Settings, make_app
 from serve.fake import Fake
 from serve.live import Live, Said, fake_service
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve.state import Keeper
+from draftwise.serve import Keeper
 from draftwise.types import DraftwiseError
 
 EVERY_S = 20.0

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from draftwise.serve.tools import ToolText, calls_schema, read_calls
-from draftwise.serve.wire import NamedTool, Tool
+from draftwise.serve import NamedTool, Tool, ToolText, calls_schema, read_calls
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve.protocol import Ask, Delta, Ended
-from draftwise.serve.ticket import Ticket
-from draftwise.serve.worker import Busy, Closing, Worker
+from draftwise.serve import Ask, Busy, Closing, Delta, Ended, Ticket, Worker
 from serve.fake import Fake, expected
 
 

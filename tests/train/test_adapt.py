@@ -7,14 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from draftwise.drafters.eagle import EagleDrafter
-from draftwise.nn.eagle import EagleHead
-from draftwise.nn.model import CausalModel
+from draftwise.drafters import EagleDrafter
+from draftwise.nn import CausalModel, EagleHead
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
-from draftwise.train.adapt import Adapter
-from draftwise.train.eagle import acceptance_by_depth, new_head
-from draftwise.train.lesson import Text
+from draftwise.train import Adapter, Text, acceptance_by_depth, new_head
 from engine.pairs import PROMPTS, plain_greedy, reader
 
 

@@ -9,11 +9,21 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from draftwise.train.distill import acceptance, distill, measure_acceptance
-from draftwise.train.generate import continue_prompts
-from draftwise.train.lesson import Text, answer_logits, groups, lesson_batches, pad, reserve, teach
-from draftwise.train.llama import make_llama
-from draftwise.train.loop import Settings
+from draftwise.train import (
+    Settings,
+    Text,
+    acceptance,
+    answer_logits,
+    continue_prompts,
+    groups,
+    lesson_batches,
+    make_llama,
+    measure_acceptance,
+    pad,
+    reserve,
+    teach,
+)
+from draftwise.train import distill_drafter as distill
 
 VOCAB = 48
 EOS = 2

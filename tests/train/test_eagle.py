@@ -9,23 +9,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwise.nn.cache import RaggedCache
-from draftwise.nn.eagle import EagleHead
-from draftwise.nn.eagle_files import load_head, rope_of
-from draftwise.nn.eagle_read import read
-from draftwise.nn.eagle_save import save_head
-from draftwise.nn.model import CausalModel
-from draftwise.train.eagle import (
+from draftwise.nn import CausalModel, EagleHead, RaggedCache, load_head, rope_of, save_head
+from draftwise.nn import read_head as read
+from draftwise.train import (
+    Settings,
+    Text,
     acceptance_by_depth,
     draft_vocabulary,
     eagle_loss,
+    halved,
     new_head,
+    observe,
+    observed_batches,
     train_eagle,
     unrolled,
 )
-from draftwise.train.lesson import Text
-from draftwise.train.loop import Settings
-from draftwise.train.observed import halved, observe, observed_batches
 from draftwise.types import DraftwiseError
 from eagles import eagle_head
 from engine.pairs import PROMPTS, plain_greedy, reader

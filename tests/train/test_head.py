@@ -11,19 +11,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwise.nn.acceptance_head import AcceptanceHead
-from draftwise.train.answers import answers
-from draftwise.train.calibration import (
+from draftwise.nn import AcceptanceHead
+from draftwise.train import (
+    Chains,
+    HeadOptions,
+    Judged,
+    Judgements,
+    Setting,
+    Text,
     binary_kl,
+    distributions_of,
+    draft_chains,
+    judge,
+    judge_texts,
+    make_head,
+    measure_head,
     plot_reliability,
     reliability,
+    train_head,
     unweighted,
+    weighted_bce,
 )
-from draftwise.train.chains import Chains, draft_chains
-from draftwise.train.head import HeadOptions, train_head, weighted_bce
-from draftwise.train.head_run import Judged, Setting, judge_texts, make_head, measure_head
-from draftwise.train.judgements import Judgements, distributions_of, judge
-from draftwise.train.lesson import Text
+from draftwise.train import sample_answers as answers
 from draftwise.types import DraftwiseError
 from models import near_copy, tiny_model
 from small_disk import files_of_at_most

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwise.train.copying import prime_copying
-from draftwise.train.llama import deepen, make_llama, pack
-from draftwise.train.loop import Settings, cross_entropy, fit
+from draftwise.train import Settings, cross_entropy, deepen, fit, make_llama, pack
 
 VOCAB = 64
 
@@ -109,12 +107,3 @@ def test_a_packed_model_is_half_on_disk_and_whole_in_memory(tmp_path: Path) -> N
     assert loaded.dtype == torch.float32
     for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(a.half().float(), b)
-
-
-def test_a_primed_model_copies_before_it_has_learned_anything() -> None:
-    model = make_llama(vocab_size=512, num_layers=2, seed=0)
-    prime_copying(model, seed=0, matchers=(1,))
-    period = torch.randperm(512, generator=torch.Generator().manual_seed(0))[:24]
-    tokens = period.repeat(3)[None]
-    guesses = model(tokens).logits[0, 24:-1].argmax(-1)
-    assert (guesses == tokens[0, 25:]).float().mean() > 0.5

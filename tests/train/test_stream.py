@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.nn.model import CausalModel
-from draftwise.train.answers import answers, read_kept
-from draftwise.train.generate import continue_prompts
-from draftwise.train.overlap import runs_of
-from draftwise.train.self_prompts import Filter, make_prompts, user_prefix
-from draftwise.train.stream import Ask, continuations
+from draftwise.nn import CausalModel
+from draftwise.train import (
+    Ask,
+    Filter,
+    continuations,
+    continue_prompts,
+    make_prompts,
+    read_kept,
+    runs_of,
+    user_prefix,
+)
+from draftwise.train import sample_answers as answers
 from draftwise.types import DraftwiseError
 from models import tiny_model
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench import scout
 from draftwise.bench.contest import Contest, Encoder, make_contestants
 from draftwise.bench.environment import command, environment
 from draftwise.bench.methods import Known, default_methods, expand
 from draftwise.bench.ours import Asked
 from draftwise.bench.results import make_sheet, results
 from draftwise.bench.runs import Run, Store, rounded, write_json
-from draftwise.bench.spec_bench import write_answers
+from draftwise.bench.studio import TRACE, Question, Studio, unaided
 from draftwise.bench.suites import Suite
 from draftwise.bench.wish import Wish
 from draftwise.speculator import Speculator
@@ -42,14 +41,17 @@ class Measured:
 
 def measure(
     wish: Wish, suite: Suite, store: Store, base: Speculator, goes_on: Callable[[], bool],
-    tell: Tell,
+    tell: Tell, studio: Studio | None = None,
 ) -> Measured | None:  # fmt: skip
-    """Measure what is missing, and sum up what there is; None if not one turn is whole."""
+    """Measure what is missing, and sum up what there is; None if not one turn is whole.
+
+    studio: what the lab adds; without it the group ``fixed`` is empty.
+    """
     asked = Asked(wish.tokens, wish.temperature)
     encoder = Encoder(base, asked)
     settings = store.settings()
     if settings is None:
-        known = _first_look(wish, suite, base, encoder, asked, goes_on, tell)
+        known = _first_look(wish, suite, base, encoder, asked, goes_on, tell, studio)
         if known is None:
             return None
         names = expand(wish.methods or default_methods(), known)
@@ -75,19 +77,21 @@ def measure(
             wish.repeats, done, goes_on, progress
         )
     finally:
-        measured = _sum_up(wish, suite, store, base, settings, encoder.num_cut)
+        measured = _sum_up(wish, suite, store, base, settings, encoder.num_cut, studio)
     return measured
 
 
 def _first_look(
     wish: Wish, suite: Suite, base: Speculator, encoder: Encoder, asked: Asked,
-    goes_on: Callable[[], bool], tell: Tell,
+    goes_on: Callable[[], bool], tell: Tell, studio: Studio | None,
 ) -> Known | None:  # fmt: skip
     """The trace of a first look, and what it says; None if it was ended early."""
     if not base.drafters:
         raise DraftwiseError("a bench needs a drafter: give --drafter")
-    path = wish.out / scout.FILE
-    questions = [scout.Question(i.domain, encoder.prompt(i, [])) for i in suite.items]
+    if studio is None:
+        return unaided(base)
+    path = wish.out / TRACE
+    questions = [Question(i.domain, encoder.prompt(i, [])) for i in suite.items]
     count = [0]
 
     def tick() -> bool:
@@ -95,14 +99,15 @@ def _first_look(
         tell("first look", count[0], len(questions))
         return goes_on()
 
-    if not scout.scout(base, questions, asked, path, wish.seed, tick):
+    if not studio.scout(base, questions, asked, path, wish.seed, tick):
         return None
-    return scout.look(path, base, *wish.fixed)
+    return studio.look(path, base, *wish.fixed)
 
 
 def _sum_up(
-    wish: Wish, suite: Suite, store: Store, base: Speculator, settings: dict[str, Any], num_cut: int
-) -> Measured | None:
+    wish: Wish, suite: Suite, store: Store, base: Speculator, settings: dict[str, Any],
+    num_cut: int, studio: Studio | None,
+) -> Measured | None:  # fmt: skip
     """Write what was measured so far; None if that is nothing."""
     methods: list[str] = settings["methods"]
     runs = store.load(len(methods))
@@ -133,9 +138,9 @@ def _sum_up(
     }
     path = store.folder / RESULTS
     write_json(path, found)
-    paths = [path, store.folder / scout.FILE]
-    if suite.is_spec_bench:
-        paths += write_answers(store.folder / "answers", suite.items, runs, base.tokenizer)
+    paths = [path, *store.folder.glob(TRACE)]
+    if suite.is_spec_bench and studio is not None:
+        paths += studio.write_answers(store.folder / "answers", suite.items, runs, base.tokenizer)
     return Measured(found, runs, suite, base.tokenizer, paths)
 
 

@@ -5,14 +5,46 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from draftwise import __version__
-from draftwise.cli.failures import refusals, standing_streams
+from draftwise.cli import lab
+from draftwise.cli.failures import refusals as refusals
+from draftwise.cli.failures import standing_streams
+from draftwise.lazy import exports
+
+if TYPE_CHECKING:
+    from draftwise.cli.bench import Bar as Bar
+    from draftwise.cli.demo_prompts import CHATS as CHATS
+    from draftwise.cli.demo_prompts import choose_prompts as choose_prompts
+    from draftwise.cli.failures import Output as Output
+    from draftwise.cli.failures import quiet as quiet
+    from draftwise.cli.failures import refused_values as refused_values
+    from draftwise.cli.failures import say as say
+    from draftwise.cli.lab import COMMANDS as LAB_COMMANDS
+    from draftwise.cli.lab import GROUP as LAB_GROUP
+    from draftwise.cli.lab import find as find_part
+    from draftwise.cli.load import DTYPES as DTYPES
+    from draftwise.cli.lock import alone_in as alone_in
+    from draftwise.cli.prompts import read_batch as read_batch
+    from draftwise.cli.race import Lane as Lane
+    from draftwise.cli.race import race as run_race
+    from draftwise.cli.report import Pair as Pair
+    from draftwise.cli.report import report as demo_report
+    from draftwise.cli.show import Wrap as Wrap
+    from draftwise.cli.show import colours as colours
+    from draftwise.cli.show import painted as painted
+    from draftwise.cli.show import percentages as percentages
+    from draftwise.cli.show import total as total
+    from draftwise.cli.stage import Stage as Stage
+    from draftwise.cli.training import claim as claim
+
+__getattr__, __dir__ = exports(__name__)
+
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("generate:generate", "Complete a prompt with speculative decoding."),
@@ -32,27 +64,13 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "models:models",
         "List what can be loaded; or load a target and drafters, check and describe them.",
     ),
-    "simulate": (
-        "simulate:simulate",
-        "Play policies against each other on text whose acceptance is known.",
-    ),
-    "sweep": (
-        "sweep:sweep",
-        "Compare fixed draft lengths with acceptance heads at many thresholds.",
-    ),
     "bench": (
         "bench:bench",
         "Time draftwise, every preset, fixed plans and transformers' own ways, side by side.",
     ),
-    "replay": ("replay:replay", "What would another policy have done on this traffic?"),
-    "advise": (
-        "replay:advise_",
-        "The best frozen setting for engines that cannot adapt, and what adapting would give.",
-    ),
     "datastore": ("datastore:app", "Datastores to draft from: build one."),
     "prompts": ("own_prompts:app", "Prompts that a model writes itself: make some."),
     "train": ("train:app", "Drafters, and heads that end their drafts: train them."),
-    "zoo": ("zoo:app", "The bundled tiny models: remake them, look at them."),
 }
 """Name: (module:function or app, its line in the list)."""
 
@@ -85,18 +103,22 @@ class Commands(TyperGroup):
         return _help_option(super().get_help_option, ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names, in the order of the table."""
-        return list(COMMANDS)
+        """Their names, in the order of the table; after them the lab's, if it is installed."""
+        return [*COMMANDS, *(lab.COMMANDS if lab.is_installed() else ())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name, or, where it is only listed, its name and line."""
-        if cmd_name not in COMMANDS:
-            return None
-        place, line = COMMANDS[cmd_name]
+        place, line = COMMANDS.get(cmd_name, ("", lab.COMMANDS.get(cmd_name, "")))
         if self.is_listing:
             return TyperCommand(cmd_name, help=line)
-        module, _, attribute = place.partition(":")
-        found = getattr(importlib.import_module(f"draftwise.cli.{module}"), attribute)
+        if place:
+            module, _, attribute = place.partition(":")
+            found = getattr(importlib.import_module(f"draftwise.cli.{module}"), attribute)
+        elif line:
+            with refusals():
+                found = lab.need(cmd_name, f"draftwise {cmd_name}")
+        else:
+            return None
         if isinstance(found, typer.Typer):
             command: Any = get_group(found)
         else:

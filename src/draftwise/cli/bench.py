@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli import bench_load as l
+from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.command import command
 from draftwise.cli.failures import (
@@ -34,11 +34,13 @@ from draftwise.cli.load import Wanted, check, load
 from draftwise.cli.lock import alone_in
 from draftwise.cli.progress import bars
 from draftwise.cli.show import broken
+from draftwise.install import lab_hint
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.bench.session import Measured
+    from draftwise.bench.studio import Studio
 
 SuiteName = Annotated[
     str,
@@ -95,6 +97,32 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print results.json instead
 
 _NAME = 34
 """Room for a name in a table of 80 columns."""
+
+
+def _option(help_: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help_, rich_help_panel="Load on a server", **more)
+
+
+Url = Annotated[
+    str | None,
+    _option(
+        "An OpenAI-compatible server to load, in place of methods; --model is what to ask it for "
+        "(default: the first that is served).",
+        metavar="URL",
+    ),
+]
+Concurrency = Annotated[
+    str | None, _option("Requests at a time: `1,4,16`. Default: 1.", metavar="N,N,...")
+]
+Rate = Annotated[
+    str | None, _option("Poisson arrivals a second, in place of it: `0.5,2`.", metavar="R,R,...")
+]
+Requests = Annotated[int | None, _option("Requests a load. Default: each prompt once.")]
+Endpoint = Annotated[str, _option("completions or chat.")]
+NoStream = Annotated[bool, _option("Whole answers, not streams.", "--no-stream")]
+Key = Annotated[str, _option("API key.", "--api-key", envvar="OPENAI_API_KEY")]
+Extra = Annotated[str, _option("More fields of each request, as JSON.", metavar="JSON")]
+
 _QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 
@@ -120,14 +148,14 @@ def bench(
     clock: Clock = "wall",
     hardware: o.Hardware,
     compile_: o.Compile = False,
-    url: l.Url = None,
-    concurrency: l.Concurrency = None,
-    rate: l.Rate = None,
-    requests: l.Requests = None,
-    endpoint: l.Endpoint = "completions",
-    no_stream: l.NoStream = False,
-    api_key: l.Key = "",
-    extra: l.Extra = "",
+    url: Url = None,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    requests: Requests = None,
+    endpoint: Endpoint = "completions",
+    no_stream: NoStream = False,
+    api_key: Key = "",
+    extra: Extra = "",
 ) -> None:
     """Time draftwise, every preset, fixed plans and transformers' own ways, side by side.
 
@@ -137,7 +165,7 @@ def bench(
     if url is not None:
         asked = (url, suite, out, concurrency, rate, requests, endpoint, not no_stream, target)
         rest = (tokens or usual["tokens"], prompts, tuple(domain or ()), temperature, seed)
-        l.run_load(l.LoadWish(*asked, api_key, extra, *rest, not no_report, as_json))
+        lab.need("bench.url", "bench --url")(*asked, api_key, extra, *rest, not no_report, as_json)
         return
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes
@@ -147,7 +175,6 @@ def bench(
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)
-            from draftwise.bench.charts.canvas import check_matplotlib
             from draftwise.bench.wish import Wish, prepare
 
             wish = Wish(
@@ -165,8 +192,15 @@ def bench(
                 models=models,
             )
             o.Sampling(temperature=temperature, max_new_tokens=wish.tokens, seed=seed).check()
-            if not no_report:
-                check_matplotlib()
+            studio = lab.find("bench.studio")
+            with_report = studio is not None and not no_report
+            if with_report:
+                studio.check_report()
+            if studio is None and "fixed" in wish.methods:
+                raise DraftwiseError(
+                    f"the lab finds the fixed plans worth measuring ({lab_hint()}); "
+                    "without it name one: --method fixed:DRAFTERxLENGTH"
+                )
             items, store = prepare(wish)
             held.enter_context(alone_in(out))
         speculator = load(wanted)
@@ -178,9 +212,11 @@ def bench(
                 is_late = limit is not None and time.monotonic() - began > 60 * limit
                 return not (is_stopped() or is_late)
 
-            measured = measure(wish, items, store, speculator, goes_on, bar.tell)
+            measured = measure(wish, items, store, speculator, goes_on, bar.tell, studio)
         if measured is not None:
-            _conclude(measured, out, as_json=as_json, with_report=not no_report)
+            _conclude(measured, out, studio if with_report else None, as_json=as_json)
+            if studio is None and not no_report:
+                say(f"report.html and fixed plans: {lab_hint()}", style="dim")
     _end(out, is_interrupted=is_stopped(), is_empty=measured is None)
 
 
@@ -193,16 +229,14 @@ def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
         raise DraftwiseError("nothing was measured in time: give more --minutes")
 
 
-def _conclude(measured: Measured, out: Path, *, as_json: bool, with_report: bool) -> None:
+def _conclude(measured: Measured, out: Path, studio: Studio | None, *, as_json: bool) -> None:
     """The report, then what people or programs read."""
     from draftwise.bench.results import cautions
 
     paths = list(measured.paths)
-    if with_report:
-        from draftwise.bench.report import write_report
-
+    if studio is not None:
         found = (measured.results, measured.runs, measured.suite, measured.tokenizer)
-        paths.append(write_report(*found, out))
+        paths.append(studio.write_report(*found, out))
     if as_json:
         print(json.dumps(measured.results))
         return

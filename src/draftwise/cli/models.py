@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise import registry
+from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import check_models, loading
-from draftwise.cli.survey_table import check_types
 from draftwise.presets import PRESETS
 from draftwise.specs import signature
 from draftwise.types import DraftwiseError
@@ -52,7 +52,7 @@ def models(
     with quiet():
         if check is not None:
             with refused_values():
-                check_types(console, check, quick, write)
+                lab.need("models.check", "models --check")(console, check, quick, write)
             return
         if target is None and not drafter:
             for table in _tables():

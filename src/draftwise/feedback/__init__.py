@@ -6,9 +6,17 @@ comes back, in that order; at the end of a request it passes on what ``flush`` g
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from draftwise.lazy import exports
 from draftwise.types import Decision, Evidence, Feedback
+
+if TYPE_CHECKING:
+    from draftwise.feedback.panoramic import Panoramic as Panoramic
+    from draftwise.feedback.valuer import drafted_by as drafted_by
+
+__getattr__, __dir__ = exports(__name__)
+
 
 Told = list[tuple[Decision, Feedback]]
 """Feedback that is due, with the decisions it belongs to, in the order to learn them."""

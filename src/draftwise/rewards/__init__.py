@@ -8,5 +8,17 @@ plan is long (so that panoramic feedback waits for text to come), or only those 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from draftwise.lazy import exports
+
+if TYPE_CHECKING:
+    from draftwise.rewards.estimators import tokens_by_products as tokens_by_products
+    from draftwise.rewards.estimators import tokens_by_ratios as tokens_by_ratios
+    from draftwise.rewards.estimators import tokens_by_verdict as tokens_by_verdict
+
+__getattr__, __dir__ = exports(__name__)
+
+
 NAN = float("nan")
 """What a reward gives for an outcome that does not tell."""

@@ -1,1 +1,45 @@
 """An OpenAI-compatible server: HTTP handlers put requests in, one thread owns the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftwise.lazy import exports
+
+if TYPE_CHECKING:
+    from draftwise.serve.answers import EventStream as EventStream
+    from draftwise.serve.app import Gate as Gate
+    from draftwise.serve.app import Service as Service
+    from draftwise.serve.app import make_app as make_app
+    from draftwise.serve.asks import Asker as Asker
+    from draftwise.serve.asks import Limits as Limits
+    from draftwise.serve.codec import Codec as Codec
+    from draftwise.serve.constraint import Grammars as Grammars
+    from draftwise.serve.constraint import grammar_of as grammar_of
+    from draftwise.serve.constraint import json_grammar as json_grammar
+    from draftwise.serve.history import History as History
+    from draftwise.serve.metrics import Metrics as Metrics
+    from draftwise.serve.page import PAGE as PAGE
+    from draftwise.serve.protocol import Ask as Ask
+    from draftwise.serve.protocol import Delta as Delta
+    from draftwise.serve.protocol import Ended as Ended
+    from draftwise.serve.run import Server as Server
+    from draftwise.serve.run import Settings as Settings
+    from draftwise.serve.run import check_name as check_name
+    from draftwise.serve.run import make_service as make_service
+    from draftwise.serve.state import Keeper as Keeper
+    from draftwise.serve.ticket import Ticket as Ticket
+    from draftwise.serve.tools import ToolText as ToolText
+    from draftwise.serve.tools import calls_schema as calls_schema
+    from draftwise.serve.tools import read_calls as read_calls
+    from draftwise.serve.wire import ChatRequest as ChatRequest
+    from draftwise.serve.wire import CompletionRequest as CompletionRequest
+    from draftwise.serve.wire import NamedTool as NamedTool
+    from draftwise.serve.wire import ResponseFormat as ResponseFormat
+    from draftwise.serve.wire import StructuredOutputs as StructuredOutputs
+    from draftwise.serve.wire import Tool as Tool
+    from draftwise.serve.worker import Busy as Busy
+    from draftwise.serve.worker import Closing as Closing
+    from draftwise.serve.worker import Worker as Worker
+
+__getattr__, __dir__ = exports(__name__)

@@ -1,6 +1,6 @@
 """The bundled tiny models: a target, seven drafters and four EAGLE heads for it.
 
-Nothing here imports torch; `draftwise.zoo.build` is the recipe that made the models.
+Nothing here imports torch; `draftwise_lab.zoo.build` is the recipe that made the models.
 """
 
 from __future__ import annotations

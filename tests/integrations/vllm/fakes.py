@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from draftwise.integrations.vllm.controller import Controller, Limits
-from draftwise.integrations.vllm.options import Options
-from draftwise.integrations.vllm.pilot import Pilot
+from draftwise.integrations.vllm import Controller, Limits, Options, Pilot
 
 Model = Callable[[Sequence[int]], int]
 """All tokens so far to the next one: what a greedy target says."""

@@ -6,8 +6,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from draftwise.integrations.vllm.lengths import Lengths
-from draftwise.integrations.vllm.options import Options
+from draftwise.integrations.vllm import Lengths, Options
 from integrations.vllm.fakes import params
 
 

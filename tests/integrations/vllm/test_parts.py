@@ -11,18 +11,31 @@ import numpy as np
 import pytest
 
 from draftwise.integrations import vllm as room
-from draftwise.integrations.vllm import plugin
-from draftwise.integrations.vllm.arms import make_drafter
-from draftwise.integrations.vllm.clock import Step, StepMeter
-from draftwise.integrations.vllm.metrics import Count, Exporter, Pace
-from draftwise.integrations.vllm.nothing import NullProposer
-from draftwise.integrations.vllm.options import Options, parse_options
-from draftwise.integrations.vllm.refusals import NULL_PROPOSER, check_server
-from draftwise.integrations.vllm.repair import checked, expand_batch_to_tokens, is_right
-from draftwise.integrations.vllm.state import StateFile
-from draftwise.integrations.vllm.versions import TESTED, check_version
+from draftwise.integrations.vllm import (
+    NULL_PROPOSER,
+    TESTED,
+    Count,
+    Exporter,
+    NullProposer,
+    Options,
+    Pace,
+    StateFile,
+    Step,
+    StepMeter,
+    check_server,
+    check_version,
+    checked,
+    expand_batch_to_tokens,
+    is_right,
+    make_drafter,
+    parse_options,
+    with_drafts,
+)
 from draftwise.types import DraftwiseError, Plan
 from integrations.vllm.fakes import FakeEngine, FakeRequest
+from modules import module_of
+
+plugin = module_of(with_drafts)
 
 torch = pytest.importorskip("torch")
 

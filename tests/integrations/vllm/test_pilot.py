@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from draftwise.integrations.vllm.options import Options
+from draftwise.integrations.vllm import Options
 from integrations.vllm.fakes import FakeEngine, FakeRequest, params
 
 CYCLE = [5, 9, 2, 7, 7, 1, 3]

@@ -1,0 +1,179 @@
+"""Does alpha from score() predict what is really accepted? Every drafter, chains at temperature 1.
+
+    python -m benchmarks alpha
+    python -m benchmarks alpha --drafters python,math --out alpha.json      # adds these to the file
+
+Each drafter drafts in every round, on the held-out prompts of all domains. Of each round the
+judged positions are those up to the first rejection; predicted is the mean of their alphas as the
+drafter's own ``score()`` reported them, realised is the share of them that was accepted. The error
+expected of chance alone, at the same number of positions, stands beside the difference.
+
+Watched is another prediction, of drafters that do not play: all are scored along answers that
+were decoded plainly, and rounds are followed along them, a token being kept with the probability
+min(1, q/p) that it has in the text (HedgeSpec, theorem 3).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from shared.results import save
+from transformers.utils import logging
+
+from draftwise import Speculator, zoo
+
+ROWS = 28
+ANSWER = 180
+
+
+def measure(name: str, num_tokens: int, length: int, temperature: float) -> dict[str, Any]:
+    """Predicted and realised acceptance of one drafter over at least so many emitted tokens."""
+    made = Speculator.from_pretrained(
+        "zoo", [spec_of(name)], preset="metasd", policy="fixed:0", lengths=[length]
+    )
+    alphas: list[float] = []
+    accepted = emitted = rounds = 0
+    for batch in itertools.count():
+        if emitted >= num_tokens:
+            break
+        options = {"max_new_tokens": ANSWER, "temperature": temperature, "ignore_eos": True}
+        for round_ in made.start(prompts(batch), seed=batch, **options):
+            emitted, rounds = emitted + round_.num_emitted, rounds + 1
+            judged = min(round_.num_accepted + 1, round_.num_drafted)
+            scores = round_.scores.get(name)
+            if not judged or scores is None:
+                continue
+            offset = round_.position - scores.start
+            found = scores.alphas[offset : offset + judged]
+            if len(found) == judged:  # an answer that ended cuts its last draft short
+                alphas += found.tolist()
+                accepted += round_.num_accepted
+    values = np.array(alphas)
+    return {
+        "tokens": emitted,
+        "mat": round(emitted / rounds, 3),
+        "judged": len(values),
+        "predicted": round(float(values.mean()), 4),
+        "realised": round(accepted / len(values), 4),
+        "chance": round(float(np.sqrt((values * (1 - values)).sum()) / len(values)), 4),
+    }
+
+
+def watch(
+    names: Sequence[str], num_tokens: int, length: int, temperature: float
+) -> dict[str, float]:
+    """Acceptance predicted of drafters that never play, from scores along plainly decoded text."""
+    made = Speculator.from_pretrained(
+        "zoo",
+        [spec_of(name) for name in names],
+        policy="fixed:0",
+        feedback="panoramic:per_token=true",
+        reward="acceptance",
+        lengths=[1],
+    )
+    reached, kept = Counter[str](), Counter[str]()
+    options = {"max_new_tokens": ANSWER, "temperature": temperature, "ignore_eos": True}
+    for batch in range(-(-num_tokens // (ROWS * ANSWER))):
+        known: dict[tuple[str, int], dict[int, tuple[float, float]]] = defaultdict(dict)
+        for round_ in made.start(prompts(batch), seed=batch, **options):
+            for name, scores in round_.scores.items():
+                alphas = scores.alphas.copy()
+                if scores.matches is not None:
+                    alphas[scores.matches == 0] = np.nan  # nothing is drafted there
+                pairs = zip(alphas.tolist(), scores.ratios.tolist(), strict=True)
+                if round_.position <= scores.start + len(scores.alphas):
+                    known[name, round_.request] |= dict(enumerate(pairs, scores.start))
+        for (name, _), by_position in known.items():
+            judged, accepted = as_if_played(by_position, length)
+            reached[name] += judged
+            kept[name] += accepted
+    return {name: round(kept[name] / reached[name], 4) for name in names}
+
+
+def as_if_played(known: dict[int, tuple[float, float]], length: int) -> tuple[float, float]:
+    """Positions that rounds would judge along this text, and drafted tokens that they would keep.
+
+    known: alpha (nan where nothing is drafted) and ratio by position. A round may begin wherever
+    the one before it ends, which the ratios tell: each is the probability that the text's own token
+    was drafted and kept.
+    """
+    begins: Counter[int] = Counter({min(known, default=0): 1.0})
+    judged = accepted = 0.0
+    for start in sorted(known):
+        weight = begins[start]
+        for position in range(start, start + length):
+            if position not in known:
+                break
+            alpha, ratio = known[position]
+            if not np.isnan(alpha):
+                judged += weight
+                accepted += weight * alpha
+            begins[position + 1] += weight * (1 - ratio)
+            weight *= ratio
+        else:
+            begins[start + length + 1] += weight
+    return judged, accepted
+
+
+def prompts(batch: int) -> list[str]:
+    """The next prompts, of all domains in turn."""
+    texts = [text for texts in zip(*zoo.prompts().values(), strict=True) for text in texts]
+    return [texts[(batch * ROWS + row) % len(texts)] for row in range(ROWS)]
+
+
+def spec_of(name: str) -> str:
+    """How a drafter is asked for."""
+    return name if name in {"lookup", "suffix"} else f"zoo:{name}"
+
+
+def main() -> None:
+    """Measure each drafter and write the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--drafters", help="names with commas; default: all of the zoo, and lookup")
+    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--length", type=int, default=5)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--out", help="JSON file for the results")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    known = [*zoo.drafter_paths(), *zoo.eagle_paths(), "lookup", "suffix"]
+    names = args.drafters.split(",") if args.drafters else known
+    columns = ("drafter", "tokens", "judged", "predicted", "realised", "difference", "chance")
+    table = Table(*columns, "watched")
+    watched = watch(names, args.tokens, args.length, args.temperature)
+    rows = {}
+    for name in track(names, console=Console(stderr=True)):
+        row = rows[name] = measure(name, args.tokens, args.length, args.temperature)
+        row["watched"] = watched[name]
+        row["difference"] = round(row["realised"] - row["predicted"], 4)
+        table.add_row(
+            name, f"{row['tokens']:,}", f"{row['judged']:,}", f"{row['predicted']:.3f}",
+            f"{row['realised']:.3f}", f"{row['difference']:+.3f}", f"{row['chance']:.3f}",
+            f"{row['watched']:.3f}",
+        )  # fmt: skip
+    Console().print(table)
+    save(args.out, {"alpha": _rows_in(args.out) | rows})
+
+
+def _rows_in(path: str | None) -> dict[str, Any]:
+    """What an earlier run wrote of other drafters."""
+    if path is None or not Path(path).exists():
+        return {}
+    found: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))["alpha"]
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The engine that requests join and leave: batches, arrivals, long newcomers, chats, memory.
+
+    python -m benchmarks engine --part together    # 1, 4 and 16 rows at once against plain decoding
+    python -m benchmarks engine --part arrivals    # 64 requests at random, against static batches
+    python -m benchmarks engine --part gap         # rows that write while a long prompt is read
+    python -m benchmarks engine --part chat        # the first token of ten turns
+    python -m benchmarks engine --part memory      # bytes of keys and values, and 1,000 requests
+
+Seconds are the process's own CPU time, which other programs cannot touch; where nothing runs, time
+is jumped over. Settings that are compared take turns, in random order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from shared.results import save
+from transformers.utils import logging
+
+from draftwise import Speculator, zoo
+from draftwise.engine.engine import Engine
+from draftwise.engine.request import Request
+
+
+class Clock:
+    """CPU seconds of this process, and whatever was waited."""
+
+    def __init__(self) -> None:
+        self._start, self._waited = time.process_time(), 0.0
+
+    def __call__(self) -> float:
+        return time.process_time() - self._start + self._waited
+
+    def wait_until(self, moment: float) -> None:
+        """Jump over a pause."""
+        self._waited += max(0.0, moment - self())
+
+
+def texts(num: int, seed: int = 0) -> list[str]:
+    """Held-out prompts of all domains, mixed."""
+    known = [prompt for prompts in zoo.prompts().values() for prompt in prompts]
+    order = np.random.default_rng(seed).permutation(num)
+    return [known[i % len(known)] for i in order]
+
+
+def ask(made: Speculator, prompt: Any, tokens: int, preset: str) -> Request:
+    """A greedy request that ends after so many tokens."""
+    return made.request(prompt, max_new_tokens=tokens, ignore_eos=True, preset=preset)
+
+
+def all_at_once(made: Speculator, prompts: Sequence[str], tokens: int, preset: str) -> float:
+    """Tokens a CPU second of requests that come together."""
+    engine, clock = made.engine(num_prefixes=0), Clock()
+    asked = [ask(made, prompt, tokens, preset) for prompt in prompts]
+    for request in asked:
+        engine.admit(request)
+    while engine.has_work:
+        engine.step()
+    return sum(len(request.tokens) for request in asked) / clock()
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Median, and a 95% bootstrap interval of it."""
+    rng, values = np.random.default_rng(0), np.array(ratios)
+    medians = np.median(rng.choice(values, (2000, len(values))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return float(np.median(values)), float(low), float(high)
+
+
+def together(made: Speculator, repeats: int) -> list[dict[str, Any]]:
+    """``draftwise`` over plain decoding of the same loop."""
+    rows, rng = [], np.random.default_rng(0)
+    for num in (1, 4, 16):
+        ratios = []
+        for repeat in range(repeats + 1):
+            prompts = texts(64, repeat)[:num]
+            speeds = {
+                str(preset): all_at_once(made, prompts, 64, str(preset))
+                for preset in rng.permutation(["draftwise", "plain"])
+            }
+            if repeat:  # the first pays for setting up
+                ratios.append(speeds["draftwise"] / speeds["plain"])
+        value, low, high = interval(ratios)
+        rows.append({"rows": num, "times plain": value, "low": low, "high": high})
+    return rows
+
+
+def joining(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int) -> float:
+    """Tokens a second of requests that join as they come."""
+    engine, clock, waiting = made.engine(max_rows=16, num_prefixes=0), Clock(), list(arrivals)
+    asked = []
+    while waiting or engine.has_work:
+        if not engine.has_work and waiting:
+            clock.wait_until(waiting[0][0])
+        while waiting and waiting[0][0] <= clock():
+            asked.append(ask(made, waiting.pop(0)[1], tokens, "draftwise"))
+            engine.admit(asked[-1])
+        engine.step()
+    return sum(len(request.tokens) for request in asked) / clock()
+
+
+def in_batches(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int) -> float:
+    """The same in batches of eight: one begins when all of its requests came and the last ended."""
+    clock, num = Clock(), 0
+    for first in range(0, len(arrivals), 8):
+        batch = arrivals[first : first + 8]
+        clock.wait_until(batch[-1][0])
+        engine = made.engine(num_prefixes=0)
+        asked = [ask(made, prompt, tokens, "draftwise") for _, prompt in batch]
+        for request in asked:
+            engine.admit(request)
+        while engine.has_work:
+            engine.step()
+        num += sum(len(request.tokens) for request in asked)
+    return num / clock()
+
+
+def arriving(made: Speculator, repeats: int) -> list[dict[str, Any]]:
+    """Five rates: from half of to eight times what one row alone would serve."""
+    alone = all_at_once(made, texts(8)[:1], 64, "draftwise") / 64
+    ways: dict[str, Callable[..., float]] = {"joining": joining, "batches": in_batches}
+    rows, rng = [], np.random.default_rng(1)
+    for load in (0.5, 1.0, 2.0, 4.0, 8.0):
+        ratios = []
+        for repeat in range(repeats):
+            moments = np.cumsum(rng.exponential(1 / (load * alone), 64)).tolist()
+            arrivals = list(zip(moments, texts(64, repeat), strict=True))
+            speeds = {w: ways[w](made, arrivals, 64) for w in rng.permutation(list(ways))}
+            ratios.append(speeds["joining"] / speeds["batches"])
+        value, low, high = interval(ratios)
+        rows.append({"load": load, "times batches of 8": value, "low": low, "high": high})
+    return rows
+
+
+def gap(made: Speculator, repeats: int) -> list[dict[str, Any]]:
+    """The longest pause of rows that write, over their median round, while a prompt is read."""
+    length = min(4000, made.target.max_positions - 80)
+    ids = made.tokenizer(" ".join(texts(64)))["input_ids"]
+    newcomer = (ids * (1 + length // len(ids)))[:length]
+    rows = []
+    for _ in range(repeats):
+        engine = made.engine(num_prefixes=0)
+        writers = [ask(made, prompt, 1200, "draftwise") for prompt in texts(8)[:4]]
+        for writer in writers:
+            engine.admit(writer)
+        rounds = [timed(engine) for _ in range(40)]
+        late = ask(made, newcomer, 16, "draftwise")
+        engine.admit(late)
+        reading = [timed(engine)]
+        while not late.is_over and not all(writer.is_over for writer in writers):
+            reading.append(timed(engine))
+        assert late.tokens, "the rows that write have ended before the prompt was read"
+        engine.close()
+        worst = max(reading) / float(np.median(rounds))
+        rows.append({"prompt": length, "longest gap over median round": worst})
+    return rows
+
+
+def timed(engine: Engine) -> float:
+    """CPU seconds of one step."""
+    start = time.process_time()
+    engine.step()
+    return time.process_time() - start
+
+
+def chat(made: Speculator, repeats: int) -> list[dict[str, Any]]:
+    """CPU seconds to the first token, of ten turns that each go on behind the last."""
+    rows = []
+    for repeat in range(repeats):
+        engine, text, firsts = made.engine(), "", []
+        for turn in range(10):
+            text += texts(64, repeat)[turn]
+            request, start = ask(made, text, 40, "draftwise"), time.process_time()
+            engine.admit(request)
+            while not request.tokens:
+                engine.step()
+            firsts.append(time.process_time() - start)
+            while engine.has_work:
+                engine.step()
+            text += request.answer.text
+        rows.append({"turn 1, s": firsts[0], "turn 10 over turn 1": firsts[9] / firsts[0]})
+    return rows
+
+
+def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
+    """Bytes allocated over bytes of live tokens, at most; megabytes that 1,000 requests leave.
+
+    Live are texts and, while they are judged, drafts; beside it without those.
+    """
+    engine, worst, token = made.engine(num_prefixes=0), [0.0, 0.0], made.target.token_bytes
+    for prompt in texts(16):
+        engine.admit(ask(made, prompt, 200, "draftwise"))
+    while engine.has_work:
+        most = {r.request: r.num_drafted - len(r.tokens) for r in engine.step()}
+        written = sum(len(request.context.tokens) for request in engine.running)
+        live = written + sum(max(0, most.get(request.id, 0)) for request in engine.running)
+        if written:
+            found = (
+                engine.num_cache_bytes / (live * token),
+                engine.num_cache_bytes / (written * token),
+            )
+            worst = [max(pair) for pair in zip(worst, found, strict=True)]
+    engine, sizes = made.engine(), []
+    for number in range(1000 * repeats):
+        engine.admit(ask(made, texts(64, number)[0], 8, "draftwise"))
+        while engine.has_work:
+            engine.step()
+        sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return [
+        {
+            "bytes over live": worst[0],
+            "bytes over texts": worst[1],
+            "MB more after 1,000": sizes[-1] - sizes[99],
+        }
+    ]
+
+
+PARTS: dict[str, Callable[[Speculator, int], list[dict[str, Any]]]] = {
+    "together": together,
+    "arrivals": arriving,
+    "gap": gap,
+    "chat": chat,
+    "memory": memory,
+}
+
+
+def main() -> None:
+    """Run one part and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--part", choices=PARTS, required=True)
+    parser.add_argument("--target", default="zoo")
+    parser.add_argument("--drafter", action="append")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", help="JSON file for the results")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    made = Speculator.from_pretrained(args.target, args.drafter)
+    rows = PARTS[args.part](made, args.repeats)
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.3g}" for value in row.values()))
+    Console().print(table)
+    save(args.out, {args.part: rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Do the tests see a planted bug? Mutants of what losslessness and pricing rest on, killed or not.
+
+Cosmic Ray makes the mutants: one operator, number, condition or decorator of a module is changed,
+as ``OPERATORS`` says; what changes an annotation only is no mutant. Each is tried in a process
+forked from one that has imported torch already, with the smallest set of tests that ought to kill
+it; the file on disk stays as it is. A mutant is killed where a test fails or the tests take
+``PATIENCE`` times their processor time. ``make mutants``; ``docs/mutants.md`` lists the survivors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import functools
+import gc
+import importlib
+import importlib.machinery
+import json
+import multiprocessing
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable, Collection, Iterator
+from importlib.abc import MetaPathFinder
+from itertools import count
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+from shared.equal_mutants import squeezed, why
+
+ROOT = Path(__file__).parents[3]
+MODULES: dict[str, tuple[str, ...]] = {
+    "dist": ("tests/test_dist.py",),
+    "engine/verify": ("tests/engine/test_lossless_exact.py",),
+    "nn/verify": ("tests/nn/test_verify.py",),
+    "nn/cache": ("tests/nn/test_storage.py", "tests/nn/test_cache.py", "tests/nn/test_trees.py"),
+    "nn/storage": ("tests/nn/test_storage.py", "tests/nn/test_cache.py"),
+    "engine/costs": ("tests/engine/test_costs.py",),
+    "policies/goodput/acceptance": ("tests/policies/test_acceptance.py",),
+    "policies/goodput/pricing": ("tests/policies/test_pricing.py",),
+    "policies/goodput/ragged": ("tests/policies/test_ragged.py",),
+    "policies/goodput/rows": ("tests/policies/test_turns.py", "tests/policies/test_goodput.py"),
+}
+"""A module, and the tests that ought to kill its mutants: seconds, all of them."""
+
+PYTEST = ("-x", "-q", "-W", "ignore:Module already imported")
+BLANK = re.compile(r"(?:(?<=[(\[])|(?<=\w=)|(?<=\[-)) (?=-?\d)")
+"""What the operator on numbers puts before them."""
+PATIENCE, LEAST_S, MEMORY = 4, 10, 24 << 30
+SWAPS = {
+    "Binary": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Pow_Mul Mod_Add BitOr_BitAnd "
+    "BitAnd_BitOr LShift_RShift RShift_LShift",
+    "Comparison": "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq NotEq_Eq "
+    "Is_IsNot IsNot_Is",
+    "Unary": "Delete_Not Delete_Invert Delete_USub",
+}
+OPERATORS = [
+    *(f"Replace{kind}Operator_{swap}" for kind, swaps in SWAPS.items() for swap in swaps.split()),
+    *("NumberReplacer", "AddNot", "ZeroIterationForLoop", "RemoveDecorator", "ExceptionReplacer"),
+    *("ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue"),
+    *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak"),
+]  # fmt: skip
+
+Key = tuple[str, str]
+"""What a mutant is known by though lines were added above: ``was`` and ``becomes``."""
+
+
+class Mutant(NamedTuple):
+    """A module's source with one change, ``was`` -> ``becomes`` on a line of it."""
+
+    module: str
+    line: int
+    was: str
+    becomes: str
+    source: str
+
+
+def meaning(source: str) -> str:
+    """A source's syntax tree without annotations."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for name in ("annotation", "returns"):
+            if isinstance(getattr(node, name, None), ast.expr):
+                setattr(node, name, ast.Constant(None))
+    return ast.dump(tree)
+
+
+def mutants(module: str) -> Iterator[Mutant]:
+    """All mutants of a module that mean something else than it."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    source = (ROOT / f"src/draftwise/{module}.py").read_text("utf-8")
+    original = meaning(source)
+    for name in OPERATORS:
+        operator = get_operator(f"core/{name}")()
+        for occurrence in count():
+            mutated = mutate_code(source, operator, occurrence)
+            if mutated is None:
+                break
+            if meaning(mutated) != original:
+                yield Mutant(module, *change(source, mutated), mutated)
+
+
+def change(source: str, mutated: str) -> tuple[int, str, str]:
+    """The line where the two differ, counted from 1, and what stands there in each."""
+    before, after = source.splitlines(), mutated.splitlines()
+    blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    _, first, last, start, end = next(block for block in blocks if block[0] != "equal")
+    was, becomes = (
+        " ".join(map(str.strip, part)) for part in (before[first:last], after[start:end])
+    )
+    return first + 1, was, BLANK.sub("", becomes)
+
+
+class Planted(MetaPathFinder):
+    """Finds one module, with another source than the file has."""
+
+    def __init__(self, module: str, source: str) -> None:
+        self._name, self._source = "draftwise." + module.replace("/", "."), source
+        self._path = str(ROOT / f"src/draftwise/{module}.py")
+
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        """Only of this module."""
+        if name != self._name:
+            return None
+        loader = PlantedLoader(name, self._path)
+        loader.source = self._source
+        return importlib.machinery.ModuleSpec(name, loader, origin=self._path)
+
+
+class PlantedLoader(importlib.machinery.SourceFileLoader):
+    """Loads what it was given."""
+
+    source = ""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compiled anew, and nowhere kept."""
+        code: CodeType = compile(self.source, self.path, "exec", dont_inherit=True)
+        return code
+
+
+def in_a_fork(work: Callable[[], int], cpu_s: float) -> int:
+    """What a fork of this process ends with; -SIGXCPU where it takes more of the processor."""
+    gc.freeze()  # what is here stays: each pytest collects twice, and need not look at torch
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 2))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    try:
+        os._exit(work())
+    finally:
+        os._exit(3)
+
+
+Report = Callable[[], None]
+
+
+def outcome(module: str, source: str | None = None, report: Report | None = None) -> int:
+    """What pytest ends with, where the module has this source; 0 = all passed."""
+    import hypothesis
+    import pytest
+
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile("mutants", phases=phases)
+    hypothesis.settings.load_profile("mutants")  # a failure is enough: no search for a small one
+    here = str(Path(__file__).parent)  # whose engine.py is not the tests' engine/
+    sys.path[:] = [folder for folder in sys.path if folder != here]
+    if source is not None:
+        sys.meta_path.insert(0, Planted(module, source))
+    code = int(pytest.main([*PYTEST, *MODULES[module]]))
+    if report:
+        report()
+    return code
+
+
+def warmed(module: str) -> float:
+    """Run the tests once as they are, and import here what they imported from elsewhere.
+
+    Returns the processor seconds of a second run. Errors: SystemExit where they fail.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    report = functools.partial(_tell, theirs)
+    if code := in_a_fork(lambda: outcome(module, report=report), 600):
+        sys.exit(f"{module}: its tests end with {code} before anything is planted")
+    for name in ours.recv():
+        importlib.import_module(name)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    source = (ROOT / f"src/draftwise/{module}.py").read_text("utf-8")
+    if in_a_fork(lambda: outcome(module, source), 600):
+        sys.exit(f"{module}: its tests fail where it is planted as it is")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _tell(pipe: Any) -> None:
+    ours = ("draftwise", "__", "_hypothesis")
+    heavy = (
+        *("torch", "transformers", "tokenizers", "numpy", "hypothesis", "safetensors"),
+        *("_pytest", "pygments", "rich", "unittest"),
+    )
+    names = [name for name in sys.modules if name.startswith(heavy) and not name.startswith(ours)]
+    pipe.send([name for name in names if _has_spec(sys.modules[name], name)])
+
+
+def _has_spec(module: ModuleType, name: str) -> bool:
+    spec = getattr(module, "__spec__", None)
+    return spec is not None and spec.name == name and spec.origin is not None
+
+
+def key(was: str, becomes: str) -> Key:
+    """Without blanks."""
+    return squeezed(was), squeezed(becomes)
+
+
+def told(mutant: Mutant) -> dict[str, Any]:
+    """A survivor as the results have it."""
+    return {"line": mutant.line, "was": mutant.was, "becomes": mutant.becomes}
+
+
+def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
+    """Counts, seconds, and the survivors of one module's mutants; only: try these again."""
+    cpu_s = warmed(module)
+    num, out_of_time, survivors = 0, 0, []
+    for mutant in mutants(module):
+        if only is not None and key(mutant.was, mutant.becomes) not in only:
+            continue
+        if only is not None and why(module, mutant.becomes):
+            num, survivors = num + 1, [*survivors, told(mutant)]  # equal: no second try
+            continue
+        work = functools.partial(outcome, module, mutant.source)
+        code = in_a_fork(work, max(LEAST_S, PATIENCE * cpu_s))
+        num += 1
+        out_of_time += code < 0
+        if code == 0:
+            survivors.append(told(mutant))
+            print(f"{module}:{mutant.line}\n  {mutant.was}\n  {mutant.becomes}", flush=True)
+    print(f"{module}: {num - len(survivors)} of {num} killed, tests {cpu_s:.1f} s", flush=True)
+    return {
+        "mutants": num,
+        "out_of_time": out_of_time,
+        "tests_s": round(cpu_s, 1),
+        "survivors": survivors,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--module", nargs="*", default=list(MODULES), choices=list(MODULES))
+    parser.add_argument("--again", help="results: try what survived there and is not equal")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # their imports take longer than the tests
+    former = json.loads(Path(options.again).read_text())["modules"] if options.again else {}
+    found = dict(former)
+    for module in options.module:
+        old = former.get(module)
+        left = [] if old is None else old["survivors"]
+        only = None if old is None else {key(each["was"], each["becomes"]) for each in left}
+        new = tried(module, only)
+        found[module] = new if old is None else {**old, "survivors": new["survivors"]}
+    from shared.results import save  # late: it imports draftwise, which forks must not have yet
+
+    save(options.out, {"modules": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Pictures of the docs, from the running engine: `python -m benchmarks pictures` writes SVGs.
+
+The loop's phases are the engine's; the tree is a draft of a bundled drafter and what the target
+kept of it; the cache is a batch as its rounds left it; prices are ``clock.py``'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from shared.clock import CLOCKS
+
+from draftwise import Speculator, zoo
+from draftwise.engine import PHASES, Turn, loop
+from draftwise.policies.goodput.pricing import expected_tokens
+
+HERE = Path(__file__).parents[3] / "docs" / "pictures"
+KEPT, DROPPED, BONUS, PROMPT, INK = "#00a878", "#d9d9d9", "#e69f00", "#9a8cff", "#333333"
+SAYS = {
+    "choose": "the policy picks\na plan",
+    "read": "drafters read what\nthey missed",
+    "draft": "a drafter proposes\ntokens",
+    "verify": "one forward of\nthe target",
+    "commit": "what was accepted\nenters the caches",
+    "look": "other drafters are\nscored, if worth it",
+    "reveal": "what the round\nsaid of each plan",
+    "learn": "the policy takes\nit in",
+}
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "draftwise", "font.size": 9}
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty white picture without axes, in inches."""
+    figure = Figure(figsize=(width, height), facecolor="white")
+    axes = figure.subplots()
+    axes.axis("off")
+    return figure, axes
+
+
+def the_loop() -> Figure:
+    """The phases of a round, in a ring."""
+    figure, axes = canvas(7.5, 4.2)
+    names = [name for name in PHASES if name != "prefill"]
+    angles = np.pi / 2 - 2 * np.pi * np.arange(len(names)) / len(names)
+    places = np.stack([1.9 * np.cos(angles), np.sin(angles)], axis=1)
+    for i, (name, (x, y)) in enumerate(zip(names, places, strict=True)):
+        end = places[(i + 1) % len(names)]
+        way = end - (x, y)
+        axes.annotate("", (x, y) + 0.62 * way, (x, y) + 0.4 * way, arrowprops={"arrowstyle": "->"})
+        box = {"boxstyle": "round,pad=.5", "fc": KEPT if name == "verify" else "#f4f4f4"}
+        axes.text(x, y, f"{name}\n{SAYS[name]}", ha="center", va="center", bbox=box)
+    axes.text(0, 0, "a round", ha="center", va="center", fontsize=12)
+    axes.set(xlim=(-2.5, 2.5), ylim=(-1.3, 1.3))
+    return figure
+
+
+def drafted(prompt: str, num_rounds: int, **setting: Any) -> tuple[Speculator, list[list[Turn]]]:
+    """The turns of each round of one answer."""
+    rounds: list[list[Turn]] = []
+    judge = loop.judge_all
+
+    def watched(turns: Sequence[Turn]) -> None:
+        judge(turns)
+        rounds.append(list(turns))
+
+    loop.judge_all = watched
+    try:
+        spec = Speculator.from_pretrained("zoo", policy="fixed:0", seed=0, **setting)
+        for _, _ in zip(range(num_rounds), spec.start([prompt]), strict=False):
+            pass
+    finally:
+        loop.judge_all = judge
+    return spec, rounds
+
+
+def a_tree() -> Figure:
+    """Of the first twelve rounds the one that kept most."""
+    spec, rounds = drafted(
+        zoo.prompts()["sql"][0], 12, preset="banditspec", drafters=["zoo:sql"], lengths=[4],
+        trees=["3x14"],
+    )  # fmt: skip
+    (turn,) = max(rounds, key=lambda turns: turns[0].verdict.num_accepted)
+    draft, kept = turn.draft, {int(node) for node in turn.verdict.path}
+    parents = [draft.parent(node) for node in range(len(draft))]
+    depth = {-1: 0}
+    for node, parent in enumerate(parents):
+        depth[node] = depth[parent] + 1
+    leaves = [node for node in range(len(draft)) if node not in parents]
+    height: dict[int, float] = {}
+
+    def settle(node: int) -> float:
+        below = [child for child, parent in enumerate(parents) if parent == node]
+        heights = [settle(child) for child in below]
+        height[node] = float(np.mean(heights)) if below else float(len(leaves) - len(height_of))
+        if not below:
+            height_of.append(node)
+        return height[node]
+
+    height_of: list[int] = []
+    settle(-1)
+    figure, axes = canvas(7, 0.38 * len(leaves) + 0.6)
+    text = spec.tokenizer.decode
+    for node in range(-1, len(draft)):
+        x, y = depth[node], height[node]
+        if node >= 0:
+            parent = parents[node]
+            shade = KEPT if node in kept else DROPPED
+            axes.plot([depth[parent], x], [height[parent], y], color=shade, lw=2, zorder=1)
+        shown = "text so far" if node < 0 else repr(text([int(draft.tokens[node])]))
+        face = PROMPT if node < 0 else KEPT if node in kept else DROPPED
+        axes.text(x, y, shown, ha="center", va="center", bbox={"boxstyle": "round", "fc": face})
+    last = int(turn.verdict.path[-1]) if kept else -1
+    bonus = repr(text([int(turn.verdict.tokens[-1])]))
+    axes.plot(
+        [depth[last], depth[last] + 1], [height[last], height[last]], color=BONUS, lw=2, zorder=1
+    )
+    axes.text(depth[last] + 1, height[last], f"{bonus} (bonus)", ha="center", va="center",
+              bbox={"boxstyle": "round", "fc": BONUS})  # fmt: skip
+    axes.set(xlim=(-0.6, max(depth.values()) + 1.7), ylim=(0.2, len(leaves) + 0.8))
+    return figure
+
+
+def a_ragged_cache() -> Figure:
+    """Three rows after eight rounds: prompt, what each round added, what the last one discarded."""
+    spec = Speculator.from_pretrained(
+        "zoo", drafters=["zoo:math"], policy="fixed:0", preset="banditspec", lengths=[6], seed=0
+    )
+    texts = zoo.prompts()["math"]
+    prompts = [texts[0][-60:], texts[1][-28:], texts[2][-45:]]
+    added: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+    for round_ in spec.start(prompts, max_new_tokens=64):
+        if len(added[round_.request]) < 8:
+            added[round_.request].append((round_.num_emitted, round_.num_drafted))
+    lengths = [len(spec.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    figure, axes = canvas(8, 2.4)
+    for row, length in enumerate(lengths):
+        axes.barh(-row, length, color=PROMPT, edgecolor="white", height=0.6)
+        start = length
+        for i, (emitted, _) in enumerate(added[row]):
+            shade = KEPT if i % 2 else "#7fd3bb"
+            axes.barh(-row, emitted, left=start, color=shade, edgecolor="white", height=0.6)
+            axes.text(start + emitted / 2, -row, emitted, ha="center", va="center")
+            start += emitted
+        wasted = added[row][-1][1] + 1 - added[row][-1][0]
+        axes.barh(
+            -row, wasted, left=start, color=DROPPED, hatch="//", edgecolor="white", height=0.6
+        )
+        axes.text(-1, -row, f"row {row}", ha="right", va="center")
+    for shade, what in (
+        (PROMPT, "prompt"),
+        (KEPT, "emitted, by round"),
+        (DROPPED, "discarded: written over"),
+    ):
+        axes.barh(0, 0, color=shade, label=what)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncol=3, frameon=False)
+    return figure
+
+
+def the_price_curve() -> Figure:
+    """Tokens a second by draft length, for acceptance rates, over plain decoding."""
+    figure = Figure(figsize=(8, 3.4), facecolor="white", layout="constrained")
+    for axes, (name, (target, drafter)) in zip(figure.subplots(1, 2), CLOCKS.items(), strict=True):
+        lengths = np.arange(17)
+        cost = np.array([target(1, 1 + k) + k * drafter(1, 1) for k in lengths])
+        for alpha in (0.3, 0.5, 0.7, 0.8, 0.9):
+            speed = expected_tokens(np.array(alpha), lengths) / cost * cost[0]
+            (line,) = axes.plot(lengths, speed, label=f"{alpha}")
+            best = int(speed.argmax())
+            axes.plot(best, speed[best], "o", color=line.get_color())
+        axes.axhline(1, color=INK, lw=0.8, ls=":")
+        axes.set(xlabel="draft length (0 = plain)", ylabel="times plain decoding", title=name)
+        axes.legend(title="acceptance", frameon=False)
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "loop": the_loop,
+    "tree": a_tree,
+    "cache": a_ragged_cache,
+    "price": the_price_curve,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("names", nargs="*", choices=[[], *PICTURES], default=[])
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        for name in options.names or PICTURES:
+            PICTURES[name]().savefig(
+                options.out / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Record generations of the zoo for the simulator: what every drafter thinks along the answers.
+
+    python -m benchmarks record --prompts 5 --temperature 0 --out greedy.npz
+    python -m benchmarks record --stream test --temperature 0 --temperature 0.7 --out new.npz
+    draftwise simulate --trace greedy.npz --costs cpu
+
+Held-out prompts of every domain, or those of ``--skip`` on, are answered; with ``--stream`` others
+from the same held-out sources, drawn under that name: as many as wanted. Then each drafter reads
+prompt and answer once: its alpha, ratio and confidence at each position, what the prompt's last
+tokens alone say of it, as in the engine's first impression, and what each that retrieves would
+have copied. The arrays are those of docs/simulator.md, with the prompts' lengths and ends, and the
+tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from transformers.utils import logging
+
+from draftwise import SamplingParams, Speculator, zoo
+from draftwise.dist import overlap, ratio
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.guides.fixed import Fixed
+from draftwise.nn.sampling import distributions
+from draftwise.nn.transfer import answered
+from draftwise.policies.goodput.experience import WINDOW
+from draftwise_lab.zoo.samples import drawn
+
+DEPTH, PROMPT, GLANCE = 16, 16, 32
+"""Tokens of a copied draft, of the prompt that is scored, and that a first impression reads."""
+
+
+@torch.inference_mode()
+def along(model: Any, text: Sequence[int], sampling: SamplingParams) -> tuple[list[Any], Any]:
+    """q at positions 1 .. of a text, and [T - 1, 3] the two largest probabilities and entropies."""
+    cache = model.new_cache(1, len(text))
+    logits = model.extend(cache, [0], [list(text[:-1])], keep=len(text))
+    block = logits.last(0, len(text) - 1)
+    dists = distributions(block, sampling, list(text[:1]), list(text[1:-1]))
+    scale = sampling.temperature or 1.0
+    probs = (block.float() / scale).softmax(-1)
+    top = probs.topk(2).values
+    entropy = torch.special.entr(probs).sum(-1, keepdim=True)
+    return dists, torch.cat([top, entropy], 1).numpy()
+
+
+def judged(
+    p: Sequence[Any], q: Sequence[Any], text: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """alpha and min(1, q/p) at positions 1 .. of the text."""
+    pairs = list(zip(p, q, text[1:], strict=False))
+    return [min(1.0, overlap(a, b)) for a, b, _ in pairs], [ratio(a, b, t) for a, b, t in pairs]
+
+
+def copied(
+    drafter: Any, text: Sequence[int], start: int, p: Sequence[Any], sampling: SamplingParams
+) -> dict[str, Any]:
+    """What a retrieval drafter proposes from each position on, and along the prompt's end."""
+    session, num = drafter.start(), len(text) - start
+    found: dict[str, Any] = {
+        "avail": np.zeros(num, int), "mlen": np.zeros(num, int),
+        "propP": np.zeros((num, DEPTH)), "match": np.zeros((num, DEPTH), int),
+        "pprop": np.zeros(PROMPT), "pmlen": np.zeros(PROMPT, int),
+    }  # fmt: skip
+    context = Context(0, list(text[: start - PROMPT]), sampling, np.random.default_rng(0))
+    session.open(context, len(text))
+    for place in range(start - PROMPT, len(text)):
+        context.tokens[:] = text[:place]
+        [draft] = answered(session.propose([DraftTask(context, DEPTH, Fixed())]))
+        length = session.match_length(context)
+        tokens = draft.tokens.tolist()
+        probs = [_prob(p, place + d, token) for d, token in enumerate(tokens)]
+        if place < start:
+            found["pmlen"][place - start] = length
+            found["pprop"][place - start] = probs[0] if probs else 0.0
+            continue
+        row = place - start
+        found["avail"][row], found["mlen"][row] = len(tokens), length
+        found["propP"][row, : len(tokens)] = probs
+        hits = [place + d < len(text) and text[place + d] == t for d, t in enumerate(tokens)]
+        found["match"][row, : len(tokens)] = hits
+    return found
+
+
+def _prob(p: Sequence[Any], place: int, token: int) -> float:
+    """The target's probability of a token at a position of the text; 0 behind its end."""
+    if place - 1 >= len(p):
+        return 0.0
+    dist = p[place - 1]
+    return float(dist == token) if isinstance(dist, int) else float(dist[token])
+
+
+def record(spec: Speculator, prompt: str, tokens: int, temperature: float, seed: int) -> Any:
+    """One answer's columns, or None if its prompt is too short to be scored on."""
+    head = list(spec.tokenizer(prompt)["input_ids"])
+    if len(head) <= PROMPT:
+        return None
+    result = spec.generate(
+        prompt, temperature=temperature, seed=seed, ignore_eos=True,
+        max_new_tokens=tokens + DEPTH + 1,
+    )  # fmt: skip
+    text, start = [*head, *result.tokens], len(head)
+    sampling = SamplingParams(temperature)
+    p, _ = along(spec.target, text, sampling)
+    columns: dict[str, Any] = {"plen": start, "models": {}, "first": {}, "copies": {}}
+    before = [-1] * (WINDOW - start) + text[max(0, start - WINDOW) : start]
+    columns["tokens"] = np.array([*before, *result.tokens])
+    for drafter in spec.drafters:
+        own: Any = drafter
+        if drafter.retrieves:
+            columns["copies"][drafter.name] = copied(own, text, start, p, sampling)
+            continue
+        q, beliefs = along(own.model, text, sampling)
+        alphas, ratios = judged(p, q, text)
+        columns["models"][drafter.name] = np.column_stack([alphas, ratios, beliefs])
+        head = text[max(0, start - GLANCE - 1) : start]
+        impression, _ = along(own.model, head, sampling)
+        alphas, _ = judged(p[start - len(head) :], impression, head)
+        columns["first"][drafter.name] = alphas[-PROMPT:]
+    return columns
+
+
+def arrays(
+    found: Sequence[dict[str, Any]], domains: Sequence[str], temperature: float | Sequence[float]
+) -> Any:
+    """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P].
+
+    temperature: of all answers, or of each. A short prompt's tokens begin with -1.
+    """
+    models, copies = list(found[0]["models"]), list(found[0]["copies"])
+    kept = [
+        np.stack([one["models"][name] for name in models], axis=1)[one["plen"] - 1 :]
+        for one in found
+    ]
+    own = np.stack(kept).astype(np.float32)  # [n, P, M, 5]
+    result = {
+        "fam": np.array(domains), "temp": np.zeros(len(found)) + temperature,
+        "tokens": np.stack([one["tokens"] for one in found]),
+        "drafters": np.array([*models, *copies]), "plen": np.array([one["plen"] for one in found]),
+        "pgam": np.stack([[one["first"][name] for name in models] for one in found]).swapaxes(1, 2),
+    }  # fmt: skip
+    for index, key in enumerate(("gam", "r", "conf", "conf2", "ent")):
+        result[key] = own[..., index]
+    for key in ("avail", "mlen", "propP", "match", "pprop", "pmlen"):
+        result[key] = np.stack([[one["copies"][name][key] for name in copies] for one in found])
+    return result
+
+
+def prompts_of(domain: str, stream: str | None) -> list[str] | Any:
+    """The held-out prompts that come with the zoo, or endless others of such a stream."""
+    if stream is None:
+        return zoo.prompts()[domain]
+    document = drawn(domain, stream, heldout=True)
+    found = (document(number) for number in count())
+    return (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
+
+
+def main() -> None:
+    """Answer, read, save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=5, help="a domain")
+    parser.add_argument("--skip", type=int, default=0, help="held-out prompts left out first")
+    parser.add_argument("--stream", help="not the zoo's prompts, but those drawn under this name")
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--temperature", type=float, action="append", default=[], help="default: 0")
+    parser.add_argument("--out", required=True)
+    options = parser.parse_args()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    spec = Speculator.from_pretrained("zoo")
+    found, domains, temperatures = [], [], []
+    for domain in zoo.prompts():
+        own = prompts_of(domain, options.stream)
+        chosen = list(islice(own, options.skip, options.skip + options.prompts))
+        for seed, prompt in enumerate(track(chosen, domain, console=Console(stderr=True))):
+            for temperature in options.temperature or [0.0]:
+                one = record(spec, prompt, options.tokens, temperature, options.skip + seed)
+                if one is not None:
+                    found.append(one)
+                    domains.append(domain)
+                    temperatures.append(temperature)
+    np.savez_compressed(options.out, **arrays(found, domains, temperatures))
+    print(f"{len(found)} answers of {options.tokens} tokens in {options.out}")
+
+
+if __name__ == "__main__":
+    main()

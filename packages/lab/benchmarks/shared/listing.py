@@ -1,0 +1,56 @@
+"""The list of the benchmarks: what each shows, and what it took."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+HERE = Path(__file__).parents[1]
+RESULTS = HERE.parents[2] / "benchmarks" / "results"
+
+
+def names() -> list[str]:
+    """The scripts, by name."""
+    return sorted(file.stem for file in HERE.glob("[a-z]*.py"))
+
+
+def shows(name: str) -> str:
+    """The first line of a script's docstring."""
+    about = ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text("utf-8"))) or ""
+    return about.partition("\n")[0].removesuffix(".").replace("``", "`")
+
+
+def took(name: str) -> str:
+    """Processor time of the longest run that it wrote to results/, or that stands in TOOK."""
+    files = [file for file in RESULTS.glob(f"{name}*.json") if _made_by(file, name)]
+    seconds = [json.loads(file.read_text()).get("processor_s") for file in files]
+    known = [each for each in seconds if each is not None]
+    if not known:
+        return TOOK.get(name, "")
+    return f"{max(known)} s" if max(known) < 100 else f"{round(max(known) / 60)} min"
+
+
+def _made_by(file: Path, name: str) -> bool:
+    owners = [each for each in names() if file.stem.startswith(each)]
+    return bool(owners) and max(owners, key=len) == name
+
+
+def rows_of_the_list() -> list[list[str]]:
+    """Name, what it shows, what it took."""
+    return [[f"`{name}`", shows(name), took(name)] for name in names()]
+
+
+TOOK = {
+    "attention": "~33 s",
+    "eagle_pool": "~ over 40 s",
+    "large": "~ over 40 s",
+    "load": "~ over 40 s",
+    "pictures": "~6 s",
+    "simulator_regret": "~ over 40 s",
+    "simulator_rewards": "~6 s",
+    "stopping_means": "~32 s",
+    "tables": "~2 s",
+    "trees": "~ over 40 s",
+}
+"""Processor time with default options where no result says it: each ran once, for 40 s at most."""

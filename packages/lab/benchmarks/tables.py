@@ -1,0 +1,311 @@
+"""Rewrites the tables of the docs from results/, and their install lines from draftwise.install.
+
+A page holds ``<!-- table NAME -->`` and ``<!-- end -->`` on lines of their own; between them comes
+the table of that name. ``make bench-docs`` rewrites all pages, a test compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shared.equal_mutants import why
+from shared.listing import rows_of_the_list
+from shared.results import load
+
+from draftwise import install
+
+ROOT = Path(__file__).parents[3]
+INSTALL = re.compile(
+    r"pip install (-e )?'?(?:draftwise|\.)(?:\[([\w,]+)\])?'?(?=[\s`)]|$)", re.MULTILINE
+)
+"""From a checkout, which contains the models of the extra ``zoo``, or from wheels."""
+INSTALL_LAB = re.compile(r"pip install (-e packages/lab|draftwise-lab)(?=[\s`)]|$)", re.MULTILINE)
+PLACE = re.compile(r"^(<!-- table (\S+) -->\n)(.*?)^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+
+
+def num(value: float, digits: int = 2) -> str:
+    """As the pages write numbers: rounded, without a zero before the point."""
+    return re.sub(r"^(-?)0(?=\.)", r"\1", f"{value:,.{digits}f}")
+
+
+def span(value: float, low: float, high: float, digits: int = 2) -> str:
+    """A value and its interval."""
+    return f"{num(value, digits)} ({num(low, digits)}–{num(high, digits)})"
+
+
+def spread(value: Any, digits: int = 2) -> str:
+    """The same of ``{"value": .., "low": .., "high": ..}``."""
+    return span(value["value"], value["low"], value["high"], digits)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [re.sub(r" +", " ", f"| {' | '.join(line)} |\n") for line in (head, *rows)]
+    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
+
+
+def startup() -> str:
+    found = load("startup")["startup_s"]
+    heads = [f"`{'python -c ' * (name == 'pass')}{name}`" for name in found]
+    return table(heads, [[num(seconds, 3) for seconds in found.values()]])
+
+
+def benchmarks() -> str:
+    return table(["name", "what it shows", "took"], rows_of_the_list())
+
+
+def batches() -> str:
+    rows = []
+    for clock in ("cpu", "gpu"):
+        for i, row in enumerate(load(f"load_{clock}")["lengths"]):
+            best = row["best_length"]
+            worst = num(row["least_over_plain"]["draftwise"])
+            rows.append([
+                f"{clock} {row['rows']}" if i == 0 else str(row["rows"]),
+                f"{num(row['over_plain'][best]['value'])} ({best})",
+                spread(row["load_over_best"]), spread(row["own_over_best"]),
+                spread(row["draftwise_over_plain"]),
+                f"**{worst}**" if row["least_over_plain"]["draftwise"] < 1 else worst,
+            ])  # fmt: skip
+    heads = ["rows", "best length", "`banditspec-load`, of it", "`draftwise`, 0 to 4, of it"]
+    return table([*heads, "`draftwise`, all drafters", "worst"], rows)
+
+
+def overhead() -> str:
+    found = load("overhead")["overhead"]
+    rows = [["ms a round", *(num(each["ms_per_round"], 1) for each in found.values())]]
+    for key, what in (
+        ("policy_and_bookkeeping", "policy and bookkeeping"),
+        ("outside_the_models", "all Python outside the models"),
+    ):
+        rows.append([what, *(f"{100 * each[key]:.1f}%" for each in found.values())])
+    return table(["", *(f"`{name}`" for name in found)], rows)
+
+
+def growth() -> str:
+    found = load("growth")["growth"]
+    heads = [f"{each['context']:,}, {each['batch']}" for each in found]
+    cells = [
+        f"{each['draftwise']:.0f}/{each['plain']:.0f}, "
+        + (num(each["ratio"]) if each["ratio"] >= 1 else f"**{num(each['ratio'])}**")
+        for each in found
+    ]
+    return table(["context, rows", *heads], [["tokens/s over plain", *cells]])
+
+
+def engine() -> str:
+    """What the engine was asked to show, and what each part of ``engine.py`` found."""
+    asked = {1: "", 4: "1.3", 16: "1.00"}
+    rows = [
+        [f"{r['rows']} at once, times plain", asked[r["rows"]], _ratio(r, "times plain")]
+        for r in load("engine_together")["together"]
+    ]
+    rows += [
+        [f"64 arrivals, load {num(r['load'], 1)}", "1.3", _ratio(r, "times batches of 8")]
+        for r in load("engine_arrivals")["arrivals"]
+    ]
+    for part, key, what, bound in (
+        ("gap", "longest gap over median round", "longest gap, median rounds", "at most 3"),
+        ("chat", "turn 10 over turn 1", "tenth first token over the first", "at most 1.3"),
+    ):
+        found = [row[key] for row in load(f"engine_{part}")[part]]
+        rows.append([what, bound, span(float(median(found)), min(found), max(found))])
+    (room,) = load("engine_memory")["memory"]
+    rows.append(
+        ["bytes kept over bytes of live tokens", "at most 1.2", num(room["bytes over live"])]
+    )
+    more = num(room["MB more after 1,000"], 1)
+    rows.append(["MB more after 1,000 requests", "at most 20", more])
+    return table(["", "asked", "found"], rows)
+
+
+def _ratio(row: Any, key: str) -> str:
+    return span(row[key], row["low"], row["high"])
+
+
+def trees() -> str:
+    runs = {"T = 0": load("trees_eagle")["trees"], "T = 1": load("trees_eagle_sampled")["trees"]}
+    shapes = [name for name in runs["T = 0"] if name != "plain"]
+    rows = [
+        [name, *(f"{num(x[s]['mat'])}, {span(x[s]['ratio'], *x[s]['ci95'])}" for s in shapes)]
+        for name, x in runs.items()
+    ]
+    return table(["", *(f"`{shape}`" for shape in shapes)], rows)
+
+
+def argmax() -> str:
+    def pair(row: Any, name: str) -> str:
+        value, half = row[name], row[f"{name} ci"]
+        return f"{num(value, int(value < 10))} ±{num(half, int(value < 10))}".replace(" ±.", " ±0.")
+
+    keys = ("argmax, all seen", "UCBSpec", "goodput")
+    rows, world = [], None
+    for row in load("claims_theory")["argmax"]:
+        if row["tokens"] in {500, 2000, 8000}:
+            named = re.sub(r"\.(\d)0\b", r".\1", row["world"].removeprefix("alphas "))
+            named = named.replace("0.", ".")
+            first = "" if row["world"] == world else named
+            world = row["world"]
+            rows.append([first, f"{row['tokens']:,}", *(pair(row, key) for key in keys)])
+    heads = ["mean alphas", "tokens", "argmax, all seen", "UCBSpec (bandit)"]
+    return table([*heads, "`goodput` (free, forgets, looks)"], rows)
+
+
+def misled() -> str:
+    texts = {
+        "alternating": "two drafters take turns at being perfect for 50 tokens",
+        "first good, then bad": "one is good for 50 tokens in 550, the other steady at .6",
+        "made for the argmax": "made for the argmax: the leader is wrong at the next token",
+    }
+    found = load("claims_theory")["misled"]
+    keys, rows = ("argmax, all seen", "EXP3Spec", "goodput"), []
+    for name, what in texts.items():
+        mine = [row for row in found if row["text"] == name]
+        for row in (mine[0], mine[-1]):
+            cells = [num(row[k], int(abs(row[k]) < 10)) if k in row else "" for k in keys]
+            rows.append([what if row is mine[0] else "", f"{row['tokens']:,}", *cells])
+    return table(["text", "tokens", "argmax, all seen", "EXP3Spec", "`goodput`"], rows)
+
+
+def entropy() -> str:
+    found = load("stopping_entropy")["entropy"]
+    rows = []
+    for position in (1, 2, 6):
+        cells = []
+        for name, each in found.items():
+            mean, low, high = (each["accepted"][k][position - 1] for k in ("mean", "low", "high"))
+            shown = "" if mean is None else num(mean)
+            cells.append(span(mean, low, high) if name == "all" else shown)
+        rows.append([str(position), *cells])
+    return table(["position", *found], rows)
+
+
+def widths() -> str:
+    runs = [load("widths"), load("widths_compiled")]
+    rows = [
+        [name, *(f"{ms:.0f}" for ms in each["least_ms"])] for name, each in runs[0]["ways"].items()
+    ]
+    short = dict.fromkeys(map(str, runs[0]["widths"]), "")
+    for name, each in runs[1]["ways"].items():
+        if "compiled" in name:
+            cells = zip(map(str, runs[1]["widths"]), each["least_ms"], strict=True)
+            rows.append([name, *(short | {width: f"{ms:.0f}" for width, ms in cells}).values()])
+    return table(["tokens read at once", *short], rows)
+
+
+def serving() -> str:
+    rows = []
+    files = {"serving": "bundled", "serving_smollm2": "SmolLM2", "serving_smollm2_64": "SmolLM2"}
+    for name, target in files.items():
+        for row in load(name)["rows"]:
+            sides = ("plain", "transformers serve")
+            pairs = [(f"over {side}", f"first token over {side}") for side in sides]
+            cells, waits = (
+                ["—" if each[n] not in row else num(row[each[n]]) for each in pairs] for n in (0, 1)
+            )
+            same = f"{row['answers'] - row['answers_that_differ']} of {row['answers']}"
+            rows.append([f"{target}, {row['at_once']}", *cells, *waits, same])
+    heads = ["target, at once", "over plain", "over `transformers serve`"]
+    waits = ["first token, of plain's", "of `transformers serve`'s"]
+    return table([*heads, *waits, "answers equal to plain's"], rows)
+
+
+def mutants() -> str:
+    found, rows, sums = load("mutants")["modules"], [], [0, 0, 0]
+    for module, each in found.items():
+        equal = sum(why(module, mutant["becomes"]) is not None for mutant in each["survivors"])
+        total, left = each["mutants"], len(each["survivors"])
+        sums = [a + b for a, b in zip(sums, (total, equal, total - left), strict=True)]
+        rows.append(
+            [f"`{module}.py`", *counts(total, equal, total - left), num(each["tests_s"], 1)]
+        )
+    rows.append(["all", *counts(*sums), ""])
+    return table(["file", "mutants", "equal", "killed", "of the others", "its tests, s"], rows)
+
+
+def counts(num: int, equal: int, killed: int) -> list[str]:
+    return [str(num), str(equal), str(killed), f"{100 * killed / (num - equal):.1f}%"]
+
+
+def survivors() -> str:
+    rows = []
+    for module, each in load("mutants")["modules"].items():
+        for mutant in sorted(each["survivors"], key=lambda mutant: mutant["line"]):
+            code = mutant["becomes"].replace("|", r"\|")
+            reason = why(module, mutant["becomes"]) or "**no test yet**"
+            rows.append([f"`{module}.py:{mutant['line']}`", f"`{code}`", reason])
+    return table(["where", "becomes", "why no test fails"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "startup": startup,
+    "benchmarks": benchmarks,
+    "batches": batches,
+    "overhead": overhead,
+    "growth": growth,
+    "engine": engine,
+    "trees": trees,
+    "argmax": argmax,
+    "misled": misled,
+    "entropy": entropy,
+    "widths": widths,
+    "serving": serving,
+    "mutants": mutants,
+    "survivors": survivors,
+}
+
+
+def pages() -> list[Path]:
+    """Where tables may stand."""
+    top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+    return [*top, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def rewritten(text: str) -> str:
+    """A page with its tables as the results have them, and its install lines as they work today.
+
+    Raises KeyError for a name that is no table.
+    """
+    return installed(PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text))
+
+
+def installed(text: str) -> str:
+    """A page with its install lines as ``draftwise.install`` has them."""
+
+    def line(found: re.Match[str]) -> str:
+        extras = found[2].split(",") if found[2] else []
+        return install.command(*extras, *(["zoo"] if found[1] else []))
+
+    return INSTALL_LAB.sub(install.lab_command(), INSTALL.sub(line, text))
+
+
+def marked(text: str) -> str:
+    """A page with markers round each table that begins as one made here, and has none yet."""
+    for name, make in TABLES.items():
+        head = re.escape(make().partition("\n")[0])
+        bare = re.compile(rf"(?<!-->\n\n)^({head}\n(?:\|.*\n)+)", re.MULTILINE)
+        text = bare.sub(rf"<!-- table {name} -->\n\n\1\n<!-- end -->\n", text)
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *TABLES], help="print these, write none")
+    parser.add_argument("--mark", action="store_true", help="mark tables that are made here")
+    options = parser.parse_args()
+    for name in options.names:
+        print(TABLES[name]())
+    for page in [] if options.names else pages():
+        text = page.read_text("utf-8")
+        if (new := rewritten(marked(text) if options.mark else text)) != text:
+            page.write_text(new, "utf-8")
+            print(f"rewrote {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What a forward of 1 to 64 tokens costs: weights as files have them, and in blocks.
+
+    python -m benchmarks widths --target smollm2 --out widths.json
+    python -m benchmarks widths --target smollm2 --compile 1,9
+
+Milliseconds of processor time behind 100 tokens of text, least and median of the repeats, all ways
+in turn. A verification of four drafted tokens is a forward of five.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from shared.results import save
+from transformers.utils import logging
+
+from draftwise.nn.layout import put_back
+from draftwise.nn.load import load_model
+from draftwise.nn.model import CausalModel
+from draftwise.pool import resolve_target
+
+WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
+TEXT = list(range(100, 200))
+
+
+def ways(target: str, compiled: list[int]) -> dict[str, CausalModel]:
+    """A model for each way of reading weights."""
+    made: dict[str, CausalModel] = {}
+    for dtype in ("float32", "bfloat16"):
+        made[f"{dtype}, as files have them"] = load_model(target, dtype=dtype)
+        put_back(made[f"{dtype}, as files have them"].module)
+        made[f"{dtype}, in blocks"] = load_model(target, dtype=dtype)
+        if compiled:
+            made[f"{dtype}, in blocks, compiled"] = load_model(target, dtype=dtype)
+            made[f"{dtype}, in blocks, compiled"].compile(compiled)
+    return made
+
+
+@torch.inference_mode()
+def measure(
+    models: dict[str, CausalModel], widths: list[int], repeats: int
+) -> dict[str, dict[str, list[float]]]:
+    """[widths] least and median milliseconds of each way."""
+    caches = {}
+    for name, model in models.items():
+        caches[name] = model.new_cache(1)
+        model.extend(caches[name], [0], [TEXT], 1)
+    found: dict[str, dict[int, list[float]]] = {name: {w: [] for w in widths} for name in models}
+    for repeat in track(range(repeats + 1), "measuring"):
+        for width in widths:
+            for name, model in models.items():
+                start = time.process_time()
+                model.extend(caches[name], [0], [TEXT[:width]], width)
+                took = 1e3 * (time.process_time() - start)
+                caches[name].settle([0], [len(TEXT)])
+                if repeat:  # the first one warms up, or compiles
+                    found[name][width].append(took)
+    return {
+        name: {
+            "least_ms": [min(times) for times in own.values()],
+            "median_ms": [statistics.median(times) for times in own.values()],
+        }
+        for name, own in found.items()
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--compile", default="", help="widths to compile, with commas")
+    parser.add_argument("--out", help="JSON file for the results")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    compiled = [int(width) for width in args.compile.split(",") if width]
+    widths = compiled or list(WIDTHS)
+    rows = measure(ways(str(resolve_target(args.target)[0]), compiled), widths, args.repeats)
+    table = Table("least of the repeats, ms", *map(str, widths))
+    for name, row in rows.items():
+        table.add_row(name, *(f"{value:.0f}" for value in row["least_ms"]))
+    Console().print(table)
+    save(args.out, {"widths": widths, "ways": rows})
+
+
+if __name__ == "__main__":
+    main()

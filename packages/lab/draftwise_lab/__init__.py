@@ -1,0 +1,1 @@
+"""The laboratory of draftwise: what reproduces papers, simulates, sweeps, replays and reports."""

@@ -1,0 +1,183 @@
+"""``draftwise simulate``: policies against each other where the answer is known; no model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from draftwise import registry
+from draftwise.cli.failures import Output
+from draftwise.cli.show import broken, regret_note, signed
+from draftwise.types import DraftwiseError
+from draftwise_lab.sim.presets import SETTINGS, setting
+from draftwise_lab.sim.report import report
+from draftwise_lab.sim.run import Match, Outcome, run_match
+from draftwise_lab.sim.setup import make_match
+from draftwise_lab.sim.traces import trace_setting
+
+_NAME, _DOMAINS = 22, 4
+"""Room for a name, and domains side by side, in a table of 80 columns."""
+_DEFAULT_PRESET = "hedgespec-llama"
+
+PresetName = Annotated[str | None, typer.Option("--preset", help=f"{', '.join(SETTINGS)}.")]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        metavar="SPEC",
+        help=f"{', '.join(registry.POLICIES)}; repeatable, as POLICY[@LENGTHS][/REWARD[/FEEDBACK]]."
+        " Default: the preset's panel.",
+    ),
+]
+Reward = Annotated[
+    str | None,
+    typer.Option(help=f"{', '.join(registry.REWARDS)}. Default: that of each policy's paper."),
+]
+Feedback = Annotated[
+    str | None,
+    typer.Option(help=f"{', '.join(registry.FEEDBACKS)}. Default: that of each policy's paper."),
+]
+Tokens = Annotated[int | None, typer.Option(min=1, help="Tokens of each text.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Texts drawn for each domain.")]
+Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
+Lengths = Annotated[
+    str | None, typer.Option(help="Draft lengths: `8`, `2,4,8`, `0-16` (0 = plain decoding).")
+]
+Drafters = Annotated[
+    str | None, typer.Option(help="Sizes of the pool to compare, such as `2,8,32` (hedgespec-*).")
+]
+Trace = Annotated[
+    Path | None, typer.Option(help="Replay a trace instead: rounds (.jsonl) or arrays (.npz).")
+]
+CostsOf = Annotated[str | None, typer.Option("--costs", help="gpu, cpu, loaded or a JSON file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one object.")]
+Plot = Annotated[Path | None, typer.Option(help="Folder for PNGs (needs the extra `bench`).")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes; seeds are shared among them.")]
+
+
+def simulate(
+    preset: PresetName = None,
+    policy: Policies = None,
+    reward: Reward = None,
+    feedback: Feedback = None,
+    tokens: Tokens = None,
+    seeds: Seeds = 20,
+    seed: Seed = 0,
+    lengths: Lengths = None,
+    drafters: Drafters = None,
+    trace: Trace = None,
+    costs: CostsOf = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+    jobs: Jobs = 1,
+) -> None:
+    """Play policies against each other on text whose acceptance is known.
+
+    Without a policy, the preset's own panel plays, each policy with its paper's feedback.
+    """
+    if trace is not None and preset is not None:
+        raise DraftwiseError("give --preset or --trace, not both")
+    if plot is not None:
+        from draftwise_lab.sim.plots import prepare
+
+        prepare(plot)
+    if costs is not None and trace is None:
+        raise DraftwiseError("--costs goes with --trace: a preset has its own")
+    chosen = trace_setting(trace, costs) if trace else setting(preset or _DEFAULT_PRESET)
+    name = trace.name if trace else preset or _DEFAULT_PRESET
+    sizes = _pool_sizes(drafters)
+    found: list[dict[str, Any]] = []
+    for size in sizes:
+        match = make_match(
+            chosen, policy, reward=reward, feedback=feedback, tokens=tokens, lengths=lengths,
+            num_drafters=size, with_trails=plot is not None,
+        )  # fmt: skip
+        outcome = _run(match, range(seed, seed + seeds), jobs, quiet=as_json)
+        found.append(report(name, match, outcome, num_drafters=size))
+    _show(found, as_json)
+    if plot is not None:
+        from draftwise_lab.sim.plots import draw
+
+        for path in draw(found, match, outcome, plot):
+            print(f"wrote {path}", file=sys.stderr)
+
+
+def _pool_sizes(text: str | None) -> list[int | None]:
+    if text is None:
+        return [None]
+    try:
+        sizes: list[int | None] = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(size or 0 for size in sizes) < 1:
+        raise DraftwiseError(f"--drafters {text!r}: write numbers of 1 or more, such as 2,8,32")
+    return sizes
+
+
+def _run(match: Match, seeds: range, jobs: int, *, quiet: bool) -> Outcome:
+    """The match, with a progress bar on stderr unless ``quiet`` or not on a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        tasks = [bar.add_task(what, total=len(seeds)) for what in ("hindsight", "play")]
+        return run_match(
+            match, seeds, jobs, lambda phase, done: bar.update(tasks[phase], completed=done)
+        )
+
+
+def _show(found: list[dict[str, Any]], as_json: bool) -> None:
+    """One JSON object (a list of them for several pools), or a table for each."""
+    if as_json:
+        print(json.dumps(found[0] if len(found) == 1 else found))
+        return
+    console = Output()
+    for one in found:
+        console.print(_average_table(one))
+        print(f"  {regret_note(one['average'])}")
+        print("  best plan: share of rounds with that plan; seconds are without prefill")
+        if any(row["ci95"] is None for row in one["average"].values()):
+            print("  one text in a domain has no interval: give more --seeds")
+        if len(one["domains"]) > 1:
+            for at in range(0, len(one["domains"]), _DOMAINS):
+                console.print(_domain_table(one, one["domains"][at : at + _DOMAINS]))
+
+
+def _average_table(one: dict[str, Any]) -> Table:
+    size = f", {one['num_drafters']} drafters" if one["num_drafters"] else ""
+    title = f"{one['preset']}{size}: {one['tokens']} tokens, averages over domains"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("policy")
+    for column in ("MAT", "±95%", "rounds", "tok/s", "x plain", "regret", "best plan"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for label, row in one["average"].items():
+        regret, ratio = row.get("regret"), row.get("best_plan_ratio")
+        table.add_row(
+            broken(label, _NAME), f"{row['mat']:.2f}",
+            "" if row["ci95"] is None else f"{row['ci95']:.2f}", f"{row['rounds']:.1f}",
+            f"{row['tok_per_s']:.2f}", f"{row['speedup']:.2f}",
+            "" if regret is None else signed(regret), "" if ratio is None else f"{ratio:.0%}",
+        )  # fmt: skip
+    return table
+
+
+def _domain_table(one: dict[str, Any], domains: Sequence[str]) -> Table:
+    """MAT (and speed over plain) of every policy in every domain."""
+    table = Table(title="MAT by domain (x plain)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("policy")
+    for domain in domains:
+        table.add_column(broken(domain, _NAME), justify="right")
+    cells = {(row["domain"], row["policy"]): row for row in one["results"]}
+    for label in one["average"]:
+        rows = [cells[domain, label] for domain in domains]
+        table.add_row(
+            broken(label, _NAME), *(f"{row['mat']:.2f} ({row['speedup']:.2f})" for row in rows)
+        )
+    return table

@@ -1,0 +1,268 @@
+"""What ``draftwise models --check`` does: every type of causal LM, built tiny and put to the test.
+
+Each piece of the list runs in a process of its own, which writes a line of JSON a type: one that
+crashes costs its own row. ``python -m draftwise_lab.cli.survey TYPE ...`` is such a piece.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwise.nn.model import CausalModel
+
+PIECE = 64
+"""Types to a process."""
+NUM_TOKENS = 300
+"""Of the answers that are compared."""
+_LENGTH = 3
+_SAMPLES, _ROWS = 192, 48
+_FALSE_ALARM = 1e-4
+_LARGEST_GAP = 1e-4
+"""Of two logits that rounding may put in either order, over the largest logit."""
+_PROMPTS = ([5, 6, 7, 8, 5, 6, 7], [11], [*range(20, 90)])  # the last is read in one wide feed
+_QUICK = "--quick"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found out about one type; ``reason`` is empty where it is served.
+
+    rows: how several rows are read. law: the p-value of the sampled law of one token; None = texts
+    were not compared.
+    """
+
+    type: str
+    reason: str = ""
+    has_states: bool = False
+    rows: str = ""
+    has_trees: bool = False
+    kinds: tuple[str, ...] = ()
+    law: float | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether everything was right."""
+        return not self.reason
+
+
+def all_types() -> list[str]:
+    """The causal-LM types of the installed transformers, in order."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def survey(
+    types: Sequence[str],
+    seen: Callable[[Finding], None] = lambda _: None,
+    is_quick: bool = False,
+) -> list[Finding]:
+    """A finding for each type, in order; ``seen`` is told of each as it comes.
+
+    is_quick: the self-check alone, without texts.
+    """
+    found: dict[str, Finding] = {}
+    left = list(types)
+    while left:
+        piece = left[:PIECE]
+        for finding in _piece(piece, is_quick):
+            found[finding.type] = finding
+            seen(finding)
+        left = [one for one in left if one not in found]
+        if left and left[0] == piece[0]:  # the process ended before its first line
+            found[left[0]] = Finding(left[0], "the process that tried it crashed")
+            seen(found[left.pop(0)])
+    return [found[one] for one in types]
+
+
+def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
+    """Findings of one process, as far as it came; the type at which it ended is its own row."""
+    options = [_QUICK] if is_quick else []
+    command = [sys.executable, "-W", "ignore", "-m", "draftwise_lab.cli.survey", *options, *types]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(b"{"):
+                told = json.loads(line)
+                yield Finding(**{**told, "kinds": tuple(told["kinds"])})
+
+
+def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) -> Finding:
+    """Build a type tiny and random, check it, and compare what it says when speculated with.
+
+    num_tokens: of each answer that is compared with plain forwards.
+    """
+    from transformers import CONFIG_MAPPING
+
+    from draftwise.nn.tiny import tiny_config, tiny_module
+    from draftwise.types import DraftwiseError
+
+    try:
+        module = tiny_module(tiny_config(CONFIG_MAPPING[name]()))
+    except Exception as error:
+        return Finding(name, f"not built tiny: {_short(error)}")
+    _sharpen(module)
+    try:
+        return _try(name, module, 0 if is_quick else num_tokens)
+    except DraftwiseError as error:
+        return Finding(name, _short(error).partition(": ")[2].partition(". docs/")[0])
+    except Exception as error:
+        return Finding(name, f"{type(error).__name__}: {_short(error)}")
+
+
+def _try(name: str, module: Any, num_tokens: int) -> Finding:
+    """The self-check, greedy text of single and ragged rows, and the law of one token.
+
+    num_tokens: 0 = the self-check alone.
+    """
+    import copy
+
+    import torch
+
+    from draftwise.speculator import Speculator
+
+    drafter = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weights in drafter.parameters():
+            spread = 0.05 * float(weights.std()) if weights.numel() > 1 else 0.0
+            weights.add_(torch.randn(weights.shape, generator=generator) * spread)
+    if module.config._attn_implementation == "sdpa":
+        from draftwise.nn.attention import attend_raggedly
+
+        attend_raggedly(module)
+    made = Speculator.from_pretrained(
+        module, [drafter], policy="fixed:1", lengths=(_LENGTH,), feedback="bandit"
+    )
+    model, reason, law = made.target, "", None
+    if num_tokens:
+        reason = _greedy_differs(made, module, num_tokens)
+        law = None if reason else _law(made, module, zlib.crc32(name.encode()))
+    if law is not None and law <= _FALSE_ALARM:
+        reason = f"the law of a sampled token differs: p = {law:.1g}"
+    return Finding(
+        name, reason, model.has_states, _rows(model), model.serves_trees, _kinds(model), law
+    )
+
+
+def _greedy_differs(made: Any, module: Any, num_tokens: int) -> str:
+    """Where a text is not the argmax of plain forwards; empty = nowhere."""
+    options: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": True}
+    alone = [made.generate(_PROMPTS[0], **options)]
+    ragged = made.generate(list(_PROMPTS), **options)
+    for who, results in (("one row", alone), ("ragged rows", ragged)):
+        for prompt, result in zip(_PROMPTS, results, strict=False):
+            if not result.stats.num_drafted:
+                return "nothing was drafted"
+            if len(result.tokens) < num_tokens:
+                return f"greedy text of {who} ended after {len(result.tokens)} tokens"
+            gap = _largest_gap(module, prompt, result.tokens)
+            if gap > _LARGEST_GAP:
+                return f"greedy text of {who} is not the target's: a logit {gap:.2g} below the best"
+    return ""
+
+
+def _largest_gap(module: Any, prompt: Sequence[int], text: Sequence[int]) -> float:
+    """How far behind the best logit the chosen ones are at most, over the largest logit."""
+    logits = _plain(module, [*prompt, *text[:-1]])[len(prompt) - 1 :]
+    chosen = logits.gather(1, logits.new_tensor(text).long()[:, None])[:, 0]
+    return float(((logits.amax(1) - chosen) / logits.abs().amax().clamp_min(1e-6)).max())
+
+
+def _law(made: Any, module: Any, first_seed: int) -> float:
+    """The p-value of the first token, a drafted one, of many answers at T = 1: plain forwards' law.
+
+    first_seed: the same draws for all types would make their p-values one.
+    """
+    import numpy as np
+    import torch
+
+    prompt = _PROMPTS[0]
+    first = torch.softmax(_plain(module, prompt)[-1].double(), -1).numpy()
+    counts = np.zeros(len(first))
+    for start in range(0, _SAMPLES, _ROWS):
+        seeds = list(range(first_seed + start, first_seed + start + _ROWS))
+        options = {"max_new_tokens": 2, "ignore_eos": True, "temperature": 1.0, "seed": seeds}
+        for result in made.generate([prompt] * _ROWS, **options):
+            counts[result.tokens[0]] += 1
+    return chi_square(counts, first * counts.sum())
+
+
+def chi_square(counts: Any, expected: Any, least: float = 8.0) -> float:
+    """The p-value of Pearson's test; neighbours share a class until each expects ``least``."""
+    import numpy as np
+    import torch
+
+    classes = np.minimum(np.cumsum(expected) // least, expected.sum() // least - 1).astype(int)
+    seen, wanted = np.bincount(classes, counts), np.bincount(classes, expected)
+    seen, wanted = seen[wanted > 0], wanted[wanted > 0]
+    if len(wanted) < 2:
+        return 1.0
+    statistic = float(((seen - wanted) ** 2 / wanted).sum())
+    halves = torch.tensor([(len(wanted) - 1) / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(halves[0], halves[1]))
+
+
+def _plain(module: Any, text: Sequence[int]) -> Any:
+    """[T, V] by a forward without a cache."""
+    import torch
+
+    with torch.inference_mode():
+        return module(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0].float()
+
+
+def _sharpen(module: Any) -> None:
+    """Wide queries, keys and embeddings: a random text that looks back and has clear likeliest."""
+    import torch
+
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, weights in module.named_parameters():
+            if weights.dim() == 2 and any(part in name for part in ("q_proj", "k_proj", "c_attn")):
+                weights.normal_(0, 0.12, generator=generator)
+            elif weights.dim() == 2 and any(part in name for part in ("lm_head", "embed", "wte")):
+                weights.normal_(0, 0.3, generator=generator)
+
+
+def _rows(model: CausalModel) -> str:
+    return "packed" if model.packs else "alone" if model.is_alone else "padded"
+
+
+def _kinds(model: CausalModel) -> tuple[str, ...]:
+    """The kinds of its layers, in order; of a type that lists none, what all of them are."""
+    config = model.module.config.get_text_config()
+    names = ("layer_types", "layers_block_type", "attention_layers")
+    kinds = next((found for name in names if (found := getattr(config, name, None))), None)
+    if kinds is None:
+        window = getattr(config, "sliding_window", None)
+        kinds = ["recurrent" if model.has_states else "sliding" if window else "full"]
+    return tuple(dict.fromkeys(kind.removesuffix("_attention") for kind in kinds))
+
+
+def _short(error: BaseException) -> str:
+    """The first line that says something, in print."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[-1] if lines and "Error" in lines[-1] else " ".join(lines) or repr(error)
+    return text[:160]
+
+
+def main() -> None:
+    """One line of JSON for each type named."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for name in [word for word in sys.argv[1:] if word != _QUICK]:
+        print(json.dumps(asdict(check_type(name, _QUICK in sys.argv))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""`draftwise zoo`: look at the bundled models, or make them again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Column, Table
+
+from draftwise import zoo
+from draftwise.cli.command import command
+from draftwise.cli.failures import Output
+from draftwise_lab.zoo.recipe import NOMINAL_MINUTES
+
+app = typer.Typer(no_args_is_help=True, help="The bundled tiny models: info, build.")
+
+_PACKAGE = Path(zoo.__file__).parent
+_FILE_WIDTH = 160
+
+
+@app.command()
+@command
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Show the models, where they lie, and how often each drafter is accepted in each domain."""
+    found = zoo.manifest()
+    if as_json:
+        typer.echo(json.dumps(_report(found)))
+        return
+    console = Output()
+    if not console.is_terminal:  # a file has room for whole names
+        console = Output(width=max(console.width, _FILE_WIDTH))
+    console.print(_matrix(found["acceptance"]))
+    if depths := found.get("acceptance_by_depth"):
+        console.print(_depths(depths))
+    console.print(_folders(found["files"]))
+
+
+def _report(found: dict[str, Any]) -> dict[str, object]:
+    return {
+        "target": str(zoo.target_path()),
+        "drafters": {name: str(path) for name, path in zoo.drafter_paths().items()},
+        "eagles": {name: str(path) for name, path in zoo.eagle_paths().items()},
+        "domains": found["domains"],
+        "prompts": zoo.prompts(),
+        "acceptance": found["acceptance"],
+        "acceptance_by_depth": found.get("acceptance_by_depth", {}),
+    }
+
+
+def _name(heading: str) -> Column:
+    """A column of names: they stay whole, whatever else must be cut."""
+    return Column(heading, no_wrap=True)
+
+
+def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
+    """The acceptance matrix, the best drafter of every domain in bold."""
+    columns = list(next(iter(acceptance.values())))
+    best = {domain: max(row[domain] for row in acceptance.values()) for domain in columns}
+    table = Table(_name("drafter"), *columns, title="acceptance probability at temperature 1")
+    for name, row in acceptance.items():
+        cells = [
+            f"[bold green]{row[d]:.2f}[/]" if row[d] == best[d] else f"{row[d]:.2f}"
+            for d in columns
+        ]
+        table.add_row(name, *cells)
+    return table
+
+
+def _depths(acceptance: dict[str, dict[str, list[float]]]) -> Table:
+    """The EAGLE heads: alpha of the first token of a draft, and of its fourth."""
+    columns = list(next(iter(acceptance.values())))
+    table = Table(_name("EAGLE head"), *columns, title="the same of a draft's first > fourth token")
+    for name, row in acceptance.items():
+        table.add_row(name, *(f"{row[d][0]:.2f} > {row[d][3]:.2f}" for d in columns))
+    return table
+
+
+def _folders(files: dict[str, dict[str, object]]) -> Table:
+    table = Table(_name("model"), "MB", Column("folder", overflow="fold"), title="bundled models")
+    paths = {"target": zoo.target_path(), **zoo.drafter_paths(), **zoo.eagle_paths()}
+    for name, path in paths.items():
+        key = next(key for key in files if key.split("/")[-2] == name)
+        table.add_row(name, f"{int(str(files[key]['bytes'])) / 1e6:.1f}", str(path))
+    return table
+
+
+@app.command()
+@command
+def build(
+    *,
+    work: Annotated[Path, typer.Option(help="Folder for checkpoints; give it again to resume.")],
+    out: Annotated[Path, typer.Option(help="Where to publish weights and prompts.")] = _PACKAGE,
+    minutes: Annotated[
+        float, typer.Option(help="Size of the build; the default made the bundled one.")
+    ] = NOMINAL_MINUTES,
+    processes: Annotated[int, typer.Option(help="Processes of one thread for the drafters.")] = 1,
+) -> None:
+    """Make the bundled models from nothing; an interrupted build goes on where it stopped."""
+    from draftwise_lab.zoo.build import build as run  # torch only where it is needed
+
+    run(out, work, minutes=minutes, processes=processes)

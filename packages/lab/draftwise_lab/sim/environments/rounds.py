@@ -1,0 +1,176 @@
+"""The engine's own trace, one Round record a line, replayed with plans that it did not play."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftwise.types import NONE, DraftwiseError, Floats
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments.drawing import stream
+from draftwise_lab.sim.environments.strict import Record, read_records
+from draftwise_lab.sim.text import Retrieval, Text, Track, runs_of
+
+DEPTH = 16
+"""Tokens that a replayed retrieval drafter proposes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The recorded rounds in sums; seconds of a batch are shared out among its rows."""
+
+    rounds: int
+    tokens: int
+    seconds: float
+
+
+class RoundTrace:
+    """Requests of a trace that ``generate --trace`` wrote, each a text.
+
+    Records may have a ``domain``, as those of ``bench`` do; else all are of the domain ``trace``.
+    A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the seed's.
+    Differs: (1) where a drafter was not scored its latest known value stands in, or its first, so
+    record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft goes on as
+    its later proposals do, each from its own match; (3) prompts are not in a trace.
+    costs: None = medians of the seconds that the trace itself holds. Errors: DraftwiseError.
+    """
+
+    def __init__(self, path: str | Path, costs: CostTable | None = None) -> None:
+        records = read_records(Path(path))
+        self.costs = measured_costs(records) if costs is None else costs
+        by_request: dict[Any, list[Record]] = {}
+        for record in records:
+            by_request.setdefault(record["request"], []).append(record)
+        self._requests = list(by_request.values())
+        self._domain_of = [str(found[0].get("domain", "trace")) for found in self._requests]
+        names = dict.fromkeys(name for record in records for name in record["scores"])
+        self.drafters = list(names)
+        self.domains = list(dict.fromkeys(self._domain_of))
+        if not names:
+            raise DraftwiseError(f"{path} has no scores of any drafter: record a trace that drafts")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the longest request."""
+        return max(_num_tokens(records) for records in self._requests)
+
+    def played(self) -> Played:
+        """What really happened, all requests together."""
+        records = [record for records in self._requests for record in records]
+        seconds = sum(
+            sum(record["seconds"].values()) / record.get("batch_size", 1) for record in records
+        )
+        return Played(len(records), sum(map(_num_tokens, self._requests)), seconds)
+
+    def coverage(self) -> dict[str, float]:
+        """By drafter, the share of emitted tokens at which it was scored: the rest is guessed."""
+        known = dict.fromkeys(self.drafters, 0)
+        for records in self._requests:
+            first = records[0]["position"]
+            last = first + _num_tokens(records)
+            for record in records:
+                for name, scores in record["scores"].items():
+                    start, end = scores["start"], scores["start"] + len(scores["alphas"])
+                    known[name] += max(0, min(end, last) - max(start, first))
+        num_tokens = self.played().tokens
+        return {name: min(1.0, num / num_tokens) for name, num in known.items()}
+
+    def is_retrieval(self, drafter: str) -> bool:
+        """Whether a drafter copies from text instead of computing: it has match lengths."""
+        return any(
+            "matches" in record["scores"].get(drafter, {})
+            for records in self._requests
+            for record in records
+        )
+
+    def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
+        """One text a request of this domain, cut to ``num_tokens``."""
+        return [
+            self._text(index, records, seed, num_tokens, longest)
+            for index, records in enumerate(self._requests)
+            if self._domain_of[index] == domain
+        ]
+
+    def _text(
+        self, index: int, records: Sequence[Record], seed: int, num_tokens: int, longest: int
+    ) -> Text:
+        length = min(num_tokens, _num_tokens(records))
+        start = records[0]["position"]
+        tracks = {}
+        for name in self.drafters:
+            found = [r["scores"][name] for r in records if name in r["scores"]]
+            alphas, ratios, matches = _columns(found, start, length + longest + 1)
+            if any("matches" in scores for scores in found):
+                tracks[name] = _retrieval_track(alphas, ratios, matches)
+            else:
+                rng = stream(seed, str(index), name, "coins")
+                tracks[name] = Track(alphas, ratios, runs_of(rng.random(len(ratios)) < ratios))
+        return Text(f"request {index}", length, length, tracks, records[0]["batch_size"])
+
+
+def measured_costs(records: Iterable[Record]) -> CostTable:
+    """Medians of a trace's own seconds: target forwards by tokens, and draft steps by drafter."""
+    verify: dict[int, list[float]] = {}
+    steps: dict[str, list[float]] = {}
+    for record in records:
+        seconds, num = record["seconds"], record["num_drafted"]
+        verify.setdefault(num + 1, []).append(seconds.get("verify", 0.0))
+        if num:
+            steps.setdefault(record["drafter"], []).append(seconds.get("draft", 0.0) / num)
+    points = {tokens: statistics.median(found) for tokens, found in verify.items()}
+    known = sorted(points)
+    seconds_of = np.minimum.accumulate([points[n] for n in reversed(known)])[::-1]
+    curve = np.interp(np.arange(1, known[-1] + 1), known, seconds_of)
+    if curve[0] <= 0.0:
+        raise DraftwiseError("the trace holds no seconds of the verify phase: give --costs")
+    draft_s = {name: statistics.median(found) for name, found in steps.items() if name != NONE}
+    return CostTable({1: curve.tolist()}, draft_s, other_s=max(draft_s.values(), default=0.0))
+
+
+def _num_tokens(records: Sequence[Record]) -> int:
+    return sum(record["num_emitted"] for record in records)
+
+
+def _columns(found: Sequence[Record], start: int, num: int) -> tuple[Floats, Floats, Floats]:
+    """alphas, ratios and matches [num] by position from ``start`` on, gaps filled."""
+    columns = np.full((3, num), np.nan)
+    for scores in found:
+        keys = ("alphas", "ratios", "matches")
+        for row, key in enumerate(keys):
+            for offset, value in enumerate(scores.get(key, [])):
+                place = scores["start"] + offset - start
+                if 0 <= place < num:
+                    columns[row, place] = value
+    for row in range(3):
+        columns[row] = _filled(columns[row])
+    return columns[0], columns[1], columns[2]
+
+
+def _filled(values: Floats) -> Floats:
+    """Gaps take the latest known value before them, or the first known one; all gaps are 0."""
+    known = np.flatnonzero(~np.isnan(values))
+    if not len(known):
+        return np.zeros(len(values))
+    latest = np.searchsorted(known, np.arange(len(values)), side="right") - 1
+    filled: Floats = values[known[np.maximum(latest, 0)]]
+    return filled
+
+
+def _retrieval_track(alphas: Floats, ratios: Floats, matches: Floats) -> Track:
+    """A retrieval drafter whose draft goes on as its proposals at the next positions do."""
+    lengths = matches.astype(np.int64)
+    padded = np.concatenate([alphas, np.zeros(DEPTH)])
+    hits = np.concatenate([(ratios > 0.0) & (lengths > 0), np.zeros(DEPTH, dtype=bool)])
+    places = np.arange(len(alphas))[:, np.newaxis] + np.arange(DEPTH)
+    num = np.where(lengths > 0, DEPTH, 0)
+    return Track(
+        alphas=alphas,
+        ratios=ratios,
+        runs=np.minimum(runs_of(hits)[: len(alphas)], num),
+        retrieval=Retrieval(num, lengths, padded[places], hits[places]),
+    )

@@ -1,0 +1,49 @@
+"""What the package ``draftwise-lab`` adds: commands, and parts of ``bench`` and ``models``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from draftwise.install import lab_hint
+from draftwise.types import DraftwiseError
+
+GROUP = "draftwise.commands"
+"""Entry points of this group: ``COMMAND = "module:function or app"``, ``COMMAND.PART = ...``."""
+COMMANDS: Mapping[str, str] = {
+    "simulate": "Play policies against each other on text whose acceptance is known.",
+    "sweep": "Compare fixed draft lengths with acceptance heads at many thresholds.",
+    "replay": "What would another policy have done on this traffic?",
+    "advise": (
+        "The best frozen setting for engines that cannot adapt, and what adapting would give."
+    ),
+    "zoo": "The bundled tiny models: remake them, look at them.",
+}
+"""The lab's commands and their lines in the list, which is printed without importing the lab."""
+
+
+def is_installed() -> bool:
+    """Whether the lab can be imported; imports nothing."""
+    from importlib.util import find_spec
+
+    return find_spec("draftwise_lab") is not None
+
+
+def find(name: str) -> Any:
+    """What an installed package registered as ``name``; None if no package did."""
+    from importlib.metadata import entry_points  # 10 ms, which `draftwise --help` does without
+
+    for entry in entry_points(group=GROUP, name=name):
+        return entry.load()
+    return None
+
+
+def need(name: str, what: str) -> Any:
+    """The same; DraftwiseError says what to install if no package registered it.
+
+    what: the command or option, as it is typed.
+    """
+    found = find(name)
+    if found is None:
+        raise DraftwiseError(f"{what} needs the lab: {lab_hint()}")
+    return found

@@ -1,1 +1,0 @@
-"""The simulator: policies against each other on text whose acceptance is known. numpy only."""

@@ -1,0 +1,87 @@
+"""What draftwise does without the lab, and that the lab's commands are those it announces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import run_command
+from cli.models_on_disk import save_pair
+from draftwise.cli import LAB_COMMANDS, LAB_GROUP, find_part
+from draftwise.install import lab_hint
+from modules import module_of
+
+LAB = module_of(find_part)
+
+
+@pytest.fixture
+def _no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LAB, "find", lambda name: None)
+    monkeypatch.setattr(LAB, "is_installed", lambda: False)
+
+
+@pytest.mark.usefixtures("_no_lab")
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        *(((name,), f"draftwise {name}") for name in LAB_COMMANDS),
+        (("models", "--check", "all"), "models --check"),
+        (("bench", "--url", "http://127.0.0.1:9", "--out", "x"), "bench --url"),
+    ],
+)
+def test_without_the_lab_it_says_what_to_install(line: tuple[str, ...], what: str) -> None:
+    assert f"{what} needs the lab: {lab_hint()}" in run_command(*line).refusal
+
+
+@pytest.mark.usefixtures("_no_lab")
+def test_without_the_lab_the_list_leaves_its_commands_out() -> None:
+    listed = run_command("--help").out
+    assert "generate" in listed
+    assert not [name for name in LAB_COMMANDS if f" {name} " in listed]
+    assert run_command("nonesuch").code == 2
+
+
+@pytest.mark.usefixtures("_no_lab")
+def test_a_bench_without_the_lab(tmp_path: Path) -> None:
+    target, drafter = save_pair(tmp_path / "models")
+    (tmp_path / "prompts.txt").write_text("a b a b\n")
+    line = (
+        "bench", "--suite", tmp_path / "prompts.txt", "--target", target, "--drafter",
+        f"small=lm:{drafter}", "--tokens", 4, "--repeats", 1,
+    )  # fmt: skip
+    named = run_command(*line, "--out", tmp_path / "x", "--method", "fixed")
+    assert "--method fixed:DRAFTERxLENGTH" in named.refusal
+    ran = run_command(*line, "--out", tmp_path / "out", "--method", "peers")
+    assert ran.code == 0, ran.err
+    assert "transformers:smallx5" in (tmp_path / "out" / "results.json").read_text()
+    assert lab_hint() in ran.err
+    assert not list((tmp_path / "out").glob("*.html"))
+
+
+def test_the_lab_has_every_command_that_is_announced() -> None:
+    names = {entry.name for entry in entry_points(group=LAB_GROUP)}
+    assert set(LAB_COMMANDS) | {"bench.studio", "bench.url", "models.check"} == names
+    listed = run_command("--help").out
+    assert all(f" {name} " in listed for name in LAB_COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(LAB_COMMANDS))
+def test_each_line_is_the_commands_own(name: str) -> None:
+    assert run_command(name, "--help").code == 0
+    found = find_part(name)
+    if callable(found) and not hasattr(found, "registered_commands"):
+        assert (found.__doc__ or "").split("\n")[0] == LAB_COMMANDS[name]
+
+
+def test_the_list_imports_neither_the_lab_nor_metadata() -> None:
+    program = (
+        "import sys\nfrom draftwise.cli import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        "assert not {'draftwise_lab', 'importlib.metadata', 'torch'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,43 @@
+"""The first look: what it leaves behind, also when it is ended early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftwise import Speculator
+from draftwise.bench import Wish, measure, prepare
+from draftwise.cli import find_part
+
+STUDIO = find_part("bench.studio")
+
+
+def test_it_is_counted_before_the_turns(
+    speculator: Speculator, questions: Path, tmp_path: Path
+) -> None:
+    wish = Wish(str(questions), tmp_path, ("plain", "fixed"), tokens=4, repeats=1)
+    suite, store = prepare(wish)
+    told: list[tuple[str, int, int]] = []
+    found = measure(
+        wish, suite, store, speculator, lambda: True, lambda *facts: told.append(facts), STUDIO
+    )
+    assert found is not None
+    assert [facts for facts in told if facts[0] == "first look"] == [
+        ("first look", 1, 3), ("first look", 2, 3), ("first look", 3, 3),
+    ]  # fmt: skip
+    assert any(name.startswith("fixed:") for name in found.results["methods"])
+    assert tmp_path / "trace.jsonl" in found.paths
+
+
+def test_ended_early_it_measures_nothing_and_leaves_no_trace(
+    speculator: Speculator, questions: Path, tmp_path: Path
+) -> None:
+    wish = Wish(str(questions), tmp_path, ("plain",), tokens=4, repeats=1)
+    suite, store = prepare(wish)
+    left = [2]
+
+    def goes_on() -> bool:
+        left[0] -= 1
+        return left[0] > 0
+
+    assert measure(wish, suite, store, speculator, goes_on, lambda *_: None, STUDIO) is None
+    assert not (tmp_path / "trace.jsonl").exists()

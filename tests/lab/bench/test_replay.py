@@ -1,0 +1,182 @@
+"""Replay and advice on a recorded trace whose best answer is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import run_command
+from draftwise.types import DraftwiseError
+from draftwise_lab.bench import advise, transformers, vllm
+
+TOKENS = 24
+COSTS = {"target_s": [1.0, 1.0], "draft_s": {"good": 0.1, "bad": 0.1, "copy": 0.0}}
+
+
+def write_trace(path: Path, hits: dict[str, str], domain: str | None = None) -> Path:
+    """Two requests, one token a round; hits: by drafter, 1 where it agrees with the target.
+
+    Verification takes 1 s, 1.5 s for three tokens; a draft step of anybody a tenth of a second.
+    """
+    lines = []
+    for request in range(2):
+        for number in range(TOKENS):
+            num_drafted = 2 * (number % 2)
+            scores = {
+                name: {"start": 5 + number, "alphas": [int(h[number])], "ratios": [int(h[number])]}
+                | ({"matches": [3]} if name == "copy" else {})
+                for name, h in hits.items()
+            }
+            lines.append(
+                {"request": request, "round": number + 1, "position": 5 + number,
+                 "drafter": "good" if num_drafted else "none", "num_drafted": num_drafted,
+                 "num_emitted": 1, "batch_size": 1, "scores": scores, "matches": {},
+                 "seconds": {"verify": 1.0 + 0.25 * num_drafted, "draft": 0.1 * num_drafted}}
+            )  # fmt: skip
+            if domain is not None:
+                lines[-1]["domain"] = f"{domain}{request}"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """good is right three times of four, bad never."""
+    return write_trace(tmp_path / "t.jsonl", {"bad": "0" * TOKENS, "good": "1110" * (TOKENS // 4)})
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(COSTS))
+    return path
+
+
+def test_the_best_frozen_setting_is_known(trace: Path, costs: Path) -> None:
+    """Length 3 keeps three and the bonus token: 4 tokens in 1.3 s; plain decoding takes 4 s."""
+    found = advise(trace, costs=str(costs))
+    assert (found["best"]["drafter"], found["best"]["length"]) == ("good", 3)
+    assert found["best"]["speedup"]["median"] == pytest.approx(4 / 1.3)
+    assert found["best"]["tok_per_s"] == pytest.approx(4 / 1.3)
+    assert found["plain"]["tok_per_s"] == pytest.approx(1.0)
+    assert found["adaptive"]["speedup"]["median"] > 1.5
+    assert found["coverage"] == {"bad": 1.0, "good": 1.0}
+    assert found["vllm"] == {
+        "method": "draft_model", "model": "good", "num_speculative_tokens": 3,
+    }  # fmt: skip
+    assert found["transformers"]["num_assistant_tokens"] == 3
+
+
+def test_measured_seconds_are_used_where_nobody_gives_others(trace: Path) -> None:
+    """Three tokens were seen to take 1.5 s: 4 tokens in 1.8 s, at most."""
+    found = advise(trace)
+    assert found["unit"] == "tok/s"
+    assert found["best"]["drafter"] == "good"
+    assert found["plain"]["tok_per_s"] == pytest.approx(1.0)
+    assert 1.5 < found["best"]["speedup"]["median"] < 4 / 1.3
+
+
+def test_where_nothing_helps_the_advice_is_none(tmp_path: Path, costs: Path) -> None:
+    path = write_trace(tmp_path / "bad.jsonl", {"bad": "0" * TOKENS})
+    found = advise(path, costs=str(costs))
+    assert (found["best"]["drafter"], found["best"]["length"]) == ("none", 0)
+    assert found["vllm"] is None
+    ran = run_command("advise", path, "--costs", costs)
+    assert "vllm: do not speculate" in ran.out
+
+
+def test_a_retrieval_drafter_becomes_the_engines_own(tmp_path: Path, costs: Path) -> None:
+    path = write_trace(tmp_path / "copy.jsonl", {"copy": "1" * TOKENS})
+    found = advise(path, costs=str(costs))
+    assert found["best"]["drafter"] == "copy"
+    assert found["vllm"]["method"] == "ngram"
+    assert found["vllm"]["prompt_lookup_max"] == found["transformers"]["max_matching_ngram_size"]
+    assert found["transformers"]["prompt_lookup_num_tokens"] == found["best"]["length"]
+    assert vllm("suffix", 4, is_retrieval=True) == {"method": "suffix", "num_speculative_tokens": 4}
+    assert transformers("none", 0, is_retrieval=False) is None
+
+
+def test_replay_says_what_others_would_have_done(trace: Path, costs: Path) -> None:
+    ran = run_command(
+        "replay", trace, "--costs", costs, "--policy", "ucbspec@3", "--policy", "fixed:1@3",
+        "--seeds", 1, "--json",
+    )  # fmt: skip
+    found = json.loads(ran.out)
+    assert found["average"]["fixed:1@3"]["mat"] == pytest.approx(4.0)
+    assert found["average"]["fixed:1@3"]["tok_per_s"] == pytest.approx(4 / 1.3)
+    assert 1.0 <= found["average"]["ucbspec@3"]["mat"] < 4.0
+    assert found["recorded"]["mat"] == 1.0
+    assert found["recorded"]["tokens"] == 2 * TOKENS
+    assert found["recorded"]["tok_per_s"] == pytest.approx(1 / 1.35)
+
+
+def test_the_table_names_policies_and_hindsight(trace: Path) -> None:
+    ran = run_command("replay", trace, "--seeds", 1)
+    for word in ("as recorded", "goodput", "plain", "best fixed plan"):
+        assert word in ran.out
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize("command", ["replay", "advise"])
+def test_tables_say_what_they_leave_out(trace: Path, command: str, costs: Path) -> None:
+    found = json.loads(run_command(command, trace, "--seeds", 1, "--json").out)
+    assert found["excludes"] == ["prefill"]
+    for more in ((), ("--costs", costs)):
+        ran = run_command(command, trace, "--seeds", 1, *more)
+        assert "prefill" in ran.out
+        assert ("tok/unit" in ran.out) == ("tokens a unit of the cost table" in ran.out)
+        assert bool(more) == ("tok/unit" in ran.out)
+        table = [line for line in ran.out.splitlines() if ": " not in line]
+        assert max(map(len, table)) <= 80
+
+
+def test_a_regret_is_explained(trace: Path) -> None:
+    out = run_command("replay", trace, "--seeds", 1).out
+    assert "regret: rounds more (-: fewer) than the policy's best fixed plan" in out
+
+
+def test_advice_from_few_requests_is_called_rough(trace: Path) -> None:
+    assert "with 2 requests the intervals are rough" in run_command("advise", trace).err
+
+
+def test_advice_from_one_request_has_no_interval(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", {"good": "1" * TOKENS})
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:TOKENS]))
+    found = json.loads(run_command("advise", path, "--json").out)
+    assert found["best"]["speedup"]["ci95"] is None
+    ran = run_command("advise", path)
+    assert "with 1 request there is no interval" in ran.err
+    assert re.search(r"t.jsonl: 1 request +\n", ran.out)
+
+
+def test_domains_of_a_trace_are_kept_apart(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "d.jsonl", {"good": "1" * TOKENS}, domain="d")
+    found = json.loads(run_command("replay", path, "--seeds", 1, "--json").out)
+    assert found["domains"] == ["d0", "d1"]
+
+
+def test_what_was_hardly_scored_is_said(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", {"good": "1" * TOKENS})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[3:]:
+        line["scores"] = {}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = run_command("advise", path)
+    assert "good 6%" in ran.err
+    assert "--feedback panoramic" in ran.err
+
+
+def test_what_is_no_trace(tmp_path: Path) -> None:
+    assert "there is no trace" in run_command("advise", tmp_path / "gone.jsonl").refusal
+    assert "is no trace" in run_command("replay", tmp_path / "x.txt").refusal
+    with pytest.raises(DraftwiseError, match="policy names are"):
+        advise_with_nonsense(write_trace(tmp_path / "t.jsonl", {"good": "1" * TOKENS}))
+
+
+def advise_with_nonsense(path: Path) -> None:
+    from draftwise_lab.bench import play_trace
+
+    play_trace(path, ["nonsense"])

@@ -1,0 +1,14 @@
+"""The default policy in the simulator."""
+
+from __future__ import annotations
+
+from draftwise_lab.sim import make_match, run_match, setting
+
+
+def test_a_round_told_token_by_token_teaches_as_much() -> None:
+    """Panoramic, HedgeSpec's token-level game: the evidence comes with the first token only."""
+    played = setting("geometric")
+    labels = [f"goodput@0-8/length/panoramic{option}" for option in ("", ":per_token=true")]
+    runs = run_match(make_match(played, labels), range(1), 1).runs
+    seconds = [sum(run.seconds for run in runs if run.policy == one) for one in labels]
+    assert seconds[0] == seconds[1] > 0
