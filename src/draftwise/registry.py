@@ -204,6 +204,43 @@ def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
     return found
 
 
+MAX_REMOTE_INT, MIN_REMOTE_FLOAT, MAX_REMOTE_FLOAT, MAX_REMOTE_DEPTH = 4096, 1e-6, 1e6, 3
+"""Bounds of the options that requests from elsewhere may set, and of policies inside policies."""
+
+
+def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
+    """Refuse a policy spec that a stranger may not ask for; ``build`` would take more.
+
+    Options are an allow list: true and false, whole numbers of at most ``MAX_REMOTE_INT``, and
+    numbers that are 0 or within ``MIN_REMOTE_FLOAT`` to ``MAX_REMOTE_FLOAT`` either side of it.
+    Text could name a file; the spec of a policy that another one wraps is text, and is checked
+    in turn. Raises DraftwiseError.
+    """
+    name, _, text = spec.partition(":")
+    factory = lookup(kind, POLICIES, name)
+    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    given = {"num_plans", "rng", "plans", "request_tokens", "make_base"}
+    parameters = inspect.signature(factory).parameters
+    options = {key: hints.get(key, str) for key in parameters if key not in given}
+    for key, value in parse_options(f"{kind} {name!r}", text, options).items():
+        if key == "base" and "make_base" in parameters:
+            if depth == MAX_REMOTE_DEPTH:
+                raise DraftwiseError(f"{kind}: at most {depth} may stand inside each other")
+            check_remote_spec(kind, value, depth + 1)
+        elif isinstance(value, str):
+            raise DraftwiseError(f"{kind}: requests may not set the option {key!r} of {name}")
+        elif isinstance(value, float):
+            if value != 0 and not MIN_REMOTE_FLOAT <= abs(value) <= MAX_REMOTE_FLOAT:
+                raise DraftwiseError(
+                    f"{kind}: {key} of {name} is {value}; a request may set 0, or "
+                    f"{MIN_REMOTE_FLOAT:g} to {MAX_REMOTE_FLOAT:g} either side of it"
+                )
+        elif value is not None and abs(value) > MAX_REMOTE_INT:
+            raise DraftwiseError(
+                f"{kind}: {key} of {name} is {value}; a request may set at most {MAX_REMOTE_INT}"
+            )
+
+
 def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """``"0.8,window=5"`` to typed values; ``options`` maps each valid option to its type."""
     values: dict[str, Any] = {}

@@ -28,6 +28,9 @@ from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.presets import Preset
 from draftwise.types import DraftwiseError, Plan, SamplingParams
 
+_MAX_SETTINGS = 16
+"""Settings of requests whose learning is kept: each takes up to 200 KB, and strangers name them."""
+
 
 class Speculator:
     """A target that generates with the help of drafters: ``from_pretrained`` builds it.
@@ -49,7 +52,7 @@ class Speculator:
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
         self._scope, self._num_prefixes, self._models = scope, num_prefixes, (target, tokenizer)
         self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
-        self._seeds, self._learnings = np.random.SeedSequence(seed), {setting: self._learning}
+        self._seeds, self._learnings = np.random.SeedSequence(seed), dict[Preset, Learning]()
         self._compilable = [target, *models_of(drafters)]
         self._pool = pool_of(target, drafters, self.clock, deterministic)
         if deterministic:  # what was read before would show in first impressions
@@ -271,8 +274,13 @@ class Speculator:
             shown = len(text)
 
     def _learning_of(self, setting: Preset) -> Learning:
-        """What learns with this setting; made once."""
-        if setting not in self._learnings:
-            made = Learning(setting, *self._models, self.drafters, self._scope, self._seed)
-            self._learnings[setting] = made
-        return self._learnings[setting]
+        """What learns with this setting; of other settings, the last ``_MAX_SETTINGS`` are kept."""
+        if setting == self.setting:
+            return self._learning
+        learning = self._learnings.pop(setting, None)
+        if learning is None:
+            learning = Learning(setting, *self._models, self.drafters, self._scope, self._seed)
+        self._learnings[setting] = learning  # the last in line is the most recently used
+        if len(self._learnings) > _MAX_SETTINGS:
+            del self._learnings[next(iter(self._learnings))]
+        return learning

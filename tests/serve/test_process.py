@@ -19,6 +19,7 @@ import pytest
 
 from cli.conftest import run_command
 from draftwise.serve.app import Gate, make_app
+from draftwise.serve.listen import bind
 from draftwise.serve.run import Server, Settings
 from draftwise.serve.worker import Closing
 from serve.fake import Fake
@@ -156,13 +157,14 @@ def went_away(server: Served) -> bool:
 
 def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
     service = fake_service(Fake(pace_s=0.01))
-    settings = Settings(port=free_port(), drain_s=0.3)
-    server = Server(make_app(service, Gate()), service, settings)
-    thread = threading.Thread(target=server.run, daemon=True)
+    listener = bind("127.0.0.1", 0)
+    port = int(listener.getsockname()[1])
+    server = Server(make_app(service, Gate()), service, Settings(drain_s=0.3))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)
-    live, said = Live(settings.port, service), dict[bool, Said]()
+    live, said = Live(port, service), dict[bool, Said]()
 
     def ask(stream: bool) -> None:
         said[stream] = live.complete("abc", max_tokens=4000, stream=stream)
