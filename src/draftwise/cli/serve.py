@@ -149,7 +149,7 @@ def serve(
             hosts=hosts_of(host, allowed_host or []),
             **about,
         )
-    with quiet():
+    with quiet(), listener:
         speculator = load(wanted)
         if api_key is None and host not in {"127.0.0.1", "localhost", "::1"}:
             say(f"every client that reaches {host} may ask: give --api-key", style="yellow")

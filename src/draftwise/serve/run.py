@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
@@ -164,6 +164,14 @@ class Server(uvicorn.Server):
             )
         )
         self._worker, self._settings = service.worker, settings
+        self._is_over = Event()
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer until a signal ends it."""
+        try:
+            super().run(sockets)
+        finally:
+            self._is_over.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say where it serves, once it does."""
@@ -184,9 +192,9 @@ class Server(uvicorn.Server):
     def _end(self) -> None:
         """Answers that are not done in time end with an error, and the process ends in any case."""
         self._worker.stop(self._settings.drain_s)
-        time.sleep(2 * _LAST_WORDS_S)
-        _LOG.error("the server did not end in time: the process ends now")
-        os._exit(STUCK)
+        if self.started and not self._is_over.wait(2 * _LAST_WORDS_S):
+            _LOG.error("the server did not end in time: the process ends now")
+            os._exit(STUCK)
 
 
 def check_name(kind: str, name: str) -> None:
