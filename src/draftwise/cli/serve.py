@@ -102,7 +102,7 @@ def serve(
     max_rows: MaxRows = 16,
     max_bytes: MaxBytes = None,
     max_queue: MaxQueue = 64,
-    max_body: MaxBody = 8 * 2**20,
+    max_body: MaxBody = 4 * 2**20,
     max_prompt_tokens: MaxPrompt = None,
     max_new_tokens: MaxNew = None,
     deadline: Deadline = None,

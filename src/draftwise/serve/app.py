@@ -69,7 +69,7 @@ class Gate:
     """
 
     keys: Sequence[str] = ()
-    max_body: int = 8 * 2**20
+    max_body: int = 4 * 2**20
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()
 
