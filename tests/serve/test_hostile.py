@@ -96,7 +96,7 @@ def test_policies_with_harmless_options_are_taken(live: Live, policy: str) -> No
 
 
 def test_plans_are_few_and_different(live: Live) -> None:
-    for plans in ([1] * 1_500_000, [*range(1, MAX_PLANS + 1), 1], [3, 3]):
+    for plans in ([1] * 1_000_000, [*range(1, MAX_PLANS + 1), 1], [3, 3]):
         began = time.monotonic()
         said = live.complete("abc", draftwise={"plans": plans})
         assert (said.status, time.monotonic() - began < 2) == (400, True)
