@@ -164,7 +164,7 @@ def bench(
                 clock=clock,
                 models=models,
             )
-            o.Sampling(temperature=temperature, max_new_tokens=wish.tokens, seed=seed).check()
+            o.Sampling(temperature=temperature, seed=seed).check()
             if not no_report:
                 check_matplotlib()
             items, store = prepare(wish)

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from draftwise import __version__
 from draftwise.serve.answers import Answers, EventStream, events, gather, until_gone
@@ -25,10 +27,18 @@ from draftwise.serve.metrics import Metrics
 from draftwise.serve.middleware import Middleware
 from draftwise.serve.page import PAGE
 from draftwise.serve.reply import Envelope, Form, Pieces
-from draftwise.serve.wire import ChatRequest, Common, CompletionRequest, StreamOptions
+from draftwise.serve.wire import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
+)
 from draftwise.serve.worker import Busy, Closing, Worker
 from draftwise.types import DraftwiseError
 
+_Made = TypeVar("_Made")
 _DRAINING = "the server is going down: ask another, or ask again later"
 
 
@@ -47,18 +57,26 @@ class Service:
     about: dict[str, Any]
     created: int
     patience_s: float = 60.0
+    stuck_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Keys that are let in, and bounds of what they send."""
+    """Who is let in, and bounds of what they send.
+
+    hosts: names by which the server may be addressed; empty = any. origins: of web pages that may
+    read answers; empty = the server's own page alone.
+    """
 
     keys: Sequence[str] = ()
-    max_body: int = 8 * 2**20
+    max_body: int = 4 * 2**20
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
 
 
-def make_app(service: Service, gate: Gate) -> Middleware:
+def make_app(service: Service, gate: Gate) -> ASGIApp:
     """The application, behind its middleware."""
+    service.metrics.watch(service.worker)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -71,8 +89,18 @@ def make_app(service: Service, gate: Gate) -> Middleware:
     )
     _handle_errors(app)
     _add_api(app, service)
+    _add_tokens(app, service)
     _add_views(app, service)
-    return Middleware(app, gate.keys, gate.max_body, service.metrics.saw_response)
+    inner = Middleware(app, gate.keys, gate.max_body, service.metrics.saw_response, gate.hosts)
+    if not gate.origins:
+        return inner
+    return CORSMiddleware(  # outermost: a page's first request brings no key, and it reads errors
+        inner,
+        allow_origins=gate.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "Retry-After"],
+    )
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -129,11 +157,49 @@ def _add_api(app: FastAPI, service: Service) -> None:
         return _model(service, name)
 
 
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    codec = service.asker.codec
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """The token ids of a text, or of a conversation as the model reads it."""
+        if body.model is not None:
+            _check_model(service, body.model)
+        tokens = await _checked(codec.tokens, body)
+        texts = [codec.text_of(token) for token in tokens] if body.return_token_strs else None
+        return {
+            "count": len(tokens),
+            "max_model_len": codec.max_positions,
+            "tokens": tokens,
+            "token_strs": texts,
+        }
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        """The text of token ids."""
+        if body.model is not None:
+            _check_model(service, body.model)
+        return {"prompt": await _checked(codec.text, body.tokens)}
+
+
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/health")
-    async def health() -> Response:
-        """200 while answers can be given."""
-        return Response(status_code=200 if service.worker.is_alive else 503)
+    async def health() -> JSONResponse:
+        """200 while answers can be given; 503 where the engine's thread has ended or is stuck."""
+        worker = service.worker
+        status = "ok"
+        if not worker.is_alive:
+            status = "the engine's thread has ended"
+        elif worker.step_s > service.stuck_s:
+            status = f"a step has taken more than {service.stuck_s:g} s"
+        body = {
+            "status": status,
+            "step_s": round(worker.step_s, 3),
+            "since_step_s": round(worker.since_step_s, 3),
+            "running": worker.num_running,
+            "waiting": worker.num_waiting,
+        }
+        return JSONResponse(body, 200 if status == "ok" else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -161,12 +227,19 @@ async def _wanted(service: Service, body: Any, ask: Callable[[Any, Grammars], Wa
     """What the engine is asked for; long prompts and grammars do not hold up other requests."""
     if body.model is not None:
         _check_model(service, body.model)
+    return await _checked(ask, body, service.grammars)
+
+
+async def _checked(make: Callable[..., _Made], *given: Any) -> _Made:
+    """What ``make`` returns, in a thread of its own; what it refuses is the client's error."""
     try:
-        return await asyncio.to_thread(ask, body, service.grammars)
+        return await asyncio.to_thread(make, *given)
     except (DraftwiseError, ValueError) as error:
         message = str(error)
         field = message.partition(":")[0]
         raise Refused(400, message, param=field if field.isidentifier() else None) from None
+    except RecursionError:  # templates, grammars and JSON alike walk down what a client nested
+        raise Refused(400, "the request is nested too deeply") from None
 
 
 async def _answer(
