@@ -3,12 +3,14 @@
     python -m benchmarks hostile [--tokens 8] [--out FILE]
 
 Starts ``draftwise serve`` on the bundled models for itself. The five clients ask alone before and
-after: the slowest of these answers is the unloaded latency. In between, two attackers send every
+after: the median of these answers is the unloaded latency. In between, two attackers send every
 hostile request once (options, sizes, nesting, files and pipes, framing, disconnects), twice over,
-while eight connections send bodies a byte a second, and the clients go on. Every answer is compared
-with plain decoding by the same server. Memory is the server's own: the first attack fills the
-allocator's pools, the second shows whether anything stays behind. Fails for a wrong answer, a delay
-above ``MAX_DELAY_S``, a status of 500 or more other than 503, or growth above ``MAX_GROWTH_KIB``.
+while eight connections send bodies a byte a second, and the clients go on. After that each kind of
+request is sent ``ROUNDS`` times by itself, which shows what delays and what grows. Every answer is
+compared with plain decoding by the same server. Memory is the server's own, when it is idle again.
+Fails for a wrong answer, an answer under attack that takes ``MAX_DELAY_S`` longer than the unloaded
+median, a status of 500 or more other than 503, a traceback, or ``MAX_GROWTH_KIB`` more memory after
+the second attack than after the first.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from soak import num_open, state
 
 from draftwise.bench.suites import load_suite
 
-CLIENTS, ATTACKERS, MAX_DELAY_S, MAX_GROWTH_KIB = 5, 2, 2.0, 16 * 1024
+CLIENTS, ATTACKERS, ROUNDS, MAX_DELAY_S, MAX_GROWTH_KIB = 5, 2, 3, 2.0, 16 * 1024
 DONE, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 MANY = 400_000
 
@@ -329,10 +331,10 @@ class Honest:
 
 
 def settled(url: str, pid: int) -> int:
-    """The server's own KiB when nothing runs any more."""
+    """The server's own KiB when nothing runs any more, and memory had time to be given back."""
     while num_open(url):
         time.sleep(0.1)
-    time.sleep(2.0)
+    time.sleep(3.0)
     return state(pid)["own_kib"]
 
 
@@ -352,8 +354,28 @@ def attack(port: int, honest: Honest, attackers: Attackers) -> list[float]:
     return under
 
 
+def by_kind(port: int, pid: int, honest: Honest, todo: list[Attack]) -> tuple[Any, list[str]]:
+    """Each kind of attack by itself, ``ROUNDS`` times: memory and latency; and what was wrong."""
+    found: dict[str, Any] = {}
+    bad: list[str] = []
+    for kind in dict.fromkeys(kind for kind, _, _ in todo):
+        own_kib, under = list[int](), list[float]()
+        for _ in range(ROUNDS):
+            attackers = Attackers(port, [one for one in todo if one[0] == kind])
+            under += attack(port, honest, attackers)
+            own_kib.append(settled(f"http://127.0.0.1:{port}", pid))
+            bad += attackers.bad
+        found[kind] = {"own_kib": own_kib, "latency_s": times(under)}
+    return found, bad
+
+
+def times(seconds: list[float]) -> dict[str, float]:
+    """Median and largest latency."""
+    return {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)}
+
+
 def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
-    """Honest clients alone, two attacks, honest clients alone."""
+    """Honest clients alone, two attacks, honest clients alone, and each kind by itself."""
     url, never, todo = f"http://127.0.0.1:{port}", threading.Event(), attacks(pipe)
     honest = Honest(port, [item.turns[0] for item in load_suite("zoo", 2).items], tokens)
     honest.ask_until(never, 8)  # what a server takes only once is taken here
@@ -363,23 +385,26 @@ def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
         under += attack(port, honest, attackers)
         kib.append(settled(url, pid))
     alone_again = honest.ask_until(never, 12)
+    kinds, bad = by_kind(port, pid, honest, todo)
     statuses = both[0].statuses + both[1].statuses
     return {
         "hostile_requests": len(todo),
         "by_kind": dict(Counter(kind for kind, _, _ in todo)),
         "statuses": {str(key): num for key, num in sorted(statuses.items())},
-        "server_errors": both[0].bad + both[1].bad,
+        "server_errors": both[0].bad + both[1].bad + bad,
         "slowest_attacks": sorted(both[0].slowest + both[1].slowest, reverse=True)[:5],
         "honest_answers": len(alone) + len(under) + len(alone_again),
         "honest_answers_attacked": len(under),
         "num_wrong": len(honest.wrong),
         "wrong": honest.wrong[:5],
         "latency_s": {
-            name: {"median": round(statistics.median(each), 3), "most": round(max(each), 3)}
+            name: times(each)
             for name, each in (("alone", alone), ("attacked", under), ("after", alone_again))
         },
-        "most_delay_s": round(max(under) - max(alone + alone_again), 3),
+        "most_delay_s": round(max(under) - statistics.median(alone + alone_again), 3),
+        "most_delay_over_slowest_alone_s": round(max(under) - max(alone + alone_again), 3),
         "own_kib": dict(zip(("before", "after_one", "after_two"), kib, strict=True)),
+        "each_kind": kinds,
     }
 
 

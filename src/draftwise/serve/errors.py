@@ -72,28 +72,25 @@ def response(refused: Refused) -> JSONResponse:
     return JSONResponse(body, refused.status, headers=refused.headers)
 
 
-_NO_BODY = {"missing", "model_attributes_type", "model_type", "dict_type"}
+def no_object() -> Refused:
+    """The refusal of a request whose body is none, or no JSON object."""
+    return Refused(
+        400,
+        "the request has no JSON object as its body: send one, "
+        "with the header Content-Type: application/json",
+    )
 
 
 def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:
     """What a validation found, as one refusal that names the field."""
-    if [tuple(error["loc"]) for error in errors] == [("body",)] and errors[0]["type"] in _NO_BODY:
-        return Refused(
-            400,
-            "the request has no JSON object as its body: send one, "
-            "with the header Content-Type: application/json",
-        )
     # of the members of a union, the one that got furthest is the one that was meant
     error = max(errors, key=_furthest)
-    if error["type"] == "json_invalid":
-        why = error.get("ctx", {}).get("error", error["msg"])
-        return Refused(400, f"the body is not JSON: {why}")
-    *above, last = [str(part)[:100] for part in error["loc"]]
+    *above, last = [str(part)[:100] for part in error["loc"]] or [""]
     # unions put the names of their members into the path: they say nothing to a client
-    path = [part for part in above if _FIELD.fullmatch(part) and part not in ("body", "query")]
+    path = [part for part in above if _FIELD.fullmatch(part) and part != "query"]
     message = str(error["msg"]).removeprefix("Value error, ")
     is_unknown = error["type"] == "extra_forbidden"  # whatever a client calls it
-    if is_unknown or (_FIELD.fullmatch(last) and last != "body"):
+    if is_unknown or _FIELD.fullmatch(last):
         path.append(last)
     name = ".".join(path)
     if is_unknown:

@@ -27,6 +27,7 @@ _BODY_TIMEOUT_S = 30.0
 class Middleware:
     """Around the application. keys: without any, all are let in. max_body: bytes.
 
+    heavy_ended: called when a request ends that set ``is_heavy`` in its state.
     hosts: names that ``Host`` may have, in lower case; without any, or with ``*``, all may. A web
     page whose name leads to this machine's own address is kept out by it (DNS rebinding).
 
@@ -41,7 +42,9 @@ class Middleware:
         max_body: int,
         saw_response: Callable[[str, int], None],
         hosts: Sequence[str] = (),
+        heavy_ended: Callable[[], None] = lambda: None,
     ) -> None:
+        self._heavy_ended = heavy_ended
         self._hosts = frozenset() if "*" in hosts else frozenset(map(str.lower, hosts))
         self._app, self._max_body, self._saw_response = app, max_body, saw_response
         self._keys = [key.encode() for key in keys]
@@ -78,6 +81,8 @@ class Middleware:
         finally:
             path = _template(scope)
             self._saw_response(path, status)
+            if scope["state"].get("is_heavy"):
+                self._heavy_ended()
             seconds = round(time.monotonic() - began, 6)
             line = {"method": scope["method"], "path": path, "status": status, "seconds": seconds}
             level = logging.DEBUG if path in _POLLED_PATHS and status == 200 else logging.INFO

@@ -22,6 +22,7 @@ MAX_BIASES = 1024
 MAX_PLANS = 128
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
 MAX_SAMPLES = 64
+MAX_GRAMMAR_CHARS = 100_000
 MAX_TOP_LOGPROBS = 20
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -113,7 +114,7 @@ class StructuredOutputs(Strict):
     choice: Annotated[list[Name], Field(min_length=1, max_length=1000, fail_fast=True)] | None = (
         None
     )
-    grammar: Annotated[str, Field(min_length=1, max_length=100_000)] | None = None
+    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:
@@ -199,6 +200,12 @@ class Common(Strict):
         if self.structured_outputs is not None and self.response_format is not None:
             raise ValueError("give response_format or structured_outputs, not both")
         return self
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the answer is held to a grammar, which takes long to compile."""
+        is_free = self.response_format is None or self.response_format.type == "text"
+        return self.structured_outputs is not None or not is_free
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -290,6 +297,11 @@ class ChatRequest(Common):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the answer is held to a grammar, be it that of a call."""
+        return super().has_form or self.tool_choice not in (None, "auto", "none")
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
