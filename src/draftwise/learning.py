@@ -79,7 +79,12 @@ class Learning:
             id=next(_IDS),
             prompt=tuple(prompt),
             context=Context(
-                -1, list(prompt), sampling, np.random.default_rng(draft_seed), eos=ending.eos
+                -1,
+                list(prompt),
+                sampling,
+                np.random.default_rng(draft_seed),
+                is_private=params.private,
+                eos=ending.eos,
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self.policy(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Unpack, overload
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from numpy.random import SeedSequence
 
@@ -37,11 +38,26 @@ from draftwise.types import DraftwiseError, Plan
 _MAX_SETTINGS = 16
 """Settings of requests whose learning is kept: each takes up to 200 KB, and strangers name them."""
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _in_turn(method: _F) -> _F:
+    """A method that waits for what other threads do with the same models."""
+
+    @wraps(method)
+    def waiting(self: Speculator, *args: Any, **options: Any) -> Any:
+        with self._pool.lock:
+            return method(self, *args, **options)
+
+    return cast(_F, waiting)
+
 
 class Speculator:
     """A target that generates with the help of drafters: ``from_pretrained`` builds it.
 
-    State: the costs measured so far, ``memory``, and the engine of its generations.
+    State: the costs measured so far, ``memory``, and the engine of its generations. Threads may
+    share it: their calls take turns, round by round, and their requests are answered together.
+    Callbacks may run in another thread than the one that gave them.
     """
 
     def __init__(
@@ -176,6 +192,7 @@ class Speculator:
         """
         return self._start("start", prompts, options)
 
+    @_in_turn
     def _start(self, method: str, prompts: Any, options: Options) -> Generation:
         """``start``, called by the user as ``method``."""
         check_names(method, options, batch=True)
@@ -212,6 +229,7 @@ class Speculator:
         checks.optional(checks.whole, "max_bytes", max_bytes, 1)
         return Engine(self._pool, max_rows, max_bytes, num_prefixes)
 
+    @_in_turn
     def request(self, prompt: Any, **options: Unpack[Options]) -> Request:
         """One request for ``Engine.admit``; every option is its own.
 

@@ -14,7 +14,6 @@ from draftwise.drafters import eagle as eagle_module
 from draftwise.drafters.eagle import EagleReader
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.guides.fixed import Fixed
-from draftwise.nn import model as model_module
 from draftwise.nn.eagle_save import save_head
 from draftwise.nn.model import CausalModel
 from draftwise.nn.sampling import distributions
@@ -180,10 +179,10 @@ def test_the_engine_keeps_the_targets_states_of_every_position(
     temperature: float, bulk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts that need two forwards, batches, kept paths of trees, rows that end early."""
-    monkeypatch.setattr(model_module, "BULK_LOGITS", bulk)
     made = speculator(
         ["eagle", "good", "lookup"], lengths=(1, 4), trees=(None, TREE, TreeShape(8, 30))
     )
+    monkeypatch.setattr(made.target, "bulk_logits", bulk)
     generation = made.start(PROMPTS, max_new_tokens=[30, 12, 18, 25], temperature=temperature)
     for count, _ in enumerate(generation):
         if count % 5:

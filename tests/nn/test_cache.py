@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwise.nn import model as model_module
 from draftwise.nn.attention import RAGGED
 from draftwise.nn.cache import BLOCK, RaggedCache
 from draftwise.nn.masks import Masks
@@ -140,8 +139,8 @@ def test_large_feeds_in_two_parts(
     kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a row is shorter than what is kept, so that its first half is empty."""
-    monkeypatch.setattr(model_module, "BULK_LOGITS", 1)
     model, texts = make(kind, attention), texts_of((70, 33, 5))
+    monkeypatch.setattr(model, "bulk_logits", 1)
     cache = model.new_cache(3, 90)
     found = feed(model, cache, dict(enumerate(texts)), keep=7)
     assert cache.lengths == [70, 33, 5]
@@ -259,8 +258,8 @@ def test_tapped_hidden_states_are_those_of_a_plain_forward(
     kind: str, bulk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of tokens fed without logits, whatever the rows' lengths."""
-    monkeypatch.setattr(model_module, "BULK_LOGITS", bulk)
     model = make(kind)
+    monkeypatch.setattr(model, "bulk_logits", bulk)
     model.tap([1, -1])
     cache = model.new_cache(3, 80)
     texts = texts_of(LENGTHS)

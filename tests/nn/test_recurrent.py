@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
+from draftwise import Speculator
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.check import check_model
 from draftwise.nn.model import CausalModel
-from draftwise.nn.recurrent import MOST_STEPS
+from draftwise.nn.recurrent import MOST_STEPS, States
 from draftwise.nn.shadow import Watch, keeps_states, shadow
+from draftwise.nn.taps import Taps
 from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.types import DraftwiseError
 
 TYPES = {
     "qwen3_next": False,  # gated delta
@@ -94,6 +98,58 @@ def test_back_into_a_long_feed(kind: str) -> None:
     found = feed(kind, cache, [0], [words[45:48]])
     torch.testing.assert_close(found, plain(kind, words[:48])[-1:], rtol=1e-3, atol=1e-4)
     assert cache.lengths == [48]
+
+
+@pytest.mark.parametrize("num", [20, 33, 34, 60])
+@pytest.mark.parametrize("kind", ["rwkv", "xlstm"])
+def test_text_after_a_prompt_of_any_length_is_the_targets(kind: str, num: int) -> None:
+    """Prompts of more than 33 tokens are read in a forward of which only the end state is kept."""
+    module = tiny_module(tiny_config(CONFIG_MAPPING[kind]()))
+    made, words = Speculator.from_pretrained(module, ["lookup"], seed=0), text(kind, num)
+    found = made.generate(words, max_new_tokens=8, ignore_eos=True).tokens
+    assert found == plain(kind, [*words, *found[:-1]])[num - 1 :].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["rwkv", "xlstm"])
+def test_the_check_sees_an_end_state_that_is_taken_too_early(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Teeth: what these modules return is put into the trace after a wide forward's end is kept."""
+    begun: list[States] = []
+    begin, call = States.begin, Taps.call
+
+    def beginning(states: States, *given: Any) -> None:
+        begun[:] = [states]
+        begin(states, *given)
+
+    def calling(taps: Taps, *given: Any, **options: Any) -> Any:
+        output = call(taps, *given, **options)
+        begun[0].finish()
+        return output
+
+    monkeypatch.setattr(States, "begin", beginning)
+    monkeypatch.setattr(Taps, "call", calling)
+    with pytest.raises(DraftwiseError, match="are off by"):
+        check_model(CausalModel(tiny_module(tiny_config(CONFIG_MAPPING[kind]())), kind))
+
+
+def test_the_check_reads_wide_pieces_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model with states more than a kernel's chunk; of others across windows and in halves."""
+    widths: dict[str, set[tuple[bool, int]]] = {}
+    extend = CausalModel.extend
+
+    def noting(
+        model: CausalModel, cache: RaggedCache, rows: Any, tokens: Any, *more: Any, **options: Any
+    ) -> Any:
+        seen = widths.setdefault(model.name, set())
+        seen.add((model.bulk_logits == 0, max(map(len, tokens))))
+        return extend(model, cache, rows, tokens, *more, **options)
+
+    monkeypatch.setattr(CausalModel, "extend", noting)
+    for kind, widest in (("qwen3_next", 256), ("mistral", 64)):
+        check_model(CausalModel(tiny_module(tiny_config(CONFIG_MAPPING[kind]())), kind))
+        for in_halves in (True, False):
+            assert max(width for halves, width in widths[kind] if halves is in_halves) > widest
 
 
 @pytest.mark.parametrize("kind", TYPES)

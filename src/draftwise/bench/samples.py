@@ -9,8 +9,8 @@ from typing import Any
 from draftwise.bench.methods import DEFAULT
 from draftwise.bench.runs import Run
 from draftwise.bench.suites import Suite
+from draftwise.engine.paint import painted
 from draftwise.engine.request import TARGET
-from draftwise.engine.text import Detokenizer
 
 _PROMPT_LINES = 5
 _TINT = "59"
@@ -60,11 +60,11 @@ def _answer(run: Run, suite: Suite, tokenizer: Any, colours: Mapping[str, str]) 
     item = suite.items[run.item]
     lines = item.turns[0].rstrip("\n").split("\n")
     asked = "\n".join(["..."] * (len(lines) > _PROMPT_LINES) + lines[-_PROMPT_LINES:])
-    detokenizer, pieces = Detokenizer(tokenizer), []
     tokens = [token for ids in run.tokens for token in ids]
-    for token, source in zip(tokens, _sources(run), strict=True):
-        text = escape(detokenizer.push([token]))
-        if text and source in colours:
+    pieces = []
+    for piece, source in painted(tokenizer, tokens, _sources(run)):
+        text = escape(piece)
+        if source in colours:
             tint = f"{colours[source]}{_TINT}"
             text = f'<i style="background:{tint}" title="{escape(source)}">{text}</i>'
         pieces.append(text)

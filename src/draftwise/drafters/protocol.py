@@ -36,7 +36,7 @@ class Context:
     but for its last token, where some drafter looks at them. eos: tokens behind which nothing is
     drafted. num_prompt: of the text, by default all that there is at first. seen: how often tokens
     occurred, where that is penalised. tenant: whose earlier answers it may draft from, and whose it
-    joins. is_private: it joins none.
+    joins. is_private: it joins none. fault: what its own ``sampling`` raised, if it did.
     """
 
     row: int
@@ -51,6 +51,7 @@ class Context:
     eos: frozenset[int] = frozenset()
     num_prompt: int = -1
     seen: Occurrences | None = None
+    fault: Exception | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens) if self.num_prompt < 0 else self.num_prompt
@@ -65,11 +66,15 @@ class Context:
     ) -> Span:
         """Rows of logits behind ``start`` tokens of the text; see ``Span``."""
         if not self.sampling.reads_text:
-            return Span(self.sampling, num_rows)
+            return Span(self.sampling, num_rows, blame=self.blame)
         if self.seen is None and self.sampling.penalises:
             self.seen = Occurrences(self.num_prompt)
         given = (self.sampling, num_rows, self.tokens, start, drafted, parents, self.num_prompt)
-        return Span(*given, self.seen, skip)
+        return Span(*given, self.seen, skip, self.blame)
+
+    def blame(self, error: Exception) -> None:
+        """Note what the request's own sampling raised: no drafter is to blame for it."""
+        self.fault = self.fault or error
 
     def num_allowed(self, draft: Sequence[int]) -> int:
         """How many of a draft's tokens stand before one that can have no probability.

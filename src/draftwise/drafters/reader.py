@@ -161,7 +161,7 @@ def text_span(reading: Reading) -> Span:
 def drawn_span(context: Context, drafted: Sequence[int | Tensor], device: torch.device) -> Span:
     """The row of the token behind a draft, of which the host may not know all."""
     if not context.sampling.reads_text:
-        return Span(context.sampling, 1)
+        return context.span(1, len(context.tokens))
     if context.sampling.process is not None:
         known = [token for token in drafted if isinstance(token, int)]
         return context.span(1, len(context.tokens), known, skip=len(known))

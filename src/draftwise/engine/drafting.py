@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from draftwise.drafters.protocol import (
     mixed_task,
 )
 from draftwise.engine.backlog import Backlog
+from draftwise.engine.nonsense import checked_drafts, checked_scores
 from draftwise.engine.request import Request
 from draftwise.engine.sessions import Pool, Sessions
 from draftwise.engine.turn import EMPTY, Turn
@@ -68,7 +70,12 @@ class Drafting:
             name: partial(_propose, [task for _, task in members])
             for name, members in groups.items()
         }
-        proposed, seconds = self.sessions.ask(asks)
+
+        def check(name: str, drafts: Any) -> list[Draft]:
+            tasks, size = [task for _, task in groups[name]], self._pool.target.vocab_size
+            return checked_drafts(drafts, tasks, size)
+
+        proposed, seconds = self.sessions.ask(asks, check)
         for name, drafts in proposed.items():
             # of a mixed draft only what the drafter itself wrote took its time
             steps = max(d.sources.count(name) if d.confidences else d.depth for d in drafts)
@@ -109,30 +116,32 @@ class Drafting:
             lambda name, session: session.commit(contexts, [t.judged.get(name) for t in turns])
         )
 
-    def look(self, turns: Sequence[Turn], is_panoramic: Callable[[Request], bool]) -> None:
+    def look(self, turns: Sequence[Turn]) -> None:
         """What is new about each drafter; and looks at those that policies are curious about.
 
         Rows that are panoramic have forwards made for it. All that is looked at on the device
         travels together.
         """
         curious = {id(turn): set(turn.request.curious(len(turns))) for turn in turns}
-        everything = [turn for turn in turns if is_panoramic(turn.request)]
-        rest = [turn for turn in turns if not is_panoramic(turn.request)]
+        everything = [turn for turn in turns if turn.request.is_panoramic]
+        whole = {id(turn) for turn in everything}
+        rest = [turn for turn in turns if id(turn) not in whole]
 
         def ask(name: str, session: DraftSession) -> Ask[list[tuple[Turn, Scores | None]]]:
             found: list[tuple[Turn, Scores | None]] = []
             wanted = [turn for turn in turns if name in curious[id(turn)]]
             if wanted:
                 looks = yield from session.glance([turn.context for turn in wanted])
-                found += zip(wanted, looks, strict=True)
+                found += zip(wanted, checked_scores(looks, len(wanted)), strict=True)
             for group in (everything, rest):
                 if group:
                     contexts = [turn.context for turn in group]
                     scores = yield from session.score(contexts, group is everything)
-                    found += zip(group, scores, strict=True)
+                    found += zip(group, checked_scores(scores, len(group)), strict=True)
             return found
 
-        found, _ = self.sessions.ask({name: partial(ask, name) for name in self.sessions.names})
+        asks = {name: partial(ask, name) for name in self.sessions.names}
+        found, _ = self.sessions.ask(asks, lambda _, answer: answer)
         for name, scored in found.items():
             for turn, scores in scored:
                 if scores is not None:
@@ -150,7 +159,8 @@ class Drafting:
             for name in names[request.id]:
                 asked.setdefault(name, []).append(request)
         found, _ = self.sessions.ask(
-            {name: partial(how, [r.context for r in rows]) for name, rows in asked.items()}
+            {name: partial(how, [r.context for r in rows]) for name, rows in asked.items()},
+            lambda name, told: checked_scores(told, len(asked[name])),
         )
         scores: dict[int, dict[str, Scores]] = {request.id: {} for request in requests}
         for name, told in found.items():

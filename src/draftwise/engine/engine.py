@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -39,7 +40,8 @@ class Engine:
 
     max_rows: rows that run at once. max_bytes: of keys and values of target and drafters; None =
     no limit. num_prefixes: rows kept after their end; 0 = prompts are always read whole.
-    Not thread-safe: one thread owns it.
+    Any thread may call it: calls wait for each other, and for those of other engines on the same
+    models. Callbacks of requests run in the thread that calls ``step``, and may not call it.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Engine:
         self._running: list[Request] = []
         self._free: list[int] = []
         self._num_rows, self._numbers = 0, itertools.count()
-        self._is_open = True
+        self._is_open, self._is_stepping = True, False
+        self._dropped: list[int] = []  # by finalizers, which may run in the middle of a step
+        self._alone: set[int] = set()  # whose prompts are read one by one
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
@@ -71,6 +75,10 @@ class Engine:
 
         Raises DraftwiseError if it can never fit, is known already, or the engine is closed.
         """
+        with self.lock:
+            self._admit(request)
+
+    def _admit(self, request: Request) -> None:
         if not self._is_open:
             raise DraftwiseError("this engine is closed: make another with Speculator.engine()")
         if any(request is known or request.id == known.id for known in self._all()):
@@ -89,34 +97,68 @@ class Engine:
     def step(self) -> list[Round]:
         """Seat the requests that fit, read some of their prompts, and run a round; its records.
 
-        Empty where no row had its prompt read by now, or nothing is left to do.
+        Empty where no row had its prompt read by now, or nothing is left to do. A request that
+        cannot be seated or read ends alone, with its ``error``; what a round raises ends all that
+        run. Raises DraftwiseError where a callback of a request calls it.
         """
-        self._seat()
-        self._read()
+        with self.lock:
+            if self._is_stepping:
+                raise DraftwiseError(
+                    "a callback of a request that is being answered asked the same Speculator for "
+                    "an answer: ask before, or another Speculator"
+                )
+            self._is_stepping = True
+            try:
+                return self._step()
+            finally:
+                self._is_stepping = False
+
+    def _step(self) -> list[Round]:
+        self._cancel_dropped()
+        try:
+            self._seat()
+            self._read()
+        except BaseException:  # Ctrl-C: what was half read is good for nothing
+            self._abandon(self._reading)
+            raise
         if not self._running:
             return []
         start = self._pool.clock()
         try:
             rounds = self._loop.round(self._running)
         except BaseException:  # half a round: what it left in the caches is good for nothing
-            self._abandon()
+            self._abandon(self._running)
             raise
         self._drop_finished()
         self._pace.rounds.append(self._pool.clock() - start)
         return rounds
+
+    def drop(self, id_: int) -> None:
+        """As ``cancel``, before anything else is done: finalizers may call it at any time."""
+        self._dropped.append(id_)
+
+    def _cancel_dropped(self) -> None:
+        while self._dropped:
+            if self.knows(gone := self._dropped.pop()):
+                self.cancel(gone)
 
     def cancel(self, id_: int) -> None:
         """End a request where it is; the text so far stays in it, and its row is free at once.
 
         Raises DraftwiseError for an id that is not in the engine.
         """
-        found = next((request for request in self._all() if request.id == id_), None)
-        if found is None:
-            known = ", ".join(str(request.id) for request in self._all()) or "none"
-            raise DraftwiseError(f"no request {id_} is in the engine; there are: {known}")
-        found.answer.finish("cancelled")
+        with self.lock:
+            found = next((request for request in self._all() if request.id == id_), None)
+            if found is None:
+                known = ", ".join(str(request.id) for request in self._all()) or "none"
+                raise DraftwiseError(f"no request {id_} is in the engine; there are: {known}")
+            self._cancel(found)
+
+    def _cancel(self, found: Request) -> None:
+        found.end("cancelled")
         self._waiting = [w for w in self._waiting if w.request is not found]
         heapq.heapify(self._waiting)
+        self._alone.discard(found.id)
         if found in self._reading:  # half a prompt is of little use to others
             self._reading.remove(found)
             self._close(found.context.row)
@@ -128,16 +170,25 @@ class Engine:
 
     def close(self) -> None:
         """Cancel all, and free everything; nothing can be admitted any more."""
-        for request in list(self._all()):
-            self.cancel(request.id)
-        while len(self._prefixes):
-            self._close(self._prefixes.drop())
-        self._is_open = False
+        with self.lock:
+            for request in list(self._all()):
+                self._cancel(request)
+            while len(self._prefixes):
+                self._close(self._prefixes.drop())
+            self._is_open = False
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held during each call, by whichever thread; also by engines on the same models."""
+        return self._pool.lock
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return bool(self._waiting or self._reading or self._running)
+        with self.lock:
+            if not self._is_stepping:
+                self._cancel_dropped()
+            return bool(self._waiting or self._reading or self._running)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -173,33 +224,70 @@ class Engine:
         return ours + num_tokens * self._drafter_bytes
 
     def _seat(self) -> None:
-        """Give rows to those that wait, in order, as far as they fit."""
-        later = []
-        while self._waiting and self.num_running < self._max_rows:
-            request = self._waiting[0].request
-            if not self._fits(request):
-                break
-            waiting = heapq.heappop(self._waiting)
-            if self._shares_what_is_being_read(request):
-                later.append(waiting)
-            else:
-                self._begin(request)
-        for waiting in later:
-            heapq.heappush(self._waiting, waiting)
+        """Give rows to those that wait, in order, as far as they fit.
 
-    def _fits(self, request: Request) -> bool:
-        """Whether there is room for all of it; rows that are only kept make way."""
+        One that waits for the end of a prompt that it shares keeps its place: others take a row
+        only where there is another one.
+        """
+        later: list[_Waiting] = []
+        try:
+            while self._waiting and self.num_running + len(later) < self._max_rows:
+                waiting = heapq.heappop(self._waiting)
+                request = waiting.request
+                try:
+                    if not self._fits(request, [other.request for other in later]):
+                        later.append(waiting)
+                        break
+                    reader = self._reader_of_the_same(request)
+                except Exception as error:
+                    self._fail(request, error)
+                    continue
+                if reader is not None:
+                    reader.priority = max(reader.priority, request.priority)
+                    later.append(waiting)
+                else:
+                    self._try_to_begin(request)
+        finally:
+            for waiting in later:
+                heapq.heappush(self._waiting, waiting)
+
+    def _try_to_begin(self, request: Request) -> None:
+        try:
+            self._begin(request)
+            self._reading.append(request)
+        except Exception as error:
+            self._fail(request, error)
+        except BaseException:  # Ctrl-C: the request is in no list now
+            self._abandon([request])
+            raise
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request alone: it could not be seated, or its prompt not be read."""
+        request.fail(error)
+        if request.context.row >= 0:
+            self._close(request.context.row)
+        request.finish()
+
+    def _fits(self, request: Request, later: Sequence[Request]) -> bool:
+        """Whether there is room for all of it; rows that are only kept make way.
+
+        later: requests that have no row yet, and come before it.
+        """
         if self._max_bytes is None:
             return True
-        left = self._max_bytes - sum(self._bytes(r.num_room) for r in (request, *self.running))
+        needed = (request, *later, *self.running)
+        left = self._max_bytes - sum(self._bytes(r.num_room) for r in needed)
         while len(self._prefixes) and sum(map(self._bytes, self._prefixes.lengths)) > left:
             self._close(self._prefixes.drop())
         return left >= 0
 
-    def _shares_what_is_being_read(self, request: Request) -> bool:
-        """Whether waiting for another prompt's end spares this one most of its own."""
-        found = self._prefixes.find(request.prompt, [r.context for r in self._reading])
-        return found is not None and any(found.context is r.context for r in self._reading)
+    def _reader_of_the_same(self, request: Request) -> Request | None:
+        """Whose prompt is being read, and spares this one most of its own when it has been."""
+        if request.id in self._alone:
+            return None
+        found = self._prefixes.find(request.context, [r.context for r in self._reading])
+        same = (r for r in self._reading if found is not None and r.context is found.context)
+        return next(same, None)
 
     def _begin(self, request: Request) -> None:
         """Seat a request: in a row of its own, or in one that began as it does."""
@@ -208,7 +296,9 @@ class Engine:
         request.switch = self._pool.target.switch
         if self._pool.target.taps:
             context.features = Features()
-        if found is not None and self._prefixes.take(found.context.row):
+        # what a private request leaves is not kept: it takes no row that others share
+        takes = found is not None and not context.is_private
+        if takes and found is not None and self._prefixes.take(found.context.row):
             context.row = found.context.row
             self._cache.crop(context.row, found.length)
             self._drafting.sessions.crop(context, found.length)
@@ -224,13 +314,12 @@ class Engine:
             self.num_prefix_tokens += found.length
             if context.features is not None and found.context.features is not None:
                 context.features.begin_like(found.context.features, found.length)
-        self._reading.append(request)
 
     def _beginning(self, request: Request) -> Beginning | None:
         """What need not be read of a prompt; its last tokens are, to see how drafters fare."""
-        if request.wants_prompt_logprobs:
+        if request.wants_prompt_logprobs or request.id in self._alone:
             return None
-        found = self._prefixes.find(request.prompt, [r.context for r in self._running])
+        found = self._prefixes.find(request.context, [r.context for r in self._running])
         if found is None:
             return None
         there = self._cache.lengths[found.context.row]
@@ -239,21 +328,48 @@ class Engine:
         return Beginning(found.context, length) if length > 0 else None
 
     def _read(self) -> None:
-        """Read on in prompts, first come first; those that are read begin to run."""
+        """Read on in prompts, by priority, first come first; those that are read begin to run."""
         if not self._reading:
             return
-        with self._loop.phase("prefill"):
-            start = self._pool.clock()
-            budget = self._pace.budget(is_idle=not self._running)
-            num = self._reader.read(self._reading, budget)
-            self._pace.saw(num, self._pool.clock() - start)
-            done = [request for request in self._reading if self._reader.is_read(request)]
-            self._reader.first_impressions(done, len(self._running))
-            for request in done:
-                request.check_callbacks()
+        group = sorted(self._reading, key=lambda request: -request.priority)
+        suspects = [request for request in group if request.id in self._alone]
+        group = suspects[:1] or group
+        try:
+            done = self._read_on(group)
+        except Exception as error:
+            self._read_apart(group, error)
+            return
+        self._alone -= {request.id for request in done}
         self._reading = [request for request in self._reading if request not in done]
         self._running += done
         self._drop_finished()
+
+    def _read_on(self, requests: Sequence[Request]) -> list[Request]:
+        """Read some of these prompts; returns those that are read."""
+        with self._loop.phase("prefill"):
+            start = self._pool.clock()
+            budget = self._pace.budget(is_idle=not self._running)
+            num = self._reader.read(requests, budget)
+            self._pace.saw(num, self._pool.clock() - start)
+            done = [request for request in requests if self._reader.is_read(request)]
+            self._reader.first_impressions(done, len(self._running))
+            for request in done:
+                request.check_callbacks()
+        return done
+
+    def _read_apart(self, requests: Sequence[Request], error: Exception) -> None:
+        """One of these prompts cannot be read: have each read alone, from its beginning."""
+        self._reading = [request for request in self._reading if request not in requests]
+        for request in requests:
+            if len(requests) == 1:
+                self._alone.discard(request.id)
+                self._fail(request, error)
+                continue
+            self._close(request.context.row)
+            request.context.row = -1
+            request.prompt_logprobs = []
+            self._alone.add(request.id)
+            self._try_to_begin(request)
 
     def _drop_finished(self) -> None:
         """Free the rows of requests that have ended, or keep them for their beginnings."""
@@ -261,19 +377,21 @@ class Engine:
         self._running = [request for request in self._running if not request.is_over]
         for request in over:
             request.finish()
-            if self._prefixes.num_rows and request.error is None:
+            is_shared = request.error is None and not request.context.is_private
+            if self._prefixes.num_rows and is_shared:
                 for row in self._prefixes.keep(request.context):
                     self._close(row)
             else:
                 self._close(request.context.row)
 
-    def _abandon(self) -> None:
-        """End all rows that run, with the text they have."""
-        for request in self._running:
+    def _abandon(self, requests: list[Request]) -> None:
+        """End these rows, with the text they have."""
+        for request in requests:
             if not request.is_over:
-                request.answer.finish("interrupted")
-            self._close(request.context.row)
-        self._running = []
+                request.end("interrupted")
+            if request.context.row >= 0:
+                self._close(request.context.row)
+        requests.clear()
 
     def _next_row(self) -> int:
         """The lowest number that is free."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.errors import BadValue, DraftwiseError
-from draftwise.protocols import Guide
+from draftwise.protocols import Guide, Mixer
 from draftwise.types import DraftStep
 
 
@@ -45,7 +45,7 @@ class Fuse:
         tell = getattr(self._call, "num_allowed", None)
         if tell is not None and self.error is None:
             try:
-                return int(tell(text, num))
+                return max(0, min(int(tell(text, num)), num))
             except Exception as error:
                 self.error = error
         return num
@@ -81,6 +81,31 @@ def fused_process(process: Callable[..., Any]) -> Fuse:
     return Fuse(process, checked, lambda text, logits: logits)
 
 
+class FusedMixer:
+    """A mixer that ends every draft from its first exception on, of which ``blow`` is told.
+
+    Raises whatever reading its ``drafter`` and ``length`` raises.
+    """
+
+    def __init__(self, mixer: Mixer, blow: Callable[[Exception], None]) -> None:
+        self._mixer, self._blow, self._is_broken = mixer, blow, False
+        self.drafter, self.length = str(mixer.drafter), int(mixer.length)
+
+    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+        """What the mixer says, as long as it names somebody who can write."""
+        if self._is_broken:
+            return None
+        try:
+            picked = self._mixer.pick(step, matches)
+            if picked is not None and picked != self.drafter and not matches.get(picked):
+                raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
+            return picked
+        except Exception as error:
+            self._is_broken = True
+            self._blow(error)
+            return None
+
+
 class FusedGuide:
     """A guide that ends every draft from its first exception on, with one warning.
 
@@ -103,7 +128,7 @@ class FusedGuide:
         if self._is_broken:
             return False
         try:
-            return self._guide.goes_on(step)
+            return bool(self._guide.goes_on(step))
         except Exception as error:
             self._blow(error)
             return False

@@ -89,23 +89,25 @@ class Generation(Iterator[Round]):
         return self
 
     def __next__(self) -> Round:
-        while not self._outbox:
-            if all(request.is_over for request in self._requests):
-                self._close_trace()
-                self._report_errors()
-                raise StopIteration
-            self._engine.step()
-        round_ = self._outbox.popleft()
+        with self._engine.lock:  # another thread's step may bring our rounds, too
+            while not self._outbox:
+                if all(request.is_over for request in self._requests):
+                    self._close_trace()
+                    self._report_errors()
+                    raise StopIteration
+                self._engine.step()
+            round_ = self._outbox.popleft()
         round_ = replace(round_, request=self._numbers[round_.request])
         if self._trace is not None:
             self._trace.write(round_)
         return round_
 
     def __del__(self) -> None:
+        # the garbage collector may run this in the middle of a step, and in any thread
         self._close_trace()
         for request in self._requests:
-            if not request.is_over and self._engine.knows(request.id):
-                self._engine.cancel(request.id)
+            if not request.is_over:
+                self._engine.drop(request.id)
 
     def _close_trace(self) -> None:
         if self._trace is not None:

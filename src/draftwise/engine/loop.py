@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from draftwise.dist import is_broken
 from draftwise.engine.choosing import choose
 from draftwise.engine.drafting import Drafting
 from draftwise.engine.judging import drafted_alphas, judge_all, show
+from draftwise.engine.nonsense import Nonsense
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.engine.sessions import Pool
@@ -48,7 +50,7 @@ class Loop:
                 self._commit(turn)
             self._drafting.commit(turns)
         with self.phase("look"):
-            self._drafting.look(turns, _is_panoramic)
+            self._drafting.look(turns)
         with self.phase("reveal"):
             evidence = self._reveal(turns)
         with self.phase("learn"):
@@ -107,6 +109,7 @@ class Loop:
         self._read(alone)
         firsts = []
         for turn, plain in zip(turns, alone, strict=True):
+            self._leave_out_broken(turn)
             draft, logits = turn.draft, plain.logits
             nodes = np.array(draft.children(-1))
             probs = [None if isinstance(q := draft.q(node), int) else q for node in nodes]
@@ -121,6 +124,14 @@ class Loop:
             turn.verdict = Verdict(first.verdict.tokens[:1], path)
             turn.targets, turn.logprobs = first.targets[:1], first.logprobs[:1]
             turn.hidden, turn.parts = first.hidden, []  # nothing is learnt of such a draft
+
+    def _leave_out_broken(self, turn: Turn) -> None:
+        """Drop a draft whose q is not finite, and its drafter; the target's own p decides then."""
+        for name, draft in turn.parts:
+            drawn = [q for q in draft.probs if q is not None] if draft.probs is not None else []
+            if not all(bool(torch.as_tensor(q).isfinite().all()) for q in drawn):
+                self._drafting.sessions.leave_out(name, Nonsense("a q is not finite"))
+                turn.draft = EMPTY
 
     def _commit(self, turn: Turn) -> None:
         """Append what was kept, and cut the cache back."""
@@ -165,9 +176,3 @@ class Loop:
             turn.request.record(turn.decision, facts, turn.num_emitted, seconds, len(turns))
             for turn, facts in zip(turns, evidence, strict=True)
         ]
-
-
-def _is_panoramic(request: Request) -> bool:
-    """Whether this round of a request has every drafter scored."""
-    revealer = request.revealer
-    return revealer.panoramic and (request.stats.num_rounds + 1) % revealer.every == 0

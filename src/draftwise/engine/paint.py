@@ -35,12 +35,16 @@ class Painter:
 
     def grow(self, new: Written, text: str) -> list[Piece]:
         """The pieces that these tokens added to the answer, which is now ``text``."""
-        for token, source in zip(new.tokens, new.sources, strict=True):
-            piece = self._detokenizer.push([token])
-            if piece:
-                self._num_decoded += len(piece)
-                self._ends.append((self._num_decoded, source))
+        self._read(new.tokens, new.sources)
         return self._cut(text, len(text) - held_back(text, self._stops))
+
+    def _read(self, tokens: Sequence[int], sources: Sequence[str]) -> None:
+        """Decode tokens one by one, and note where each writer's text ends."""
+        for token, source in zip(tokens, sources, strict=True):
+            self._num_decoded += len(self._detokenizer.push([token]))
+            end = self._num_decoded + len(self._detokenizer.waiting)
+            if end > (self._ends[-1][0] if self._ends else self._num_shown):
+                self._ends.append((end, source))
 
     def finish(self, text: str) -> list[Piece]:
         """What is left of the finished answer."""
@@ -56,6 +60,13 @@ class Painter:
             pieces.append((text[self._num_shown : stop], source))
             self._num_shown = stop
         return pieces
+
+
+def painted(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> list[Piece]:
+    """The pieces of a finished answer, which together are one decode of its tokens."""
+    painter, whole = Painter(tokenizer), Detokenizer(tokenizer)
+    painter._read(tokens, sources)
+    return painter.finish(whole.push(tokens) + whole.flush())
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:

@@ -55,15 +55,20 @@ class Prefixes:
         """Tokens of each kept row."""
         return [len(context.tokens) for context in self._kept.values()]
 
-    def find(self, prompt: Sequence[int], running: Iterable[Context]) -> Beginning | None:
-        """The longest common beginning, of kept rows and of those that run; None = too short."""
+    def find(self, prompt: Context, running: Iterable[Context]) -> Beginning | None:
+        """The longest common beginning, of kept rows and of those that run; None = too short.
+
+        Of the same tenant alone, and of no private text: how soon an answer comes, and what is
+        counted, would tell others what they said.
+        """
         if self.num_rows == 0:
             return None
-        wanted = np.asarray(prompt)
+        wanted = np.asarray(prompt.tokens)
         # a kept row is taken over, and not copied: of equals it comes first
         found = [
             Beginning(context, common(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
+            if context.tenant == prompt.tenant and not context.is_private
         ]
         best = max(found, key=lambda beginning: beginning.length, default=None)
         return best if best is not None and best.length >= LEAST else None

@@ -77,8 +77,8 @@ class Reader:
         """What is free or panoramic, and then what policies are curious about."""
         names, ask = self._drafting.sessions.names, self._drafting.first_scores
         # panoramic feedback reads whole prompts anyway, at the latest in its first round
-        whole = [r for r in requests if r.revealer.panoramic]
-        rest = [r for r in requests if not r.revealer.panoramic]
+        whole = [r for r in requests if r.reads_everything]
+        rest = [r for r in requests if not r.reads_everything]
         looking = [r for r in rest if r.looking is not None]
         plain = [r for r in rest if r.looking is None]
         for how, group in ((everything, whole), (free, looking), (glance, plain)):

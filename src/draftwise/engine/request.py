@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.engine.fuse import Fuse
+from draftwise.engine.fuse import Fuse, FusedMixer
 from draftwise.engine.logprobs import TokenLogprobs
 from draftwise.engine.records import PHASES, Round
 from draftwise.engine.text import Answer
 from draftwise.engine.watch import Watch
-from draftwise.feedback import Revealer
+from draftwise.feedback import Revealer, Told
 from draftwise.protocols import (
     ChoosingTogether,
     Guide,
@@ -27,6 +31,8 @@ from draftwise.protocols import (
     Policy,
 )
 from draftwise.types import NONE, PLAIN, Decision, Draft, Evidence, Floats, Plan, Verdict
+
+T = TypeVar("T")
 
 MIXED = "mixed"
 """The rule in the plan of a draft that several drafters wrote."""
@@ -87,6 +93,7 @@ class Request:
     wants_prompt_logprobs: those of the prompt's tokens, too, from its second token on. outbox:
     where its rounds go, if anywhere.
     stops: what rules said of a draft that another one ended, if the feedback ``compares_rules``.
+    is_idle: whether its policy, feedback or reward raised or returned nonsense: it drafts no more.
     pending: what was chosen and could not be played yet. switch: tokens that the first table of the
     target's rope is for; 0 = it has one table. longest: tokens that a draft has at most.
     looking, mixing, together: the policy again, where it can do that. plays_all: whether its choice
@@ -113,6 +120,7 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: Exception | None = None
+    is_idle: bool = False
     outbox: deque[Round] | None = None
     pending: Decision | None = None
     switch: int = 0
@@ -147,19 +155,48 @@ class Request:
         """Tokens that its text may have in the end, a draft that is not kept included."""
         return len(self.prompt) + self.answer.num_tokens + self.answer.num_left + self.longest + 1
 
-    def check_callbacks(self) -> None:
-        """End the request if one of its callbacks raised: ``error`` says what."""
-        for fuse in self.fuses:
-            if fuse.error is not None and self.error is None:
-                self.fail(fuse.error)
+    def check_callbacks(self) -> bool:
+        """End the request if one of its callbacks raised: ``error`` says what; whether one did."""
+        raised = [fuse.error for fuse in self.fuses] + [self.context.fault]
+        first = next((error for error in raised if error is not None), None)
+        if first is not None and self.error is None:
+            self.fail(first)
+        return first is not None
 
     def fail(self, error: Exception) -> None:
         """End with an error of its own; what was emitted before stays."""
         self.error = error
-        if self.is_over:
+        self.end("error")
+
+    def end(self, reason: str) -> None:
+        """End here for a reason of the engine's, even where what it ends in cannot be decoded."""
+        try:
+            if not self.is_over:
+                self.answer.finish(reason)
+        except Exception as error:
+            self.error = self.error or error
+        if self.error is not None:
             self.answer.finish_reason = "error"
-        else:
-            self.answer.finish("error")
+
+    def idle(self, error: Exception) -> None:
+        """Draft no more: what chooses for it raised, or said what cannot be played."""
+        if not self.is_idle:
+            self.is_idle, self.pending = True, None
+            warnings.warn(
+                f"the policy or feedback of request {self.id} failed ({error!r}): "
+                "this request goes on without drafts",
+                stacklevel=3,
+            )
+
+    def _ask(self, what: Callable[[], T], instead: T) -> T:
+        """What its policy or feedback says; ``instead`` from its first failure on."""
+        if self.is_idle:
+            return instead
+        try:
+            return what()
+        except Exception as error:
+            self.idle(error)
+            return instead
 
     @property
     def tokens(self) -> list[int]:
@@ -179,14 +216,50 @@ class Request:
     @property
     def mixer(self) -> Mixer | None:
         """Which drafter writes each token of the coming draft, if the policy chooses that."""
-        return self.mixing.mixer if self.mixing is not None else None
+        if (mixing := self.mixing) is None:
+            return None
+        return self._ask(lambda: mixing.mixer and FusedMixer(mixing.mixer, self.idle), None)
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether its feedback has every drafter scored, now and then."""
+        return self._ask(lambda: bool(self.revealer.panoramic), False)
+
+    @property
+    def is_panoramic(self) -> bool:
+        """Whether it has in this round."""
+        if not self.reads_everything:
+            return False
+        number = self.stats.num_rounds + 1
+        return self._ask(lambda: number % self.revealer.every == 0, False)
 
     def curious(self, num_rows: int) -> Sequence[str]:
         """Drafters that the policy would have looked at now, for a price that it can afford."""
-        return own.curious(num_rows) if (own := self.looking) and not self.is_over else ()
+        if (own := self.looking) is None or self.is_over:
+            return ()
+        return self._ask(lambda: tuple(map(str, own.curious(num_rows))), ())
+
+    def choose(self) -> Decision:
+        """What the policy chooses by itself; plain decoding where it cannot."""
+        return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
+
+    def checked(self, decision: Any) -> Decision:
+        """A decision of the policy; TypeError or ValueError for what cannot be played."""
+        if not isinstance(decision, Decision) or not isinstance(decision.plan, Integral):
+            raise TypeError(f"it chose {decision!r}, which is no Decision for a plan's index")
+        if not 0 <= decision.plan < len(self.plans) or not math.isfinite(decision.prob):
+            raise ValueError(f"it chose {decision!r}, of {len(self.plans)} plans")
+        return decision
+
+    @property
+    def plain(self) -> Decision:
+        """No draft, whatever the policy says."""
+        return Decision(self.plans.index(PLAIN) if PLAIN in self.plans else 0, 1.0, 0)
 
     def plays(self, decision: Decision) -> list[Plan]:
         """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""
+        if self.is_idle:
+            return [PLAIN]
         return _one_each(self.plans) if self.plays_all else [self.plans[decision.plan]]
 
     def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
@@ -207,7 +280,8 @@ class Request:
 
     def _others(self, plan: Plan) -> dict[str, Guide]:
         """The drafter's other rules, as far as they may be asked about this plan's draft."""
-        if not self.revealer.compares_rules or plan.tree is not None or self.plays_all:
+        compares = self._ask(lambda: self.revealer.compares_rules, False)
+        if not compares or plan.tree is not None or self.plays_all:
             return {}
         return {
             rule: guide
@@ -227,11 +301,17 @@ class Request:
         targets: p before each token of the verdict. A bonus token of -1 stands for logits that were
         not finite: the tokens before it count.
         """
-        tokens = verdict.tokens.tolist()
+        if self.check_callbacks():  # nothing is emitted that was not drawn as it was to be
+            return 0
+        tokens, before = verdict.tokens.tolist(), self.answer.num_tokens
         is_cut = is_broken(tokens[-1])
-        num = self.answer.push(tokens[:-1] if is_cut else tokens)
+        try:
+            self.answer.push(tokens[:-1] if is_cut else tokens)
+        except Exception as error:  # the tokenizer's
+            self.fail(error)
+        num = self.answer.num_tokens - before
         if is_cut and not self.is_over:
-            self.answer.finish("non-finite logits")
+            self.end("non-finite logits")
         self.context.extend(tokens[:num], targets[:num])
         path = verdict.path.tolist()
         self.sources.extend([*(draft.sources[node] for node in path), TARGET][:num])
@@ -243,14 +323,23 @@ class Request:
         has_chain = evidence.num_drafted > 0 and evidence.plan.tree is None
         if guide is not None and has_chain and not self.plays_all:
             guide.learn(evidence.num_drafted, evidence.num_accepted)
-        for made, feedback in self.revealer.reveal(decision, evidence):
-            self.policy.learn(made, feedback)
+        self._ask(lambda: self._teach(self.revealer.reveal(decision, evidence)), None)
         self.stops = {}
 
     def finish(self) -> None:
         """The request has ended: feedback still queued is delivered as far as it is known."""
-        for made, feedback in self.revealer.flush():
+        self._ask(lambda: self._teach(self.revealer.flush()), None)
+
+    def _teach(self, told: Told) -> None:
+        for made, feedback in told:
             self.policy.learn(made, feedback)
+
+    def _estimates(self) -> Floats:
+        """[K] the policy's values."""
+        found = np.asarray(self.policy.estimates(), dtype=np.float64)
+        if found.shape != (len(self.plans),):
+            raise ValueError(f"its estimates have the shape {found.shape}, of {len(self.plans)}")
+        return found
 
     def record(
         self,
@@ -275,7 +364,7 @@ class Request:
             position=evidence.emitted_start,
             batch_size=batch_size,
             seconds=seconds,
-            estimates=self.policy.estimates(),
+            estimates=self._ask(self._estimates, np.zeros(len(self.plans))),
             scores=evidence.scores,
             matches=evidence.matches,
         )

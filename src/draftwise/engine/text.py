@@ -8,40 +8,79 @@ from typing import Any
 
 _HELD = "�"
 """What a decoder shows for bytes whose character is not complete yet."""
+_MOST_TOKENS, _CONTEXT = 64, 8
+"""Tokens without a boundary after which one is drawn, and tokens before it that stay: no character
+has more than four bytes, each of which may be a token."""
 
 
 class Detokenizer:
-    """Text of a growing token sequence, piece by piece; half characters wait for their rest.
+    """Text of a growing token sequence: together with ``flush`` what one decode of it all gives.
 
-    State: the tokens since the last safe boundary. Cost: a decode of those few tokens a push.
+    What later tokens may still change waits: the half character at the end, and a run of byte
+    tokens (``<0xE4>``), all of which a decoder replaces as soon as one of them does not fit.
+    State: the tokens since the last but one boundary, and how many characters of theirs were given
+    out. Cost: a decode of those few tokens a push, whatever the length of the text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
-        self._shown = ""
-        self._settled = 0
+        self._num_settled = 0  # tokens up to the last boundary: context for those after it
+        self._num_shown = 0  # characters of the tokens' text that were given out
+        self._num_run = 0  # tokens at the end that are a run of bytes
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens add."""
+        """The text that these tokens add, as far as no later token can change it."""
         if self._tokenizer is None:
             return ""
-        text = self._decode([*self._tokens, *tokens])
-        if text.endswith(_HELD) and len(tokens) > 1:
-            # only a half character waits: not the whole draft, and never its first half alone
-            return "".join(self.push([token]) for token in tokens)
-        self._tokens.extend(tokens)
-        if text.endswith(_HELD) and len(self._tokens) - self._settled < 8:
+        for token in tokens:
+            self._append(token)
+        end = len(self._tokens) - self._num_run
+        if end == self._num_settled:
             return ""
-        piece = text[len(self._shown) :]
-        # the last token stays as context, since some decoders join it with what follows
-        self._tokens = self._tokens[-1:]
-        self._shown, self._settled = self._decode(self._tokens), 1
+        text = self._decode(self._tokens[:end])
+        is_half = text.endswith(_HELD)
+        piece = text[self._num_shown : len(text) - is_half]
+        if is_half:
+            self._num_shown += len(piece)
+            if end > _MOST_TOKENS:  # of the text only its last character is open
+                self._move_to(end - _CONTEXT, end)
+                self._num_shown -= 1
+        elif piece:  # where there is none (a special token), the boundary stays
+            self._move_to(self._num_settled, end)
         return piece
 
+    @property
+    def waiting(self) -> str:
+        """The whole characters of what ``flush`` would give now."""
+        text = self.flush() if self._num_run else ""
+        return "" if text.endswith(_HELD) else text
+
     def flush(self) -> str:
-        """What was held back, at the end of the answer."""
-        return self._decode(self._tokens)[len(self._shown) :] if self._tokenizer else ""
+        """What waits, at the end of the answer."""
+        return self._decode(self._tokens)[self._num_shown :] if self._tokenizer else ""
+
+    def _append(self, token: int) -> None:
+        self._tokens.append(token)
+        if self._is_byte(token):
+            self._num_run += 1
+        elif self._num_run and self._is_skipped(token):
+            self._num_run += 1  # a special token inside a run: the decoder does not see it
+        else:
+            self._num_run = 0
+
+    def _is_byte(self, token: int) -> bool:
+        name = getattr(self._tokenizer, "convert_ids_to_tokens", lambda _: "")(token)
+        return isinstance(name, str) and len(name) == 6 and name[:3] == "<0x" and name[5] == ">"
+
+    def _is_skipped(self, token: int) -> bool:
+        last = self._tokens[-2:-1]
+        return self._decode([*last, token]) == self._decode(last)
+
+    def _move_to(self, start: int, end: int) -> None:
+        """Begin the context at ``start``; all tokens up to ``end`` were given out."""
+        self._tokens, self._num_settled = self._tokens[start:], end - start
+        self._num_shown = len(self._decode(self._tokens[: self._num_settled]))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
@@ -122,9 +161,10 @@ class Answer:
     def _show(self, piece: str) -> None:
         """Add to the text what no stop string can begin in, or all before one that is complete."""
         text, stops = self._waiting + piece, self._ending.stop
-        places = [place for stop in stops if (place := text.find(stop)) >= 0]
+        ahead = text + self._detokenizer.waiting if stops else text
+        places = [place for stop in stops if (place := ahead.find(stop)) >= 0]
         if places:
-            self.text, self._waiting = self.text + text[: min(places)], ""
+            self.text, self._waiting = self.text + ahead[: min(places)], ""
             self.finish_reason = "stop"
             return
         longest = max((len(stop) for stop in stops), default=1)

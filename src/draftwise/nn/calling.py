@@ -87,12 +87,12 @@ class Caller:
             )
         finally:
             self._watch.trace = None
-        cache.states.finish()
         if self._cache_name == "state":
             _put(trace, {Key(0, number): state for number, state in enumerate(output.state)})
         elif self._is_xlstm:
             rnn = output.cache_params.rnn_state
             _put(trace, {Key(layer, n): s for layer in rnn for n, s in enumerate(rnn[layer])})
+        cache.states.finish()  # of a wide forward it takes the end state: all must be put by now
         return output, hidden
 
 

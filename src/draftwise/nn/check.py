@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.nn.kernels import STEPS
 from draftwise.nn.model import CausalModel
 from draftwise.nn.tiny import WINDOW, has_far_edges, tiny_config, tiny_module
 from draftwise.nn.trees import branches
@@ -16,6 +17,10 @@ from draftwise.types import DraftwiseError
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.1}
 """Largest relative error of a logit; a wrong mask or position gives far more (docs/kv_cache.md)."""
+_WIDE = 4 * STEPS
+"""Tokens of a text: its widest feed is more than ``States.finish`` keeps the steps of."""
+_FAR = 400
+"""Tokens of a twin's text: its widest feed crosses the chunks (64 to 256) of recurrent kernels."""
 
 
 def check_model(model: CausalModel) -> None:
@@ -23,9 +28,11 @@ def check_model(model: CausalModel) -> None:
 
     Of the ways to read several rows it keeps the best that is right: end to end, side by side, or
     each by itself. Where something changes only far along (windows, chunks, a rope's second
-    table), a tiny twin of the same configuration, in which it is near, has to pass too.
+    table), or a feed of many tokens takes another path (recurrent states), a tiny twin of the same
+    configuration has to pass too, with texts that are long enough for all of it.
 
-    Source: docs/kv_cache.md. Cost: some forwards of at most ten tokens, and those of the twin.
+    Source: docs/kv_cache.md. Cost: some forwards of at most ten tokens (64 of a model with states),
+    and those of the twin, some tenths of a second.
     Raises DraftwiseError for a model that passes in no way, with what was wrong; one that serves
     chains but no trees (states, attention by slot) loads, and is marked so.
     """
@@ -33,9 +40,9 @@ def check_model(model: CausalModel) -> None:
     twin, model.forgets = _twin(model), False
     found = "nothing was tried"
     for way in _ways(model):
-        found = _try(model, way, (14, 9))
+        found = _try(model, way, (_WIDE if model.has_states else 14, 9))
         if not found and twin is not None:
-            found = _try(twin, way, (min(40, twin.max_positions), 23), "a tiny twin of it: ")
+            found = _try(twin, way, _far(twin), "a tiny twin of it: ")
         if not found:
             break
     if found:
@@ -73,14 +80,21 @@ def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who
 def _forgets(twin: CausalModel, way: tuple[bool, bool]) -> bool:
     """Whether layers with windows may drop what lies behind them."""
     twin.forgets = True
-    return twin.windows is not None and not _try(twin, way, (min(40, twin.max_positions), 23))
+    return twin.windows is not None and not _try(twin, way, _far(twin))
+
+
+def _far(twin: CausalModel) -> tuple[int, int]:
+    """Lengths at which a twin has crossed whatever it can cross."""
+    longest = _FAR if twin.has_states else 2 * _WIDE
+    return min(longest, twin.max_positions), 23
 
 
 def _twin(model: CausalModel) -> CausalModel | None:
     """A tiny one with a layer of each kind, where windows change something far along."""
     config = model.module.config
     try:
-        if not model.switch and not has_far_edges(config.get_text_config()):
+        has_edges = model.switch or model.has_states or has_far_edges(config.get_text_config())
+        if not has_edges:
             return None
         module = tiny_module(tiny_config(config))
         module.set_attn_implementation(config._attn_implementation)
@@ -125,39 +139,103 @@ def _refusal(name: str, why: str) -> DraftwiseError:
 def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
     """Largest |difference| over the largest |logit|, for two rows of different lengths.
 
-    Drafts are fed and taken back, wholly and in part, in feeds of one token and of several.
+    Drafts are fed and taken back, wholly and in part, in feeds of one token and of several; the
+    first row's prompt is fed wide, from its beginning and after other tokens. Both rows go on after
+    it, as does a row that is cut back into it, and a row that was copied.
     """
-    generator = torch.Generator().manual_seed(0)
-    texts = [
-        torch.randint(0, model.vocab_size, (n,), generator=generator).tolist() for n in lengths
-    ]
-    plain = [_plain_logits(model.module, text) for text in texts]
-    cache = model.new_cache(num_rows=2, capacity=max(lengths) + 8, forgets=True)
-    wrong = torch.randint(0, model.vocab_size, (3,), generator=generator).tolist()
-    errors = []
-
-    def feed(counts: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
-        """So many tokens of each text and a draft to be rejected; compare, and take it back."""
-        starts = list(cache.lengths)
-        ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        fed = [text[a:b] for text, a, b in zip(texts, starts, ends, strict=True)]
-        fed = [[*new, *draft] for new, draft in zip(fed, drafts, strict=True)]
-        logits = model.extend(cache, [0, 1], fed, keep=max(map(len, fed)))
-        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            found = logits.last(row, len(fed[row]))[: end - start]
-            if model.switch:  # whose table hangs on what else is fed
-                plain[row] = _plain_logits(model.module, [*texts[row][:start], *fed[row]])
-            errors.append(_relative_error(found, plain[row][start:end]))
-            cache.keep_path(row, start, range(end - start))
-
-    feed([4, 2], [[], []])
-    feed([3, 1], [wrong[:2], wrong])
-    feed([1, 1], [wrong, wrong[:1]])
-    feed([1, 1], [[], []])
-    feed([length - start for length, start in zip(lengths, cache.lengths, strict=True)], [[], []])
+    trial = _Trial(model, lengths)
+    trial.feed([4, 2], [[], []])
+    trial.feed([3, 1], [trial.wrong[:2], trial.wrong])
+    trial.feed([1, 1], [trial.wrong, trial.wrong[:1]])
+    trial.feed([1, 1], [[], []])
+    trial.feed([left - 3 for left in trial.left], [[], []])
+    trial.finish()
     if not model.forgets:
-        model.measure(cache.storage(0))
-    return max(errors)
+        model.measure(trial.cache.storage(0))
+    prefill = _Trial(model, lengths)
+    prefill.read(lengths[0] * 2 // 3)
+    prefill.read(lengths[0] - 3 - prefill.cache.lengths[0])
+    prefill.feed([0, lengths[1] - 3], [[], []])
+    prefill.finish()
+    prefill.begin_again()
+    return max(*trial.errors, *prefill.errors)
+
+
+class _Trial:
+    """Two random texts, fed piece by piece to a cache, and what plain forwards say of them.
+
+    errors: of each piece that was fed. wrong: a draft to be rejected.
+    """
+
+    def __init__(self, model: CausalModel, lengths: Sequence[int]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._model = model
+        self._texts = [
+            torch.randint(0, model.vocab_size, (n,), generator=generator).tolist() for n in lengths
+        ]
+        self._plain = [_plain_logits(model.module, text) for text in self._texts]
+        self.cache = model.new_cache(num_rows=2, capacity=max(lengths) + 8, forgets=True)
+        self.wrong: list[int] = torch.randint(
+            0, model.vocab_size, (3,), generator=generator
+        ).tolist()
+        self.errors: list[float] = []
+
+    @property
+    def left(self) -> list[int]:
+        """Tokens of each text that were not fed yet."""
+        return [len(t) - n for t, n in zip(self._texts, self.cache.lengths, strict=True)]
+
+    def feed(self, counts: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
+        """Feed so many tokens of each text and a draft; compare, and take the draft back."""
+        rows = [row for row, count in enumerate(counts) if count]
+        fed = [
+            [*self._texts[row][start : start + counts[row]], *drafts[row]]
+            for row in rows
+            for start in (self.cache.lengths[row],)
+        ]
+        starts = [self.cache.lengths[row] for row in rows]
+        logits = self._model.extend(self.cache, rows, fed, keep=max(map(len, fed)))
+        for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
+            end = start + counts[row]
+            found = logits.last(index, len(tokens))[: counts[row]]
+            if self._model.switch:  # whose table hangs on what else is fed
+                whole = [*self._texts[row][:start], *tokens]
+                self._plain[row] = _plain_logits(self._model.module, whole)
+            self.errors.append(_relative_error(found, self._plain[row][start:end]))
+            self.cache.keep_path(row, start, range(counts[row]))
+
+    def read(self, num: int) -> None:
+        """Read a piece of the first text as a prompt is read: few logits, in two forwards."""
+        start = self.cache.lengths[0]
+        piece, usual = self._texts[0][start : start + num], self._model.bulk_logits
+        keep = min(2, num)
+        self._model.bulk_logits = 0
+        try:
+            logits = self._model.extend(self.cache, [0], [piece], keep)
+        finally:
+            self._model.bulk_logits = usual
+        self.cache.settle([0], [start + num])
+        if not self._model.switch:  # the table hangs on what is fed later
+            plain = self._plain[0][start + num - keep : start + num]
+            self.errors.append(_relative_error(logits.last(0, keep), plain))
+
+    def finish(self) -> None:
+        """Rounds at the end of both texts: a rejected draft, one token, and the rest."""
+        self.cache.settle([0, 1], self.cache.lengths)
+        self.feed([1, 1], [self.wrong, self.wrong[:2]])
+        self.feed([1, 1], [[], []])
+        self.feed([1, 1], [[], self.wrong[:1]])
+
+    def begin_again(self) -> None:
+        """Go on in the middle of the first row, and in a copy of its beginning."""
+        self.cache.crop(0, len(self._texts[0]) - 5)
+        self.feed([self.left[0], 0], [[], []])
+        self._texts[1], self._plain[1] = self._texts[0], self._plain[0]
+        self.cache.close(1)
+        self.cache.open(1)
+        if length := self.cache.reachable(0, len(self._texts[0]) - 2):
+            self.cache.copy(0, 1, length)
+        self.feed([0, self.left[1]], [[], []])
 
 
 def _grows_trees(model: CausalModel) -> bool:

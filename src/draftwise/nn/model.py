@@ -39,6 +39,7 @@ class CausalModel:
         self.module, self.name = module, name
         config = module.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
+        self.bulk_logits = BULK_LOGITS
         self.serves_trees = True  # until the self-check says otherwise
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
@@ -157,7 +158,9 @@ class CausalModel:
         hidden: dict[int, list[Tensor]] = {}
         longest = max(map(len, tokens))
         size = len(tokens) * (keep if self._call.can_keep else longest) * self.vocab_size
-        if longest > keep and size > BULK_LOGITS and not self.switch:  # more than wanted at once
+        if (
+            longest > keep and size > self.bulk_logits and not self.switch
+        ):  # more than wanted at once
             head = [t[: max(0, len(t) - keep)] for t in tokens]
             hidden = self._forward(cache, rows, head, (), 0)[1]
             tokens = [t[max(0, len(t) - keep) :] for t in tokens]

@@ -23,8 +23,10 @@ class Span:
     ``text[start:]`` and ``drafted``, in this order; in a tree, whose ``parents`` are given
     (``start`` is then the text's end, and ``skip`` 0), after the path to node t - 1. drafted: a
     tensor where the host does not know the tokens, which ``process`` would have to. num_prompt:
-    tokens of the text that no answer has: they count for the repetition penalty alone. seen: the
-    text's occurrences, where they are kept up to date.
+    tokens of the text that no answer has: they count for the repetition penalty alone, and
+    ``process`` is never asked about a part of them. seen: the text's occurrences, where they are
+    kept up to date. blame: told what editing these rows raised, which then stay as they are; None =
+    it is raised.
     """
 
     sampling: SamplingParams
@@ -36,6 +38,7 @@ class Span:
     num_prompt: int = 0
     seen: Occurrences | None = None
     skip: int = 0
+    blame: Callable[[Exception], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +176,19 @@ def _argmax(scores: Tensor) -> Tensor:
 
 def _edited(logits: Tensor, span: Span) -> Tensor:
     """A span's rows with its callback, biases and penalties applied, which read its text."""
-    sampling = span.sampling
-    if not sampling.edits:
+    if not span.sampling.edits:
         return logits
-    scores = logits.float()
+    try:
+        return _all_edits(logits.float(), span)
+    except Exception as error:
+        if span.blame is None:
+            raise
+        span.blame(error)
+        return logits
+
+
+def _all_edits(scores: Tensor, span: Span) -> Tensor:
+    sampling = span.sampling
     if sampling.process is not None:
         scores = _processed(scores, sampling.process, span)
     if sampling.logit_bias:
@@ -189,13 +201,18 @@ def _edited(logits: Tensor, span: Span) -> Tensor:
 
 
 def _processed(scores: Tensor, process: Callable[[Sequence[int], Any], Any], span: Span) -> Tensor:
-    """Each row by itself, with the tokens that it is conditioned on."""
+    """Each row by itself, with the tokens that it is conditioned on: the prompt at least."""
     follows = [*span.text[span.start :], *span.drafted]
     paths = [[*span.text[: span.start], *follows[: span.skip]]]
     for node, token in enumerate(follows[span.skip :][: len(scores) - 1]):
         paths.append([*paths[node if span.parents is None else span.parents[node] + 1], token])
     # a copy each: processors may write into what they are given
-    return torch.stack([process(p, row.clone()) for p, row in zip(paths, scores, strict=True)])
+    return torch.stack(
+        [
+            process(path, row.clone()) if len(path) >= span.num_prompt else row
+            for path, row in zip(paths, scores, strict=True)
+        ]
+    )
 
 
 def _penalised(scores: Tensor, span: Span) -> Tensor:

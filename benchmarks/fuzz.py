@@ -1,0 +1,314 @@
+"""Random requests beside faulty ones: is every answer plain decoding's, whatever the others do?
+
+    python -m benchmarks fuzz [--num 5000] [--seed 0] [--out FILE]
+
+Trials of some forty requests join, leave and fail in one engine on a tiny random model: stop
+strings, penalties, biases, processes, log-probabilities, priorities, shared prompts, tenants, and
+among them policies, feedback, callbacks, prompts and drafters that raise or return nonsense, and
+cancels. An answer is right if every token of it is the argmax of one plain forward over prompt and
+answer, edited as asked (so sampled requests have ``top_k=1``), and it ends where it must. A
+cancelled answer is right as far as it goes. Ties: a token whose edited logit is within 1e-4 of the
+best counts. With ``--out`` a run that was interrupted goes on where it was (FILE.trials).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # ``engine`` is a benchmark, too
+
+import numpy as np
+import torch
+from shared.results import save
+from tests.engine.faults import NONSENSE, Faulty, Odd, raising
+from tests.engine.pairs import reader
+from tests.engine.scripted import byte_tokenizer
+from transformers import CONFIG_MAPPING
+
+from draftwise import Speculator
+from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.lookup import LookupDrafter
+from draftwise.engine.request import Request
+from draftwise.nn.check import check_model
+from draftwise.nn.model import CausalModel
+from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.presets import Preset
+from draftwise.types import Decision, SamplingParams
+from models import CONFIGS, near_copy
+
+KINDS = (*CONFIGS, "qwen3_next", "rwkv")
+POLICIES = ("random", "goodput", "ucb1", "exp3")
+ROWS, REQUESTS, MOST_TOKENS, MOST_STEPS = 6, 40, 12, 5000
+GAP = 1e-4
+POISON = [5, 4, 3, 2, 1, 0, 5]
+"""How a prompt begins that the target cannot read."""
+
+
+@cache
+def model(kind: str) -> CausalModel:
+    """One tiny target of each kind."""
+    is_known = kind in CONFIGS
+    module = reader(kind) if is_known else tiny_module(tiny_config(CONFIG_MAPPING[kind]()))
+    made = CausalModel(module, kind)
+    check_model(made)
+    extend = made.extend
+
+    def failing(cache: Any, rows: Any, tokens: Any, *more: Any, **options: Any) -> Any:
+        if any(list(fed[: len(POISON)]) == POISON for fed in tokens):
+            raise RuntimeError("this prompt cannot be read")
+        return extend(cache, rows, tokens, *more, **options)
+
+    made.extend = failing  # type: ignore[method-assign]
+    return made
+
+
+@cache
+def drafter(kind: str) -> LMDrafter:
+    """The target, slightly disturbed."""
+    module = near_copy(model(kind).module, noise=0.04)
+    return LMDrafter("good", CausalModel(module, "good"), model(kind))
+
+
+@cache
+def tokenizer() -> Any:
+    """Bytes and a few words."""
+    return byte_tokenizer()
+
+
+def process(text: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    """A sound one: what may follow depends on the last two tokens."""
+    edited = logits.clone()
+    edited[(text[-1] + len(text)) % 3 :: 3] -= 4.0
+    return edited
+
+
+FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "process raises": lambda: {"sampling": SamplingParams(process=raising)},
+    "process returns None": lambda: {"sampling": SamplingParams(process=lambda t, s: None)},
+    "process returns too little": lambda: {"sampling": SamplingParams(process=lambda t, s: s[:5])},
+    "stop_when raises": lambda: {"stop_when": raising},
+    "stop_when returns an array": lambda: {"stop_when": lambda tokens: np.array([1, 2])},
+}
+"""Options that end their own request."""
+POLICY_FAULTS: tuple[tuple[str, Any], ...] = (
+    ("choose", raising), ("choose", None), ("choose", Decision(99, 1.0, 1)),
+    ("choose_together", raising), ("choose_together", []), ("learn", raising),
+    ("curious", raising), ("estimates", raising), ("estimates", None),
+)  # fmt: skip
+"""What takes its request's drafts, and nothing of its text."""
+
+
+class Trial:
+    """Some requests in one engine, and what became of them."""
+
+    def __init__(self, number: int, seed: int) -> None:
+        self.rng = random.Random(f"{seed}/{number}")
+        self.kind = KINDS[number % len(KINDS)]
+        self.target, self.counts = model(self.kind), Counter[str]()
+        pool: list[Any] = [drafter(self.kind), LookupDrafter("lookup")]
+        if self.rng.random() < 0.3:
+            pool.append(Odd(NONSENSE[self.rng.choice(list(NONSENSE))]))
+            self.counts["drafters that return nonsense"] += 1
+        setting = Preset(self.rng.choice(POLICIES), "length", "free", (1, 4), True)
+        self.made = Speculator(self.target, tokenizer(), pool, setting, seed=number)
+        self.wrong: list[str] = []
+        self.shared = self.words(self.rng.randrange(34, 90))
+
+    def words(self, num: int) -> list[int]:
+        """Random tokens, with repeats for lookup."""
+        few = [self.rng.randrange(self.target.vocab_size) for _ in range(max(2, num // 3))]
+        return [self.rng.choice(few) for _ in range(num)]
+
+    def request(self) -> tuple[Request, dict[str, Any], str]:
+        """A random one, the options it was made with, and its fault."""
+        rng = self.rng
+        prompt = self.words(rng.randrange(1, 60))
+        if rng.random() < 0.4:
+            prompt = [*self.shared, *prompt[: rng.randrange(6)]]
+        options: dict[str, Any] = {
+            "max_new_tokens": rng.randrange(1, MOST_TOKENS + 1),
+            "sampling": SamplingParams(**self.sampling()), "priority": rng.randrange(-1, 2),
+            "private": rng.random() < 0.2, "ignore_eos": True, "seed": rng.randrange(1000),
+        }  # fmt: skip
+        if rng.random() < 0.3:
+            options["stop"] = [rng.choice(["e", "a", "th", "日", "re.", "本é"])]
+        if rng.random() < 0.2:
+            options["logprobs"] = rng.randrange(3)
+        fault = rng.choice([*FAULTS, "policy", "policy", "feedback", "prompt"])
+        fault = fault if rng.random() < 0.25 else ""
+        if fault == "prompt":
+            prompt = [*POISON, *prompt]
+        made = self.made.request(prompt, **(options | (FAULTS[fault]() if fault in FAULTS else {})))
+        made.context.tenant = rng.choice("ab")
+        if fault == "policy":
+            made.lead(Faulty(made.policy, *rng.choice(POLICY_FAULTS)))  # type: ignore[arg-type]
+        elif fault == "feedback":
+            made.revealer = Faulty(made.revealer, "reveal", raising)  # type: ignore[assignment]
+        return made, options, fault
+
+    def sampling(self) -> dict[str, Any]:
+        """Options of ``SamplingParams`` under which one token alone can be next."""
+        rng, size = self.rng, self.target.vocab_size
+        some: dict[str, Any] = {
+            "repetition_penalty": rng.choice([0.8, 1.3]),
+            "frequency_penalty": rng.choice([-0.5, 0.7]),
+            "presence_penalty": 0.9,
+            "logit_bias": {rng.randrange(size): rng.choice([-5.0, 3.0]) for _ in "abc"},
+            "process": process,
+        }
+        found = {name: value for name, value in some.items() if rng.random() < 0.2}
+        return found if rng.random() < 0.7 else {**found, "temperature": 1.0, "top_k": 1}
+
+    def run(self) -> None:
+        """Requests join as others write, some leave; then each answer is looked at."""
+        engine = self.made.engine(max_rows=ROWS, num_prefixes=2)
+        everyone = [self.request() for _ in range(REQUESTS)]
+        waiting, steps = [made for made, _, _ in everyone], 0
+        while waiting or engine.has_work:
+            for _ in range(self.rng.randrange(4)):
+                if waiting:
+                    engine.admit(waiting.pop())
+            if engine.running and self.rng.random() < 0.05:
+                engine.cancel(self.rng.choice(engine.running).id)
+            try:
+                engine.step()
+            except Exception as error:
+                self.wrong.append(f"step raised {error!r}")
+            if (steps := steps + 1) > MOST_STEPS:
+                self.wrong.append("the engine never came to an end")
+                break
+        self.counts["prefixes reused"] += engine.num_prefix_hits
+        for made, options, fault in everyone:
+            self.look_at(made, options, fault)
+        engine.close()
+
+    def look_at(self, made: Request, options: dict[str, Any], fault: str) -> None:
+        """Count an answer, and say what is wrong with it."""
+        reason, why = made.answer.finish_reason, ""
+        if fault == "prompt" and reason != "error":
+            fault = ""  # the prompt came in such small pieces that nobody saw how it begins
+        if fault in FAULTS or fault == "prompt":
+            self.counts[f"ended by its own {fault}"] += reason == "error"
+            was_asked = not fault.startswith("stop_when") or made.answer.num_tokens > 1
+            if reason not in {"error", "cancelled"} and was_asked:
+                why = f"it ended with {reason}"
+        else:
+            is_whole = reason in {"length", "stop"}
+            self.counts["answers" if is_whole else str(reason)] += 1
+            if fault and is_whole:
+                self.counts[f"answers whose own {fault} failed"] += 1
+            self.counts["drafted"] += made.stats.num_drafted
+            self.counts["accepted"] += made.stats.num_accepted
+            why = f"it ended with {reason}: {made.error!r}"
+            if is_whole or reason == "cancelled":
+                why = differs(self.target, made, options)
+        if why:
+            self.wrong.append(f"{self.kind}, {fault or 'sound'}: {why}; {options}")
+
+
+@torch.inference_mode()
+def differs(target: CausalModel, made: Request, options: dict[str, Any]) -> str:
+    """How an answer is not the one of plain decoding; empty = it is."""
+    prompt, tokens, sampling = list(made.prompt), made.tokens, options["sampling"]
+    text = torch.tensor([[*prompt, *tokens]], device=target.device)
+    logits = target.module(input_ids=text, use_cache=False).logits[0].float()
+    for place, token in enumerate(tokens):
+        raw = logits[len(prompt) + place - 1]
+        scores = edited(raw, sampling, prompt, tokens[:place])
+        if float(scores.max() - scores[token]) > GAP * float(raw.abs().max()):
+            return f"token {place} is {token}, not {int(scores.argmax())}"
+        if options.get("logprobs") is not None:
+            off = made.logprobs[place].logprob - float(raw.log_softmax(-1)[token])
+            if made.logprobs[place].token != token or abs(off) > 1e-3:
+                return f"the log-probability of token {place} is off by {off:.2g}"
+    return ends_wrong(made, options)
+
+
+def edited(
+    raw: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
+) -> torch.Tensor:
+    """[V] logits after penalties and all, one by one and in plain words."""
+    scores = raw.clone()
+    if sampling.process is not None:
+        scores = sampling.process([*prompt, *answer], scores)
+    for token, bias in sampling.logit_bias.items():
+        scores[token] += bias
+    for token in {*prompt, *answer}:
+        penalty = sampling.repetition_penalty
+        scores[token] = scores[token] * penalty if scores[token] < 0 else scores[token] / penalty
+    for token, times in Counter(answer).items():
+        scores[token] -= sampling.frequency_penalty * times + sampling.presence_penalty
+    return scores
+
+
+def ends_wrong(made: Request, options: dict[str, Any]) -> str:
+    """Whether an answer, or its text, ends elsewhere than it must; empty = it does not."""
+    tokens, reason, stops = made.tokens, made.answer.finish_reason, options.get("stop", [])
+    texts = [tokenizer().decode(tokens[:num]) for num in range(len(tokens) + 1)]
+    first = next((n for n, t in enumerate(texts) if any(stop in t for stop in stops)), None)
+    expected = min([texts[-1].partition(stop)[0] for stop in stops] or [texts[-1]], key=len)
+    if first is not None and (first != len(tokens) or reason != "stop"):
+        return f"a stop string is complete after {first} of {len(tokens)} tokens ({reason})"
+    if first is None and reason == "stop":
+        return "it stopped without a stop string"
+    if reason == "length" and len(tokens) != options["max_new_tokens"]:
+        return f"it has {len(tokens)} tokens of {options['max_new_tokens']}"
+    return "" if made.answer.text == expected else f"its text is {made.answer.text!r}"
+
+
+def trials(num: int, seed: int, file: Path | None) -> tuple[Counter[str], list[str]]:
+    """Trials until so many answers were looked at; those in the file are not made again."""
+    counts, wrong, number = Counter[str](), list[str](), 0
+    known = file.read_text("utf-8").splitlines() if file is not None and file.exists() else []
+    while counts["answers"] < num:
+        if number < len(known):
+            told = json.loads(known[number])
+        else:
+            trial = Trial(number, seed)
+            trial.run()
+            told = {"counts": dict(trial.counts), "wrong": trial.wrong}
+            if file is not None:
+                with file.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(told) + "\n")
+        counts.update(told["counts"])
+        wrong += told["wrong"]
+        number += 1
+        if number % 10 == 0:
+            print(f"{number} trials: {counts['answers']} answers, {len(wrong)} wrong", flush=True)
+    counts["trials"] = number
+    return counts, wrong
+
+
+def main() -> None:
+    """Print progress and a line of JSON; the exit status is 1 if any answer was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--num", type=int, default=5000, help="answers to look at")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of each request and drafter that fails, as it should
+    start = time.monotonic()
+    file = args.out.with_suffix(".trials") if args.out is not None else None
+    counts, wrong = trials(args.num, args.seed, file)
+    found = {"num_wrong": len(wrong), "wrong": wrong[:20], "counts": dict(sorted(counts.items()))}
+    save(args.out, {**found, "kinds": KINDS, "took_s": round(time.monotonic() - start)})
+    if file is not None:
+        file.unlink()
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""What one request or drafter does wrong is its own matter: the others' answers stay what they are.
+
+A healthy greedy request runs beside one whose parts raise or return nonsense.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise import Speculator
+from draftwise.engine.engine import Engine
+from draftwise.engine.request import Request
+from draftwise.nn.sampling import warped
+from draftwise.presets import Preset
+from draftwise.types import Decision, DraftwiseError, SamplingParams, Scores, TreeShape
+from engine.faults import NONSENSE, Faulty, Odd, each, raising
+from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, speculator, target
+
+LONG = [*range(1, 60)]
+NUM = 16
+
+
+def run(engine: Engine, most: int = 200) -> None:
+    for _ in range(most):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError("the engine never comes to an end")
+
+
+def beside(made: Speculator, spoil: Callable[[Request], None], **options: Any) -> Request:
+    """A request that is spoilt runs beside a sound one, whose answer is looked at."""
+    engine = made.engine()
+    sound = made.request(PROMPTS[0], max_new_tokens=NUM)
+    spoilt = made.request(PROMPTS[3], max_new_tokens=NUM, **options)
+    spoil(spoilt)
+    engine.admit(sound)
+    engine.step()
+    engine.admit(spoilt)
+    run(engine)
+    assert sound.tokens == plain_greedy(PROMPTS[0], NUM)
+    assert sound.answer.finish_reason == "length"
+    return spoilt
+
+
+@pytest.mark.parametrize("policy", ["random", "goodput"])
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("choose", raising),
+        ("choose", None),
+        ("choose", 1),
+        ("choose", Decision(99, 1.0, 1)),
+        ("choose", Decision(0, float("nan"), 1)),
+        ("choose", Decision("a", 1.0, 1)),  # type: ignore[arg-type]
+        ("choose_together", raising),
+        ("choose_together", []),
+        ("choose_together", [None, None]),
+        ("learn", raising),
+        ("curious", raising),
+        ("curious", 5),
+        ("estimates", raising),
+        ("estimates", None),
+        ("estimates", np.zeros(99)),
+    ],
+)
+def test_a_policy_that_fails_drafts_no_more(policy: str, method: str, answer: Any) -> None:
+    made = speculator(POOLS["all"], policy)
+
+    def spoil(request: Request) -> None:
+        request.lead(Faulty(request.policy, method, answer))  # type: ignore[arg-type]
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        spoilt = beside(made, spoil)
+    assert spoilt.tokens == plain_greedy(PROMPTS[3], NUM)
+    assert spoilt.answer.finish_reason == "length"
+    assert len(said) <= 1
+
+
+@pytest.mark.parametrize("method", ["reveal", "flush", "panoramic", "compares_rules"])
+def test_feedback_that_fails_ends_the_drafts_of_its_request(method: str) -> None:
+    made = speculator(POOLS["all"])
+
+    def spoil(request: Request) -> None:
+        class Broken:
+            """As the sound one, but for the method."""
+
+            def __getattr__(self, name: str) -> Any:
+                return raising() if name == method else getattr(sound, name)
+
+        sound, request.revealer = request.revealer, Broken()
+
+    with pytest.warns(UserWarning, match="goes on without drafts"):
+        spoilt = beside(made, spoil)
+    assert spoilt.tokens == plain_greedy(PROMPTS[3], NUM)
+
+
+@pytest.mark.parametrize("reward", [raising, lambda outcome: "high", lambda outcome: 7.0])
+def test_a_reward_that_fails(reward: Any) -> None:
+    made = speculator(POOLS["all"], "ucb1")
+
+    def spoil(request: Request) -> None:
+        request.revealer._valuer.reward = reward  # type: ignore[attr-defined]
+
+    with pytest.warns(UserWarning, match="goes on without drafts"):
+        assert beside(made, spoil).tokens == plain_greedy(PROMPTS[3], NUM)
+
+
+def test_policies_that_cannot_agree_choose_each_for_itself() -> None:
+    made = speculator(POOLS["all"], "goodput")
+    requests = [made.request(prompt, max_new_tokens=NUM) for prompt in PROMPTS]
+    for request in requests:
+        request.lead(Faulty(request.policy, "choose_together", raising))  # type: ignore[arg-type]
+    engine = made.engine()
+    for request in requests:
+        engine.admit(request)
+    with pytest.warns(UserWarning, match="cannot choose together") as said:
+        run(engine)
+    assert len(said) == 1
+    assert [r.tokens for r in requests] == [plain_greedy(p, NUM) for p in PROMPTS]
+    assert sum(request.stats.num_drafted for request in requests)
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        raising,
+        lambda text, logits: None,
+        lambda text, logits: logits[:10],
+        lambda text, logits: "logits",
+        lambda text, logits: logits[None],
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_process_that_fails_ends_its_request_and_no_drafter(
+    process: Any, temperature: float
+) -> None:
+    made = speculator(["good", "lookup"], "fixed:2")
+    sampling = SamplingParams(temperature=temperature, process=process)
+    spoilt = beside(made, lambda request: None, sampling=sampling)
+    assert (spoilt.answer.finish_reason, spoilt.tokens) == ("error", [])
+    assert spoilt.error is not None
+
+
+def test_biases_are_those_that_were_given() -> None:
+    """What the caller does with the table afterwards reaches neither its request nor others."""
+    made = speculator(["good"], "fixed:2")
+    bias: dict[int, float] = {1: 1.0}
+    alone = made.generate(PROMPTS[3], max_new_tokens=NUM, logit_bias=dict(bias))
+    engine = made.engine()
+    edited = made.request(PROMPTS[3], max_new_tokens=NUM, sampling=SamplingParams(logit_bias=bias))
+    engine.admit(edited)
+    engine.step()
+    bias[10**6] = 1.0
+    sound = made.request(PROMPTS[0], max_new_tokens=NUM)
+    engine.admit(sound)
+    run(engine)
+    assert edited.tokens == alone.tokens
+    assert sound.tokens == plain_greedy(PROMPTS[0], NUM)
+    assert sound.stats.num_drafted
+
+
+def test_without_a_request_to_blame_editing_logits_raises() -> None:
+    from draftwise.nn.sampling import Span
+
+    with pytest.raises((IndexError, RuntimeError)):
+        warped(torch.zeros(1, 4), [Span(SamplingParams(logit_bias={9: 1.0}), 1)])
+
+
+def test_process_is_asked_about_whole_prompts_only() -> None:
+    seen: list[int] = []
+
+    def process(text: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(len(text))
+        return logits
+
+    for policy in ("random", "goodput"):
+        made = speculator(POOLS["all"], policy, feedback="free")
+        result = made.generate(
+            LONG[:20], max_new_tokens=5, sampling=[SamplingParams(process=process)]
+        )
+        assert result.tokens == plain_greedy(LONG[:20], 5)
+    assert min(seen) == 20
+
+
+@pytest.mark.parametrize("fault", ["seat", "read"])
+def test_a_request_that_cannot_be_seated_or_read_ends_alone(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = speculator(POOLS["all"])
+    engine = made.engine()
+    prompts = [LONG, [3, *LONG], [5, *LONG]]
+    requests = [made.request(prompt, max_new_tokens=NUM) for prompt in prompts]
+    if fault == "seat":
+        requests[1].context.tokens = None  # type: ignore[assignment]
+    else:
+        extend = made.target.extend
+
+        def failing(cache: Any, rows: Any, tokens: Any, *more: Any) -> Any:
+            if any(list(fed[:2]) == [3, 1] for fed in tokens):
+                raise RuntimeError("out of memory")
+            return extend(cache, rows, tokens, *more)
+
+        monkeypatch.setattr(made.target, "extend", failing)
+    for request in requests:
+        engine.admit(request)
+    run(engine)
+    assert [r.answer.finish_reason for r in requests] == ["length", "error", "length"]
+    for request, prompt in zip(requests[::2], prompts[::2], strict=True):
+        assert request.tokens == plain_greedy(prompt, NUM)
+    engine.close()
+    assert engine.num_cache_bytes == 0
+
+
+def test_an_answer_that_the_garbage_collector_finds_disturbs_no_other() -> None:
+    """A caller that gave up keeps the answer in a cycle; it is collected in a forward."""
+    made = speculator(POOLS["all"])
+    extend = made.target.extend
+    generation = made.start(LONG, max_new_tokens=60)
+    next(generation)
+    holder: dict[str, Any] = {"generation": generation}
+    holder["self"] = holder
+    del generation, holder
+
+    def collecting(*given: Any, **options: Any) -> Any:
+        gc.collect()
+        return extend(*given, **options)
+
+    made.target.extend = collecting  # type: ignore[method-assign]
+    try:
+        assert made.generate(PROMPTS[0], max_new_tokens=NUM).tokens == plain_greedy(PROMPTS[0], NUM)
+    finally:
+        del made.target.extend
+    assert not made._engine.has_work  # type: ignore[union-attr]
+
+
+def test_threads_may_share_a_speculator() -> None:
+    made, found = speculator(POOLS["all"]), dict[int, list[list[int]]]()
+
+    def ask(number: int) -> None:
+        answers = []
+        for turn in range(3):
+            prompt = PROMPTS[(number + turn) % len(PROMPTS)]
+            if number % 2:
+                answers.append(made.generate(prompt, max_new_tokens=NUM).tokens)
+            else:
+                rounds = [round_ for _, round_ in made.stream(prompt, max_new_tokens=NUM)]
+                answers.append([token for round_ in rounds for token in round_.tokens])
+        found[number] = answers
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(6):
+        expected = [plain_greedy(PROMPTS[(number + t) % len(PROMPTS)], NUM) for t in range(3)]
+        assert found[number] == expected
+
+
+def test_a_callback_that_asks_its_own_speculator_is_told_what_to_do_instead() -> None:
+    made = speculator(POOLS["all"])
+
+    def asks(tokens: Sequence[int]) -> bool:
+        return bool(made.generate(PROMPTS[1], max_new_tokens=2).tokens)
+
+    engine = made.engine()
+    made._engine = engine
+    asking = made.request(PROMPTS[0], max_new_tokens=NUM, stop_when=asks)
+    sound = made.request(PROMPTS[3], max_new_tokens=NUM)
+    engine.admit(asking)
+    engine.admit(sound)
+    run(engine)
+    assert isinstance(asking.error, DraftwiseError)
+    assert "another Speculator" in str(asking.error)
+    assert sound.tokens == plain_greedy(PROMPTS[3], NUM)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_a_drafter_that_returns_nonsense_is_left_out_with_one_warning(
+    kind: str, temperature: float
+) -> None:
+    pool = [Odd(NONSENSE[kind]), *drafters(["good"])]
+    setting = Preset("random", "length", "free", (2, 4), True)
+    made = Speculator(target(), None, pool, setting, seed=0)
+    with pytest.warns(UserWarning, match="drafter odd returned nonsense") as said:
+        results = made.generate(PROMPTS, max_new_tokens=NUM, temperature=temperature, seed=1)
+    assert len(said) == 1
+    assert [result.finish_reason for result in results] == ["length"] * 4
+    if temperature == 0:
+        assert [r.tokens for r in results] == [plain_greedy(p, NUM) for p in PROMPTS]
+    assert all("odd" not in result.sources for result in results)
+    assert any("good" in result.sources for result in results)
+
+
+def test_a_q_that_is_not_finite_ends_no_answer() -> None:
+    nan = torch.full((64,), float("nan"))
+    setting = Preset("random", "length", "free", (2, 4), True)
+    made = Speculator(target(), None, [Odd(each(probs=[nan, nan]))], setting, seed=0)
+    with pytest.warns(UserWarning, match="drafter odd returned nonsense"):
+        results = made.generate(PROMPTS, max_new_tokens=NUM, temperature=1.0, seed=1)
+    assert [result.finish_reason for result in results] == ["length"] * 4
+
+
+def scores(alphas: Any, ratios: Any) -> Callable[[list[Any]], list[Any]]:
+    return lambda found: [Scores(3, alphas, ratios) for _ in found]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "is_left_out"),
+    [
+        (lambda found: [], True),
+        (lambda found: ["x"] * len(found), True),
+        (scores(np.zeros(2), np.zeros(3)), True),
+        (scores([0.5], [0.5]), True),
+        (scores(np.array([np.nan]), np.array([5.0])), False),  # p may be to blame
+    ],
+)
+def test_scores_that_are_nonsense(spoil: Any, is_left_out: bool) -> None:
+    pool = [Odd(spoil, "score"), *drafters(["good"])]
+    made = Speculator(
+        target(), None, pool, Preset("goodput", "length", "free", (2, 4), True), seed=0
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        results = made.generate(PROMPTS, max_new_tokens=NUM)
+    assert [r.tokens for r in results] == [plain_greedy(p, NUM) for p in PROMPTS]
+    assert [str(one.message)[:12] for one in said] == ["drafter odd "] * is_left_out
+
+
+def test_prefixes_are_shared_within_a_tenant_and_never_of_private_texts() -> None:
+    made = speculator(POOLS["lookup"])
+    engine = made.engine()
+
+    def hits(tenant: str, **options: Any) -> int:
+        before = engine.num_prefix_hits
+        request = made.request(LONG, max_new_tokens=3, **options)
+        request.context.tenant = tenant
+        engine.admit(request)
+        run(engine)
+        assert request.tokens == plain_greedy(LONG, 3)
+        return engine.num_prefix_hits - before
+
+    assert [hits("a", private=True), hits("a"), hits("b")] == [0, 0, 0]
+    assert [hits("a"), hits("b")] == [1, 1]
+    assert [hits("a", private=True), hits("a"), hits("b")] == [1, 1, 1]
+
+
+def test_who_waits_for_a_shared_prompt_keeps_its_place_before_lower_ones() -> None:
+    made = speculator(POOLS["lookup"])
+    engine = made.engine(max_rows=3)
+    shared = LONG * 6
+    engine.admit(made.request([7], max_new_tokens=200))
+    engine.step()
+    first = made.request(shared, max_new_tokens=4)
+    engine.admit(first)
+    engine.step()
+    assert not first.stats.num_rounds
+    high = made.request([*shared, 3], max_new_tokens=4, priority=10)
+    low = made.request([9, 8, 7], max_new_tokens=100, priority=-10)
+    engine.admit(high)
+    engine.admit(low)
+    while not high.is_over:
+        engine.step()
+    assert not low.is_over
+    assert engine.num_prefix_hits == 1
+    run(engine)
+    assert high.tokens == plain_greedy([*shared, 3], 4)
+
+
+def test_a_prompt_may_begin_with_the_padding_token_in_every_way_to_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = speculator(POOLS["lookup"])
+    monkeypatch.setattr(made.target.module.config, "pad_token_id", 7)
+    assert made.request([7, 5, 6]).prompt == (7, 5, 6)
+    assert made.generate([7, 5, 6], max_new_tokens=2).prompt_tokens == [7, 5, 6]
+    with pytest.raises(DraftwiseError, match="padding"):
+        made.generate([[7, 5, 6], [4, 5, 6]], max_new_tokens=2)
+
+
+def test_trees_are_checked_too() -> None:
+    setting = Preset("random", "length", "free", (2,), True, trees=(TreeShape(2, 4),))
+    spoil = each(tokens=np.array([5, 9]), parents=np.array([-1, 1]))
+    branching = Odd(spoil)
+    branching.can_branch = True  # type: ignore[misc]
+    made = Speculator(target(), None, [branching], setting, seed=0)
+    with pytest.warns(UserWarning, match="parent does not come before"):
+        result = made.generate(PROMPTS[0], max_new_tokens=NUM)
+    assert result.tokens == plain_greedy(PROMPTS[0], NUM)

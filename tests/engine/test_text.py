@@ -1,0 +1,210 @@
+"""Text is one decode of its tokens: by any decoder, however the tokens came, wherever it stops."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from draftwise.engine.paint import painted
+from draftwise.engine.text import Answer, Detokenizer, Ending
+from engine.scripted import byte_letters
+
+WORDS = ["▁", "a", "b", "!", "▁hello", "▁world", "▁is", "lo", "�"]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+CHARACTERS = ["é", "à", "П", "你", "好", "世", "界", "😀", "👍🏽", "ไทย"]
+
+
+def _finished(tokenizer: Tokenizer) -> Any:
+    """With special tokens that the model's class knows, and one that it does not."""
+    tokenizer.add_special_tokens(["<s>", "</s>", AddedToken("<|own|>", special=True)])
+    tokenizer.add_tokens(["<think>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def _of_pieces(pieces: Sequence[str], decoder: Any) -> Any:
+    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoder
+    return _finished(tokenizer)
+
+
+def byte_fallback() -> Any:
+    """As Llama 2, Mistral, TinyLlama, Phi-3."""
+    parts = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+    return _of_pieces([*BYTES, *WORDS], decoders.Sequence(parts))
+
+
+def byte_fallback_unstripped() -> Any:
+    """As Gemma."""
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return _of_pieces([*BYTES, *WORDS], decoders.Sequence(parts))
+
+
+def metaspace() -> Any:
+    """As T5 and XLNet: the first token loses its blank."""
+    return _of_pieces(WORDS, decoders.Metaspace())
+
+
+def byte_level() -> Any:
+    """As GPT-2, Llama 3, Qwen: tokens hold any bytes, whole characters or not."""
+    letters = [byte_letters(text) for text in [*"ab !", " hello", "lo", *CHARACTERS]]
+    singles = {letter for text in letters for letter in text}
+    halves = {text[1:] for text in letters if len(text) > 2} | {text[:2] for text in letters}
+    return _of_pieces([*sorted(singles), *sorted(halves | {*letters})], decoders.ByteLevel())
+
+
+def word_piece() -> Any:
+    """As BERT's."""
+    pieces = ["hello", "##lo", "a", ".", "'", "s", "##b", "n't", "do", "##é"]
+    tokenizer = Tokenizer(models.WordPiece({p: i for i, p in enumerate(["[UNK]", *pieces])}))
+    tokenizer.decoder = decoders.WordPiece()
+    return _finished(tokenizer)
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "byte fallback": byte_fallback,
+    "byte fallback, unstripped": byte_fallback_unstripped,
+    "metaspace": metaspace,
+    "byte level": byte_level,
+    "word piece": word_piece,
+}
+
+
+@cache
+def made(kind: str) -> Any:
+    return KINDS[kind]()
+
+
+def decoded(kind: str, tokens: Sequence[int]) -> str:
+    text: str = made(kind).decode(
+        tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return text
+
+
+def spelled(kind: str, text: str) -> list[int]:
+    """Tokens of the bytes of a text, one by one."""
+    tokenizer = made(kind)
+    names = [f"<0x{b:02X}>" for b in text.encode()] if "fallback" in kind else byte_letters(text)
+    return [tokenizer.convert_tokens_to_ids(name) for name in names]
+
+
+def grouped(tokens: Sequence[int], sizes: random.Random) -> list[list[int]]:
+    groups, rest = [], list(tokens)
+    while rest:
+        num = sizes.choice([1, 1, 1, 2, 3, 7])
+        groups.append(rest[:num])
+        rest = rest[num:]
+    return groups
+
+
+def tokens_of(kind: str) -> st.SearchStrategy[list[int]]:
+    """Any tokens at all, halves of characters and special ones; and whole characters by bytes."""
+    whole: Any = st.just([])
+    if "byte" in kind:
+        whole = st.sampled_from(CHARACTERS).map(lambda text: spelled(kind, text))
+    one = st.integers(0, len(made(kind)) - 1).map(lambda token: [token])
+    special = st.sampled_from(["<s>", "<|own|>", "<think>", "</s>"])
+    others = special.map(lambda name: [made(kind).convert_tokens_to_ids(name)])
+    return st.lists(st.one_of(one, whole, others), max_size=40).map(
+        lambda found: [token for tokens in found for token in tokens]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streamed_text_final_text_and_one_decode_are_equal(kind: str) -> None:
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @given(tokens_of(kind), st.randoms(use_true_random=False))
+    def check(tokens: list[int], sizes: random.Random) -> None:
+        answer, streamed = Answer(Ending(10**6), made(kind)), ""
+        for group in grouped(tokens, sizes):
+            answer.push(group)
+            assert answer.text.startswith(streamed)
+            streamed = answer.text
+        answer.finish("length")
+        assert answer.text.startswith(streamed)
+        assert answer.text == decoded(kind, tokens)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_ends_before_the_first_stop_and_tokens_with_the_one_that_completed_it(
+    kind: str,
+) -> None:
+    """The reference decodes all tokens after each of them."""
+
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @given(tokens_of(kind), st.randoms(use_true_random=False), st.data())
+    def check(tokens: list[int], sizes: random.Random, data: st.DataObject) -> None:
+        text = decoded(kind, tokens)
+        start = data.draw(st.integers(0, max(0, len(text) - 1)))
+        stop = text[start : start + data.draw(st.integers(1, 5))]
+        if not stop.strip("�") or "�" in stop:
+            return  # of bytes that are no character, and may yet become one
+        answer = Answer(Ending(10**6, stop=(stop, "never")), made(kind))
+        streamed = ""
+        for group in grouped(tokens, sizes):
+            answer.push(group)
+            assert answer.text.startswith(streamed)
+            streamed = answer.text
+            if answer.finish_reason:
+                break
+        if not answer.finish_reason:
+            answer.finish("length")
+        texts = (decoded(kind, tokens[:num]) for num in range(len(tokens) + 1))
+        num = next((n for n, told in enumerate(texts) if stop in told), len(tokens))
+        assert answer.num_tokens == num
+        assert answer.text == decoded(kind, tokens[:num]).partition(stop)[0]
+
+    check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_by_writer_are_one_decode(kind: str) -> None:
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+    @given(tokens_of(kind))
+    @example(spelled("byte fallback", "你好") if kind == "byte fallback" else [])
+    def check(tokens: list[int]) -> None:
+        pieces = painted(made(kind), tokens, [f"drafter {i % 3}" for i in range(len(tokens))])
+        assert "".join(piece for piece, _ in pieces) == decoded(kind, tokens)
+
+    check()
+
+
+def test_each_byte_fallback_character_has_the_writer_of_its_last_byte() -> None:
+    """Though the run is shown only when it has ended."""
+    kind = "byte fallback"
+    world = made(kind).convert_tokens_to_ids("▁world")
+    tokens = [*spelled(kind, "你好"), world]
+    sources = ["a", "a", "a", "b", "b", "c", "target"]
+    assert painted(made(kind), tokens, sources) == [("你", "a"), ("好", "c"), (" world", "target")]
+
+
+@pytest.mark.parametrize("kind", ["byte fallback", "byte level"])
+def test_a_long_run_of_broken_bytes_costs_little(kind: str, monkeypatch: Any) -> None:
+    """Its decodes do not grow with the text, where that text cannot become another."""
+    detokenizer, sizes = Detokenizer(made(kind)), []
+    sound = Detokenizer._decode
+    monkeypatch.setattr(
+        Detokenizer,
+        "_decode",
+        lambda self, tokens: sizes.append(len(tokens)) or sound(self, tokens),
+    )
+    half = spelled(kind, "你")[:1]
+    text = "".join(detokenizer.push(half) for _ in range(300)) + detokenizer.flush()
+    assert text == decoded(kind, half * 300)
+    assert sum(sizes) < 300 * 100
