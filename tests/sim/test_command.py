@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from draftwise import install
 from draftwise.cli.simulate import simulate
 from draftwise.colours import PALETTE
 from draftwise.sim.plots import prepare
@@ -117,7 +119,7 @@ def test_without_matplotlib_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(DraftwiseError, match=r"draftwise\[bench\]"):
+    with pytest.raises(DraftwiseError, match=re.escape(install.hint("bench"))):
         prepare(tmp_path)
 
 

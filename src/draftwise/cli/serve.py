@@ -14,6 +14,7 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import quiet, refusals, refused_values, say
 from draftwise.cli.load import Wanted, check, load, read_template
 from draftwise.engine.memory import hold
+from draftwise.install import hint
 from draftwise.types import DraftwiseError
 
 _LISTEN, _LIMITS = "Listening", "Limits"
@@ -169,7 +170,7 @@ def _examples(target: str) -> dict[str, str]:
 def _check_installed() -> None:
     needed = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     if missing := [name for name in needed if find_spec(name) is None]:
-        raise DraftwiseError(f"serve needs {', '.join(missing)}: pip install 'draftwise[serve]'")
+        raise DraftwiseError(f"serve needs {', '.join(missing)}: {hint('serve')}")
 
 
 def _check_seconds(given: Mapping[str, float | None], least: float) -> None:

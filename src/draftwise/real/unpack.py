@@ -16,6 +16,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from draftwise.install import hint
 from draftwise.real.catalog import PRETRAINED, Pretrained
 from draftwise.types import DraftwiseError
 
@@ -168,7 +169,7 @@ def _convert(source: Path, out: Path, say: Say) -> None:
             )
     except ImportError as error:
         raise DraftwiseError(
-            f"reading GGUF needs two more packages ({error}): pip install 'draftwise[gguf]'"
+            f"reading GGUF needs two more packages ({error}): {hint('gguf')}"
         ) from error
     except Exception as error:
         raise DraftwiseError(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.colours import PALETTE, drafter_colours
+from draftwise.install import hint
 from draftwise.sim.play import Contestant, Run
 from draftwise.sim.regret import (
     Curve,
@@ -34,7 +35,7 @@ def prepare(folder: Path) -> None:
 
         folder.mkdir(parents=True, exist_ok=True)
     except ImportError as error:
-        raise DraftwiseError("plots need matplotlib: pip install 'draftwise[bench]'") from error
+        raise DraftwiseError(f"plots need matplotlib: {hint('bench')}") from error
     except OSError as error:
         raise DraftwiseError(f"plots cannot go to {folder}: {error.strerror}") from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.install import hint
 from draftwise.types import DraftwiseError, Floats
 
 NUM_BINS = 10
@@ -75,7 +76,7 @@ def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise DraftwiseError("plots need matplotlib: pip install 'draftwise[bench]'") from error
+        raise DraftwiseError(f"plots need matplotlib: {hint('bench')}") from error
     figure = Figure(figsize=(5.2, 4.8), layout="constrained")
     axes: Any = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="calibrated")

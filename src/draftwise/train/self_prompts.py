@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftwise.install import hint
 from draftwise.nn.model import CausalModel
 from draftwise.train.overlap import Runs, runs
 from draftwise.train.stream import Ask, continuations
@@ -154,7 +155,7 @@ class Filter:
             from datasketch import MinHashLSH
         except ImportError as error:
             raise DraftwiseError(
-                "prompts of the model's own need datasketch: pip install 'draftwise[prompts]'"
+                f"prompts of the model's own need datasketch: {hint('prompts')}"
             ) from error
         self._scripts = _scripts(self.template)
         self._seen = MinHashLSH(threshold=SAME, num_perm=64)

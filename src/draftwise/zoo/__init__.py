@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.bundle import find_weights
+from draftwise.install import hint
 from draftwise.types import DraftwiseError
 
 _HERE = Path(__file__).parent
@@ -59,7 +60,7 @@ def manifest() -> dict[str, Any]:
 def _existing(path: Path) -> Path:
     if not path.exists():
         raise DraftwiseError(
-            f"{path} is missing: this installation has no bundled models; "
-            "`pip install 'draftwise[zoo]'` adds them, `draftwise zoo build` makes them"
+            f"{path} is missing: this installation has no bundled models; to add them, "
+            f"{hint('zoo')}; to train them, draftwise zoo build"
         )
     return path

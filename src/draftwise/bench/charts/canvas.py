@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftwise.colours import PALETTE
+from draftwise.install import hint
 from draftwise.types import DraftwiseError
 
 INK, SOFT, GRID = "#010203", "#040506", "#070809"
@@ -55,7 +56,7 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise DraftwiseError(
-            "the report needs matplotlib: pip install 'draftwise[bench]', or use --no-report"
+            f"the report needs matplotlib: {hint('bench')}, or use --no-report"
         ) from error
 
 

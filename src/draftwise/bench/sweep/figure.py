@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.bench.sweep.numbers import Point, frontier
+from draftwise.install import hint
 from draftwise.types import DraftwiseError
 
 _BASELINE, _HEADS, _ORACLE = "#444444", "#0072b2", "#d55e00"
@@ -17,7 +18,7 @@ def require_plots() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise DraftwiseError("plots need matplotlib: pip install 'draftwise[bench]'") from error
+        raise DraftwiseError(f"plots need matplotlib: {hint('bench')}") from error
 
 
 def draw(panels: Mapping[str, Sequence[Point]], path: Path) -> None:

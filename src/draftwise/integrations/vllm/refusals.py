@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftwise.install import hint
 from draftwise.integrations.vllm.options import MAX_LENGTH
 from draftwise.types import DraftwiseError
 
@@ -27,8 +28,8 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
     if speculative is None:
         raise DraftwiseError(
             "vLLM did not load the plug-in of draftwise, so nothing would be verified: install it "
-            "into vLLM's environment (pip install 'draftwise[vllm]'), and let VLLM_PLUGINS, if it "
-            "is set, name draftwise"
+            f"into vLLM's environment ({hint('vllm')}), and let VLLM_PLUGINS, if it is set, name "
+            "draftwise"
         )
     reasons = _common(config, parallel, speculative)
     reasons += _of_lengths(config, speculative) if asynchronous else _of_drafts(config, speculative)

@@ -1,0 +1,28 @@
+"""How draftwise is installed: the one place to edit when its wheels are published.
+
+With ``IS_PUBLISHED = True``, messages name the published package and ``make bench-docs`` rewrites
+the lines of the README and the docs; ``tests/test_install.py`` finds lines that say otherwise.
+"""
+
+from __future__ import annotations
+
+IS_PUBLISHED = False
+
+
+def command(*extras: str) -> str:
+    """The ``pip install`` line for these extras, as it is typed in a checkout until a release.
+
+    A checkout contains the bundled models, so the extra ``zoo`` is named for wheels alone.
+
+    >>> command("serve", "zoo")
+    "pip install -e '.[serve]'"
+    """
+    wanted = sorted(set(extras) if IS_PUBLISHED else set(extras) - {"zoo"})
+    what = "draftwise" if IS_PUBLISHED else "."
+    named = f"'{what}[{','.join(wanted)}]'" if wanted else what
+    return f"pip install {named}" if IS_PUBLISHED else f"pip install -e {named}"
+
+
+def hint(*extras: str) -> str:
+    """The line for these extras in an error message: it also says where to type it."""
+    return command(*extras) + ("" if IS_PUBLISHED else " in your checkout of draftwise")
