@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.errors import BadValue
 from draftwise.feedback import Revealer
 from draftwise.protocols import Guide, Policy, Reward
 from draftwise.types import DraftwiseError, Plan
@@ -110,20 +111,23 @@ _FILLED: Mapping[str, frozenset[str]] = {
 }
 """Parameters that the caller of ``build`` fills in, and no spec may set."""
 _REMOTE_TYPES = {int, float, bool, types.NoneType}
-_REMOTE_CHARACTERS = 300
+_REMOTE_CHARACTERS, _REMOTE_DEPTH = 300, 3
+"""Of a remote request's spec: its length, and policies inside each other."""
+_REMOTE_INT, _REMOTE_FLOAT = 4096, 1e6
+"""The largest numbers; the smallest that is not 0 is the inverse of the largest."""
 
 
-def check_remote_spec(kind: str, spec: str) -> None:
+def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
     """Refuse a spec that a remote request may not set.
 
     kind: a key of ``TABLES``. A request may name any entry and set the options whose annotation is
-    int, float or bool, or one of these or None: constructors bound such numbers in range and in
-    what they allocate. Every other option (text may name a file, or hold a spec of its own) is
-    refused, whatever it is worth. The spec is read by ``parse_options``, as ``build`` reads it, so
-    that no spelling passes here and means something else there. Bounds that need the plans are
-    checked when the request is made. Raises DraftwiseError that says what is wrong.
+    int, float or bool, or one of these or None. Constructors bound such numbers, too; what an int
+    may allocate is bounded more tightly here. Every other option is refused, whatever its value:
+    text may name a file. The spec of a policy that another one wraps is checked in turn. Specs are
+    read by ``parse_options``, as ``build`` reads them, so that no spelling passes here and means
+    something else there. Raises DraftwiseError that says what is wrong.
 
-    >>> check_remote_spec("policy", "sliding-ucb: window=50")
+    >>> check_remote_spec("policy", "delayed:base=sliding-ucb: window=50")
     >>> check_remote_spec("policy", "router: examples=FILE")
     Traceback (most recent call last):
     draftwise.errors.DraftwiseError: policy 'router': a request may not set 'examples'
@@ -133,10 +137,22 @@ def check_remote_spec(kind: str, spec: str) -> None:
             f"the {kind} has {len(spec):,} characters: at most {_REMOTE_CHARACTERS} are read"
         )
     name, _, text = spec.partition(":")
-    _, options = _options_of(kind, TABLES[kind], name)
-    for key in parse_options(f"{kind} {name!r}", text, options):
-        if not _kinds(options[key]) <= _REMOTE_TYPES:
+    factory, options = _options_of(kind, TABLES[kind], name)
+    is_wrapper = "make_base" in _signature(factory)[0]
+    for key, value in parse_options(f"{kind} {name!r}", text, options).items():
+        if key == "base" and is_wrapper:
+            if depth == _REMOTE_DEPTH:
+                raise DraftwiseError(f"{kind}: at most {depth} may stand inside each other")
+            check_remote_spec(kind, value, depth + 1)
+        elif not _kinds(options[key]) <= _REMOTE_TYPES:
             raise DraftwiseError(f"{kind} {name!r}: a request may not set {key!r}")
+        elif isinstance(value, int) and abs(value) > _REMOTE_INT:
+            raise BadValue(key, value, f"at most {_REMOTE_INT:,} in a request")
+        elif isinstance(value, float) and not (
+            value == 0 or 1 / _REMOTE_FLOAT <= abs(value) <= _REMOTE_FLOAT
+        ):
+            must = f"0, or {1 / _REMOTE_FLOAT:g} to {_REMOTE_FLOAT:g} either side of it"
+            raise BadValue(key, value, must)
 
 
 def make_policy(

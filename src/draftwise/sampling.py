@@ -22,9 +22,9 @@ class SamplingParams:
     answer. presence_penalty, frequency_penalty: from -1e6 to 1e6, subtracted from logits of tokens
     that the answer has, once and once for each time; 0 = none. logit_bias: by token, added to its
     logit. process: whatever else is done to [V] logits first, given all tokens before; None =
-    nothing. It may keep nothing from one call to the next: it is called for drafts and, where
-    drafters are scored on the prompt, for beginnings of the prompt, too. Raises BadValue (a
-    DraftwiseError and a ValueError) for a value of another type or outside its range.
+    nothing. It may keep nothing from one call to the next: it is called for drafts, too; what it is
+    given holds the whole prompt. Raises BadValue (a DraftwiseError and a ValueError) for a value of
+    another type or outside its range.
     """
 
     temperature: float = 0.0

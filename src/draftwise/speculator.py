@@ -35,8 +35,8 @@ from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.presets import Preset
 from draftwise.types import DraftwiseError, Plan
 
-_MOST_SETTINGS = 32
-"""Settings of requests (preset, policy, lengths) whose memory is kept: each takes some 200 KB."""
+_MAX_SETTINGS = 16
+"""Settings of requests whose learning is kept: each takes up to 200 KB, and strangers name them."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -285,6 +285,6 @@ class Speculator:
         if made is None:
             made = Learning(setting, *self._models, self.drafters, self._scope, self._seed)
         self._learnings[setting] = made  # the latest last
-        if len(self._learnings) > _MOST_SETTINGS:
+        if len(self._learnings) > _MAX_SETTINGS:
             del self._learnings[next(iter(self._learnings))]
         return made

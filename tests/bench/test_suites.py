@@ -68,7 +68,7 @@ def test_some_domains_only(questions: Path) -> None:
 
 
 def test_unknown_suites(tmp_path: Path) -> None:
-    with pytest.raises(DraftwiseError, match="unknown suite"):
+    with pytest.raises(DraftwiseError, match="there is no file nope"):
         load_suite("nope")
     with pytest.raises(DraftwiseError, match="spec-bench:FILE"):
         load_suite("spec-bench")

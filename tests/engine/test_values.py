@@ -214,9 +214,3 @@ def test_a_prompt_that_begins_with_the_padding_token_is_no_batch(
     assert row.tokens == found.tokens
     with pytest.raises(DraftwiseError, match="attention_mask"):
         made.generate([[7, 5, 6], [5, 6, 7]], max_new_tokens=2)
-
-
-def test_settings_of_requests_do_not_pile_up(made: Speculator) -> None:
-    for length in range(1, 70):
-        made.request(PROMPT, lengths=[length], policy="ucb1")
-    assert len(made._learnings) == 32

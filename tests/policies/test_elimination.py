@@ -42,7 +42,7 @@ def test_one_is_left_within_the_budget(num_plans: int) -> None:
     values = np.random.default_rng(num_plans).random(num_plans).tolist()
     policy = SequentialHalving(num_plans, budget)
     play(policy, values, budget)
-    assert sum(policy.state()["_alive"]) == 1
+    assert sum(policy.state()["alive"]) == 1
     assert set(play(policy, values, 10)) == {int(np.argmax(values))}
 
 

@@ -160,7 +160,7 @@ def test_discounted_ucb_by_hand() -> None:
     for plan, value in ((0, 1.0), (0, 0.0), (1, 0.6)):
         policy.learn(*bandit(plan, value, 2))
     state = policy.state()
-    assert (state["_counts"], state["_sums"]) == ([0.75, 1.0], [0.25, 0.6])
+    assert (state["counts"], state["sums"]) == ([0.75, 1.0], [0.25, 0.6])
     assert policy.estimates().tolist() == pytest.approx([1 / 3, 0.6])
     assert policy.choose().plan == 1
 

@@ -55,7 +55,7 @@ def test_exp3spec_divides_by_the_probability_at_the_time_of_the_choice() -> None
     for _ in range(10):
         policy.learn(*bandit(0, 0.5, 0.0, 2))
     policy.learn(*bandit(1, 0.1, 0.5, 2))
-    assert policy.state()["_losses"] == pytest.approx([20.0, 5.0])
+    assert policy.state()["losses"] == pytest.approx([20.0, 5.0])
 
 
 def test_exp3spec_uses_only_the_played_plan_of_richer_feedback() -> None:
@@ -72,7 +72,7 @@ def test_exp3spec_estimator_is_unbiased() -> None:
     for plan in range(3):
         policy = EXP3Spec(3, generator())
         policy.learn(*bandit(plan, probabilities[plan], 1 - losses[plan], 3))
-        mean += probabilities[plan] * np.array(policy.state()["_losses"])
+        mean += probabilities[plan] * np.array(policy.state()["losses"])
     assert mean.tolist() == losses.tolist()
 
 
@@ -141,7 +141,7 @@ def test_normalhedge_two_rounds_by_hand() -> None:
     policy = NormalHedge(3, generator())
     for values in ([0.9, 0.3, 0.3], [0.7, 1.0, 0.0]):
         policy.learn(Decision(0, 1.0, 1), Feedback(np.array(values), ALL3))
-    assert policy.state()["_regrets"] == pytest.approx([0.4, 0.1, -0.9])
+    assert policy.state()["regrets"] == pytest.approx([0.4, 0.1, -0.9])
     probabilities = policy.probabilities()
     assert probabilities[2] == 0
     assert probabilities[0] > probabilities[1] > 0
@@ -224,7 +224,7 @@ def test_adanormalhedge_two_rounds_by_hand() -> None:
     policy.learn(Decision(0, 0.5, 1), Feedback(np.array([1.0, 0.0]), np.ones(2, dtype=bool)))
     policy.learn(*bandit(1, 0.5, 0.3, 2))
     state = policy.state()
-    assert (state["_regrets"], state["_sizes"]) == ([0.5, -0.5], [0.5, 0.5])
+    assert (state["regrets"], state["sizes"]) == ([0.5, -0.5], [0.5, 0.5])
     first, second = phi(1.5, 1.5) - 1, phi(0.5, 1.5) - 1
     assert policy.probabilities()[0] == pytest.approx(first / (first + second))
 

@@ -25,7 +25,7 @@ GRAMMARS = Grammars(TOKENIZER, VOCAB, {EOS})
 def regex(text: str) -> Any:
     grammar = grammar_of(None, StructuredOutputs(regex=text))
     assert grammar is not None
-    return GRAMMARS.constraint(grammar, 2)
+    return next(GRAMMARS.constraints(grammar, [2]))
 
 
 def allowed(constraint: Any, answer: list[int]) -> set[int]:
@@ -83,10 +83,10 @@ def test_forms() -> None:
     assert grammar_of(ResponseFormat(type="text"), None) is None
     made = grammar_of(None, StructuredOutputs(choice=["ab", "cd"]))
     assert made is not None
-    assert allowed(GRAMMARS.constraint(made, 2), []) == {*ids("a"), *ids("c")}
+    assert allowed(next(GRAMMARS.constraints(made, [2])), []) == {*ids("a"), *ids("c")}
     made = grammar_of(None, StructuredOutputs(grammar='start: "a" "b"'))
     assert made is not None
-    assert allowed(GRAMMARS.constraint(made, 2), ids("a")) == set(ids("b"))
+    assert allowed(next(GRAMMARS.constraints(made, [2])), ids("a")) == set(ids("b"))
     assert json.loads(json_grammar({"type": "object"}))
 
 
@@ -95,4 +95,4 @@ def test_grammars_that_cannot_be_read(wanted: dict[str, str]) -> None:
     grammar = grammar_of(None, StructuredOutputs(**wanted))
     assert grammar is not None
     with pytest.raises(DraftwiseError, match="grammar"):
-        GRAMMARS.constraint(grammar, 0)
+        next(GRAMMARS.constraints(grammar, [0]))

@@ -18,7 +18,10 @@ from typing import Any
 import pytest
 
 from cli.conftest import run_command
-from draftwise.serve import Closing, Gate, Server, Settings, make_app
+from draftwise.cli import read_template
+from draftwise.serve import Closing, Gate, Server, Settings, bind, make_app
+from draftwise.serve.listen import listen
+from draftwise.types import DraftwiseError
 from serve.fake import Fake
 from serve.live import Live, Said, fake_service
 
@@ -154,13 +157,14 @@ def went_away(server: Served) -> bool:
 
 def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
     service = fake_service(Fake(pace_s=0.01))
-    settings = Settings(port=free_port(), drain_s=0.3)
-    server = Server(make_app(service, Gate()), service, settings)
-    thread = threading.Thread(target=server.run, daemon=True)
+    listener = bind("127.0.0.1", 0)
+    port = int(listener.getsockname()[1])
+    server = Server(make_app(service, Gate()), service, Settings(drain_s=0.3))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)
-    live, said = Live(settings.port, service), dict[bool, Said]()
+    live, said = Live(port, service), dict[bool, Said]()
 
     def ask(stream: bool) -> None:
         said[stream] = live.complete("abc", max_tokens=4000, stream=stream)
@@ -188,8 +192,53 @@ def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
         (("--max-queue", "-1"), "0 or more"),
         (("--log-format", "poem"), "text, json"),
         (("--preset", "nope"), "the presets are"),
+        (("--drain", "-1"), "--drain -1: it must be"),
+        (("--deadline", "nan"), "--deadline nan"),
+        (("--max-bytes", "0"), "1 or more"),
         (("--chat-template", "/nowhere/x.jinja"), "No such file"),
+        (("--chat-template", "/dev/zero"), "--chat-template /dev/zero: it is no plain file"),
+        (("--state", "/nowhere/x.json"), "no folder /nowhere"),
+        (("--state", "x.json", "--scope", "request"), "add --scope auto"),
+        (("--port", "99999"), "0 to 65535"),
+        (("--port", "-1"), "0 to 65535"),
+        (("--host", "192.0.2.1"), "--host 192.0.2.1: this machine does not have that address"),
+        (("--host", "no host"), "--host no host: "),
     ],
 )
-def test_refusals(more: tuple[str, ...], words: str) -> None:
+def test_refusals(more: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwise.cli.serve.load", None)  # all of it is said before
     assert words in run_command("serve", *more).refusal
+
+
+def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwise.cli.serve.load", None)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = run_command("serve", "--port", port).refusal
+        assert f"--port {port}: another program listens there" in said
+        assert "--port 0" in said
+
+
+def test_two_that_start_at_once_do_not_share_a_port() -> None:
+    first = bind("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    with closing(first), closing(bind("127.0.0.1", port)) as second:
+        listen(first)
+        with pytest.raises(DraftwiseError, match="another program listens there"):
+            listen(second)
+
+
+def test_broken_templates(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    file = tmp_path / "chat.jinja"
+    for text in ("{% if %}", "{{ messages | nosuchfilter }}", "{% for m in messages %}"):
+        file.write_text(text)
+        said = run_command("serve", "--chat-template", file).refusal
+        assert f"--chat-template {file}, line 1: " in said
+    file.write_text("{{ messages[0].content.no.such.thing }}")  # parses, and renders nothing
+    said = run_command("serve", "--target", pair[0], "--port", 0, "--chat-template", file).refusal
+    assert said.startswith("--chat-template: ")
+    file.write_text("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+                    "{% break %}{% endfor %}")  # fmt: skip
+    assert read_template(file) == file.read_text()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from draftwise.cli.lab import GROUP as LAB_GROUP
     from draftwise.cli.lab import find as find_part
     from draftwise.cli.load import DTYPES as DTYPES
+    from draftwise.cli.load import read_template as read_template
     from draftwise.cli.lock import alone_in as alone_in
     from draftwise.cli.prompts import read_batch as read_batch
     from draftwise.cli.race import Lane as Lane

@@ -191,7 +191,7 @@ def bench(
                 clock=clock,
                 models=models,
             )
-            o.Sampling(temperature=temperature, max_new_tokens=wish.tokens, seed=seed).check()
+            o.Sampling(temperature=temperature, seed=seed).check()
             studio = lab.find("bench.studio")
             with_report = studio is not None and not no_report
             if with_report:

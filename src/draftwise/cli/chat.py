@@ -15,7 +15,8 @@ from draftwise.chat import render
 from draftwise.cli import options as o
 from draftwise.cli.command import command
 from draftwise.cli.failures import graceful, quiet, refused_values, say
-from draftwise.cli.load import check, check_chat, holding_state, keeping_memory, load, no_template
+from draftwise.cli.load import check, check_chat, keeping_memory, load, no_template
+from draftwise.engine.memory import hold
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def chat(
 
     Enter sends a message; without a terminal, each line of stdin is one. /help lists the commands.
     """
-    with quiet(), holding_state(learning.state):
+    with quiet():
         with refused_values():
             wanted = o.wanted(
                 target, drafter, hardware, learning, compile=compile_, seed=sampling.seed
@@ -73,18 +74,20 @@ def chat(
             sampling.check()
             check(wanted)
             check_chat(target, chat_template)
-        speculator = load(wanted, chat_template)
-        sampling.check(speculator.target.vocab_size)
-        if speculator.tokenizer.chat_template is None:
-            raise no_template(target)
-        opening = [] if system is None else [{"role": "system", "content": system}]
-        render([*opening, {"role": "user", "content": "Hello"}], speculator.tokenizer)
-        from draftwise.cli.talk import Talk
+        with hold(learning.state):
+            speculator = load(wanted, chat_template)
+            sampling.check(speculator.target.vocab_size)
+            if speculator.tokenizer.chat_template is None:
+                raise no_template(target)
+            opening = [] if system is None else [{"role": "system", "content": system}]
+            render([*opening, {"role": "user", "content": "Hello"}], speculator.tokenizer)
+            from draftwise.cli.talk import Talk
 
-        adapters = adapters_of(speculator) if adapt else []
-        talk = Talk(speculator, opening, sampling)
-        with keeping_memory(speculator, learning.state):
-            converse(talk, learning_from(talk, adapters, messages()) if adapters else messages())
+            adapters = adapters_of(speculator) if adapt else []
+            talk = Talk(speculator, opening, sampling)
+            heard = learning_from(talk, adapters, messages()) if adapters else messages()
+            with keeping_memory(speculator, learning.state):
+                converse(talk, heard)
 
 
 def adapters_of(speculator: Speculator) -> list[Adapter]:

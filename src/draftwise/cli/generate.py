@@ -13,13 +13,13 @@ from draftwise.cli.failures import quiet, refused_values
 from draftwise.cli.load import (
     check,
     check_chat,
-    holding_state,
     keeping_memory,
     load,
     no_template,
     tell_of_cuts,
 )
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
+from draftwise.engine.memory import hold
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def generate(
     aliases: o.Aliases,
 ) -> None:
     """Complete a prompt with speculative decoding."""
-    with quiet(), holding_state(learning.state):
+    with quiet():
         with refused_values():
             wanted = o.wanted(
                 target, drafter, hardware, learning, aliases, compile=compile_, seed=sampling.seed
@@ -64,19 +64,23 @@ def generate(
             elif chat_template is not None:
                 raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
             _check_writable(trace)
-        speculator = load(wanted, chat_template)
-        sampling.check(speculator.target.vocab_size)
-        from draftwise.cli.answer import Job, run_batch, run_single
-        from draftwise.engine.records import TraceWriter
+        with hold(learning.state):
+            speculator = load(wanted, chat_template)
+            sampling.check(speculator.target.vocab_size)
+            from draftwise.cli.answer import Job, run_batch, run_single
+            from draftwise.engine.records import TraceWriter
 
-        # all prompts before any answer, and before an earlier trace is overwritten
-        texts = [_encoded(given, speculator, target) for given in prompts]
-        tell_of_cuts(sampling.max_new_tokens, texts, speculator)
-        with refused_values():
-            writer = None if trace is None else TraceWriter(trace)
-        job = Job(speculator, sampling, writer, as_json)
-        with keeping_memory(speculator, learning.state), _closing(writer):
-            code = run_single(job, texts[0]) if batch is None else run_batch(job, texts, batch_size)
+            # all prompts before any answer, and before an earlier trace is overwritten
+            texts = [_encoded(given, speculator, target) for given in prompts]
+            tell_of_cuts(sampling.max_new_tokens, texts, speculator)
+            with refused_values():
+                writer = None if trace is None else TraceWriter(trace)
+            job = Job(speculator, sampling, writer, as_json)
+            with keeping_memory(speculator, learning.state), _closing(writer):
+                if batch is None:
+                    code = run_single(job, texts[0])
+                else:
+                    code = run_batch(job, texts, batch_size)
     raise SystemExit(code)
 
 

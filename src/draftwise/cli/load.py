@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from draftwise import presets, registry, zoo
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
 from draftwise.cli.hub import cached, check_hub
-from draftwise.engine.memory import REQUEST, check_scope, hold
+from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.lines import read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
@@ -30,6 +30,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
+_TEMPLATE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +104,6 @@ def _check_state(state: Path) -> None:
         raise DraftwiseError(f"--state {state}: it cannot be read and written")
 
 
-@contextmanager
-def holding_state(state: Path | None) -> Iterator[None]:
-    """Around a whole command: no other draftwise learns in this file meanwhile.
-
-    Raises DraftwiseError where one does, or where the file could not be written.
-    """
-    if state is not None:
-        _check_state(state)
-    with hold(state):
-        yield
-
-
 def check_models(
     target: str, drafters: Sequence[str], dtype: str, device: str, threads: int
 ) -> None:
@@ -154,7 +143,7 @@ def check_chat(target: str, template: Path | None = None) -> None:
     Raises DraftwiseError. What is unpacked or fetched first is asked when it is there.
     """
     if template is not None:
-        check_template(template)
+        read_template(template)
         return
     if target == ZOO:
         folder: Path | None = Path(zoo.target_path())
@@ -179,26 +168,31 @@ def no_template(target: str) -> DraftwiseError:
     )
 
 
-def check_template(file: Path) -> None:
-    """Refuse a file that is no Jinja template; raises DraftwiseError, OSError."""
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
+def read_template(file: Path) -> str:
+    """The text of a chat template. Raises DraftwiseError for one that cannot be read or parsed."""
+    from jinja2 import Environment, TemplateError
+    from jinja2.ext import Extension
 
     class Generation(Extension):
-        """transformers' own tag, which marks what the assistant says."""
+        """The tag with which templates mark the assistant's text for training."""
 
-        tags = {"generation"}  # noqa: RUF012
+        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
         def parse(self, parser: Any) -> Any:
-            parser.stream.skip(1)
+            next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     try:
-        jinja2.Environment(extensions=[loopcontrols, Generation]).parse(read_text(file))
-    except jinja2.TemplateSyntaxError as error:
-        raise DraftwiseError(
-            f"--chat-template {file}, line {error.lineno}: {error.message}"
-        ) from error
+        text = read_text(file, _TEMPLATE_BYTES)
+        Environment(extensions=[Generation, "jinja2.ext.loopcontrols"]).from_string(text)
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        where = "" if line is None else f", line {line}"
+        raise DraftwiseError(f"--chat-template {file}{where}: {error}") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DraftwiseError(f"--chat-template {file}: {why}") from None
+    return text
 
 
 def check_device(device: str) -> None:
@@ -285,7 +279,7 @@ def load(wanted: Wanted, chat_template: Path | None = None) -> Speculator:
         if wanted.state is not None and (said := speculator.memory.take_up(wanted.state)):
             say(said, style="yellow")
         if chat_template is not None:
-            speculator.tokenizer.chat_template = read_text(chat_template)
+            speculator.tokenizer.chat_template = read_template(chat_template)
     if wanted.dtype == "auto" and is_pretrained(wanted.target):
         from draftwise.nn.layout import weights_of
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from draftwise.serve.constraint import grammar_of as grammar_of
     from draftwise.serve.constraint import json_grammar as json_grammar
     from draftwise.serve.history import History as History
+    from draftwise.serve.listen import bind as bind
+    from draftwise.serve.listen import hosts_of as hosts_of
     from draftwise.serve.metrics import Metrics as Metrics
     from draftwise.serve.page import PAGE as PAGE
     from draftwise.serve.protocol import Ask as Ask
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from draftwise.serve.tools import ToolText as ToolText
     from draftwise.serve.tools import calls_schema as calls_schema
     from draftwise.serve.tools import read_calls as read_calls
+    from draftwise.serve.wire import MAX_BIASES as MAX_BIASES
+    from draftwise.serve.wire import MAX_GRAMMAR_CHARS as MAX_GRAMMAR_CHARS
+    from draftwise.serve.wire import MAX_KEYS as MAX_KEYS
+    from draftwise.serve.wire import MAX_PLANS as MAX_PLANS
     from draftwise.serve.wire import ChatRequest as ChatRequest
     from draftwise.serve.wire import CompletionRequest as CompletionRequest
     from draftwise.serve.wire import NamedTool as NamedTool

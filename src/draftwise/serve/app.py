@@ -3,33 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from draftwise import __version__
 from draftwise.serve.answers import Answers, EventStream, events, gather, until_gone
 from draftwise.serve.asks import Asker, Wanted
 from draftwise.serve.constraint import Grammars
-from draftwise.serve.errors import Refused, first_wrong, response
+from draftwise.serve.errors import Refused, first_wrong, no_object, response
 from draftwise.serve.forms import ChatForm, CompletionForm
+from draftwise.serve.heavy import LARGE_BODY, Heavy, uncollected
 from draftwise.serve.history import History
 from draftwise.serve.mailbox import Mailbox
 from draftwise.serve.metrics import Metrics
 from draftwise.serve.middleware import Middleware
 from draftwise.serve.page import PAGE
 from draftwise.serve.reply import Envelope, Form, Pieces
-from draftwise.serve.wire import ChatRequest, Common, CompletionRequest, StreamOptions
+from draftwise.serve.wire import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
+)
 from draftwise.serve.worker import Busy, Closing, Worker
 from draftwise.types import DraftwiseError
 
+_Made = TypeVar("_Made")
+_Body = TypeVar("_Body", bound=BaseModel)
+_BODIES: Sequence[type[BaseModel]] = (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 _DRAINING = "the server is going down: ask another, or ask again later"
+_TOO_DEEP = "the request is nested too deeply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +69,60 @@ class Service:
     about: dict[str, Any]
     created: int
     patience_s: float = 60.0
+    stuck_s: float = 60.0
+    heavy: Heavy = field(default_factory=Heavy)
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Keys that are let in, and bounds of what they send."""
+    """Who is let in, and bounds of what they send.
+
+    hosts: names by which the server may be addressed; empty = any. origins: of web pages that may
+    read answers; empty = the server's own page alone.
+    """
 
     keys: Sequence[str] = ()
-    max_body: int = 8 * 2**20
+    max_body: int = 4 * 2**20
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
 
 
-def make_app(service: Service, gate: Gate) -> Middleware:
+def make_app(service: Service, gate: Gate) -> ASGIApp:
     """The application, behind its middleware."""
+    service.metrics.watch(service.worker)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.worker.start()
         yield
         await asyncio.to_thread(service.worker.stop, 0.0)
+        service.heavy.close()
 
     app = FastAPI(
         title="draftwise", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     _handle_errors(app)
     _add_api(app, service)
+    _add_tokens(app, service)
     _add_views(app, service)
-    return Middleware(app, gate.keys, gate.max_body, service.metrics.saw_response)
+    _describe_bodies(app)
+    inner = Middleware(
+        app,
+        gate.keys,
+        gate.max_body,
+        service.metrics.saw_response,
+        gate.hosts,
+        service.heavy.ended,
+    )
+    if not gate.origins:
+        return inner
+    return CORSMiddleware(  # outermost: a page's first request brings no key, and it reads errors
+        inner,
+        allow_origins=gate.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "Retry-After"],
+    )
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -96,18 +146,20 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def _add_api(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request) -> Response:
+    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatRequest))
+    async def chat(request: Request) -> Response:
         """The next turn of a conversation."""
-        wanted = await _wanted(service, body, service.asker.chat)
+        body = await _read(service, request, ChatRequest)
+        wanted = await _wanted(service, body, service.asker.chat, request)
         num = len(wanted.asks)
         form = ChatForm(body, service.asker.codec, num, _pieces(service, body, num))
         return await _answer(service, body, wanted, form, request)
 
-    @app.post("/v1/completions")
-    async def complete(body: CompletionRequest, request: Request) -> Response:
+    @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
+    async def complete(request: Request) -> Response:
         """How a text goes on."""
-        wanted = await _wanted(service, body, service.asker.completion)
+        body = await _read(service, request, CompletionRequest)
+        wanted = await _wanted(service, body, service.asker.completion, request)
         num, codec = len(wanted.asks), service.asker.codec
         echoes: list[tuple[str, Sequence[int]]] = []
         if body.echo:
@@ -129,11 +181,51 @@ def _add_api(app: FastAPI, service: Service) -> None:
         return _model(service, name)
 
 
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    codec = service.asker.codec
+
+    @app.post("/tokenize", openapi_extra=_takes(TokenizeRequest))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        """The token ids of a text, or of a conversation as the model reads it."""
+        body = await _read(service, request, TokenizeRequest)
+        if body.model is not None:
+            _check_model(service, body.model)
+        tokens = await _checked(_threads(service, request), codec.tokens, body)
+        texts = [codec.text_of(token) for token in tokens] if body.return_token_strs else None
+        return {
+            "count": len(tokens),
+            "max_model_len": codec.max_positions,
+            "tokens": tokens,
+            "token_strs": texts,
+        }
+
+    @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> dict[str, str]:
+        """The text of token ids."""
+        body = await _read(service, request, DetokenizeRequest)
+        if body.model is not None:
+            _check_model(service, body.model)
+        return {"prompt": await _checked(_threads(service, request), codec.text, body.tokens)}
+
+
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/health")
-    async def health() -> Response:
-        """200 while answers can be given."""
-        return Response(status_code=200 if service.worker.is_alive else 503)
+    async def health() -> JSONResponse:
+        """200 while answers can be given; 503 where the engine's thread has ended or is stuck."""
+        worker = service.worker
+        status = "ok"
+        if not worker.is_alive:
+            status = "the engine's thread has ended"
+        elif worker.step_s > service.stuck_s:
+            status = f"a step has taken more than {service.stuck_s:g} s"
+        body = {
+            "status": status,
+            "step_s": round(worker.step_s, 3),
+            "since_step_s": round(worker.since_step_s, 3),
+            "running": worker.num_running,
+            "waiting": worker.num_waiting,
+        }
+        return JSONResponse(body, 200 if status == "ok" else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -157,16 +249,80 @@ def _add_views(app: FastAPI, service: Service) -> None:
         return HTMLResponse(PAGE.text, headers=headers)
 
 
-async def _wanted(service: Service, body: Any, ask: Callable[[Any, Grammars], Wanted]) -> Wanted:
+def _takes(body: type[BaseModel]) -> dict[str, Any]:
+    """What the API's schema says of a route's body, which ``_read`` reads."""
+    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    _, found = models_json_schema(
+        [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
+    )
+    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+
+
+async def _read(service: Service, request: Request, kind: type[_Body]) -> _Body:
+    """The request's body; a large one is read where no other request waits. Raises Refused."""
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != "application/json" and not (
+        given.startswith("application/") and given.endswith("+json")
+    ):
+        raise no_object()
+    raw = await request.body()
+    made: _Body | Refused
+    if len(raw) > LARGE_BODY:
+        request.state.is_heavy = True
+        made = await service.heavy.run(_parsed, kind, raw)
+    else:
+        made = _parsed(kind, raw)
+    if isinstance(made, Refused):
+        raise made
+    return made
+
+
+def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
+    """A body, or why it is refused: an exception's traceback would keep the body's items."""
+    try:
+        with uncollected():
+            data = json.loads(raw)
+            return no_object() if not isinstance(data, dict) else kind.model_validate(data)
+    except ValidationError as error:
+        return first_wrong(error.errors(include_url=False, include_input=False))
+    except RecursionError:
+        return Refused(400, _TOO_DEEP)
+    except ValueError as error:
+        return no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
+
+
+async def _wanted(
+    service: Service, body: Any, ask: Callable[[Any, Grammars], Wanted], request: Request
+) -> Wanted:
     """What the engine is asked for; long prompts and grammars do not hold up other requests."""
     if body.model is not None:
         _check_model(service, body.model)
+    if body.has_form:
+        request.state.is_heavy = True
+    return await _checked(_threads(service, request), ask, body, service.grammars)
+
+
+def _threads(service: Service, request: Request) -> Callable[..., Any]:
+    is_heavy = getattr(request.state, "is_heavy", False)
+    return service.heavy.run if is_heavy else asyncio.to_thread
+
+
+async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: Any) -> _Made:
+    """What ``make`` returns, in a thread; what it refuses is the client's error."""
     try:
-        return await asyncio.to_thread(ask, body, service.grammars)
+        made: _Made = await run(make, *given)
+        return made
     except (DraftwiseError, ValueError) as error:
         message = str(error)
-        field = message.partition(":")[0]
-        raise Refused(400, message, param=field if field.isidentifier() else None) from None
+        name = message.partition(":")[0]
+        refused = Refused(400, message, param=name if name.isidentifier() else None)
+    except RecursionError:  # templates, grammars and JSON alike walk down what a client nested
+        refused = Refused(400, _TOO_DEEP)
+    raise refused  # out here, so that it does not refer to the other error, and that to the body
 
 
 async def _answer(

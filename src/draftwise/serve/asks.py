@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,17 +110,18 @@ class Asker:
         if logprobs is not None:
             options["logprobs"] = logprobs
         deadlines = [s for s in (own.deadline_s, self.limits.deadline_s) if s is not None]
+        held: Iterator[Any] = itertools.repeat(None)
+        if grammar is not None:
+            nums = [len(prompt.tokens) for prompt in prompts for _ in range(body.n)]
+            held = grammars.constraints(grammar, nums)
         for index, prompt in enumerate(prompts):
             room = self._room(prompt, budget)
             own_ends = frozenset() if body.ignore_eos else self.eos | prompt.turn_ends
             ends = own_ends | frozenset(body.stop_token_ids or ())
             for sample in range(body.n):
-                process = None
-                if grammar is not None:
-                    process = grammars.constraint(grammar, len(prompt.tokens))
                 each = {
                     "max_new_tokens": room,
-                    "sampling": self._sampling(body, process),
+                    "sampling": self._sampling(body, next(held)),
                     "eos_token_ids": sorted(ends),
                     "seed": seed_of(body.seed, index * body.n + sample),
                 }

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from draftwise.chat import Prompt, encode, render
-from draftwise.serve.wire import Message, Tool
+from draftwise.serve.wire import Message, TokenizeRequest, Tool
 from draftwise.types import DraftwiseError
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -33,6 +33,8 @@ class Codec:
             chat_template = PLAIN_TEMPLATE
         if chat_template is not None:
             tokenizer.chat_template = chat_template
+        if chat_template is not None:
+            self._check_template()
         # what cannot fit is not even read: that would take far more memory than the text itself
         self._max_chars = max_positions * max(map(len, tokenizer.get_vocab()))
         self.takes_tools = "tools" in str(tokenizer.chat_template)
@@ -57,13 +59,44 @@ class Codec:
         """The prompts of a completion, each text or ids. Raises DraftwiseError."""
         return [self._checked(self._prompt(one)) for one in given]
 
+    def _check_template(self) -> None:
+        """A template that refuses the simplest message is its owner's mistake, not a client's."""
+        try:
+            render([{"role": "user", "content": "Hello"}], self._tokenizer)
+        except DraftwiseError as error:
+            raise DraftwiseError(f"--chat-template: {error}") from None
+
+    def tokens(self, body: TokenizeRequest) -> list[int]:
+        """The ids that ``/tokenize`` tells. Raises DraftwiseError."""
+        if body.messages is not None:
+            return list(self.chat(body.messages, None).tokens)
+        text = body.prompt or ""
+        self._check_size(len(text))
+        ids: list[int] = self._tokenizer(text, add_special_tokens=body.add_special_tokens)[
+            "input_ids"
+        ]
+        return ids
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids. Raises DraftwiseError for one outside the vocabulary."""
+        if tokens and max(tokens) >= self._vocab_size:
+            raise DraftwiseError(
+                f"tokens: {max(tokens)} is outside the vocabulary of {self._vocab_size}"
+            )
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
+
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
         """``logit_bias`` by token id. Raises DraftwiseError for what is no token."""
         bias = {}
         for key, value in (given or {}).items():
-            if not (key.isascii() and key.isdigit() and int(key[:12]) < self._vocab_size):
-                raise DraftwiseError(f"logit_bias: {key!r} is no token id below {self._vocab_size}")
-            bias[int(key)] = value
+            token = int(key[:12]) if key.isascii() and key.isdigit() else self._vocab_size
+            if token >= self._vocab_size or key != str(token):  # "01" would be "1" once more
+                raise DraftwiseError(
+                    f"logit_bias: {key[:32]!r} is no token id; write a whole number from 0 to "
+                    f"{self._vocab_size - 1}, without leading zeros"
+                )
+            bias[token] = value
         return bias
 
     def _prompt(self, given: str | list[int]) -> Prompt:
@@ -129,4 +162,8 @@ def _turn(message: Message) -> dict[str, Any]:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         except ValueError:
             continue  # a model once wrote them, and templates print text as it is
+        except RecursionError:
+            raise DraftwiseError(
+                "messages: the arguments of a call are nested too deeply"
+            ) from None
     return turn

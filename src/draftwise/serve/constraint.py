@@ -7,13 +7,13 @@ the target and every drafter in the same way, and nothing about how drafts are v
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwise.serve.wire import ResponseFormat, StructuredOutputs
+from draftwise.serve.wire import MAX_GRAMMAR_CHARS, ResponseFormat, StructuredOutputs
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -35,20 +35,23 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab_size: int, eos: Collection[int]) -> None:
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
 
-    def constraint(self, grammar: str, num_prompt: int) -> Constraint:
-        """What holds an answer behind ``num_prompt`` tokens to a grammar.
+    def constraints(self, grammar: str, nums_prompt: Sequence[int]) -> Iterator[Constraint]:
+        """What holds answers to a grammar, each after a prompt of so many tokens.
 
-        Raises DraftwiseError for a grammar that cannot be read, or that no text fits. The first
-        mask, which can take half a second, is made here, not in the engine's thread.
+        Raises DraftwiseError for a grammar that cannot be read, or that no text fits. It is
+        compiled once, and the first mask, which can take half a second, is made here, not in the
+        engine's thread.
         """
         from llguidance import LLMatcher
 
-        if wrong := LLMatcher.validate_grammar(grammar, self._tokens):
-            raise DraftwiseError(f"the grammar cannot be used: {' '.join(wrong.split())[:500]}")
-        matcher = LLMatcher(self._tokens, grammar)
+        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        if matcher.is_error():
+            why = " ".join(matcher.get_error().split())[:500]
+            raise DraftwiseError(f"the grammar cannot be used: {why}")
         matcher.compute_bitmask()
         _check(matcher)
-        return Constraint(matcher, num_prompt, self._vocab_size, self._eos)
+        for num_prompt in nums_prompt:
+            yield Constraint(matcher.deep_copy(), num_prompt, self._vocab_size, self._eos)
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
@@ -140,10 +143,15 @@ def grammar_of(form: ResponseFormat | None, structured: StructuredOutputs | None
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
-    """The grammar of values that fit a JSON schema."""
+    """The grammar of values that fit a JSON schema. Raises DraftwiseError for a large one."""
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_COMPACT)
+    text = json.dumps(schema)
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise DraftwiseError(
+            f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
+        )
+    return LLMatcher.grammar_from_json_schema(text, overrides=_COMPACT)
 
 
 def _structured(wanted: StructuredOutputs) -> str:

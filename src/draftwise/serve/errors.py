@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -20,6 +21,20 @@ _TYPES = {
 }
 
 
+_EXPECTED: Mapping[str, str] = {
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "stop": "a string, or a list of strings",
+    "messages": 'a list of messages such as {"role": "user", "content": "Hello"}',
+}
+"""What fields of several types take: their own errors would name one of the types."""
+_NOT_SERVED: Mapping[str, str] = {
+    "best_of": "one candidate is drawn for each answer; use n for several answers",
+    "suffix": "text is continued, not filled in; leave the field out",
+    "functions": "this is the old form of tools; use tools and tool_choice",
+    "function_call": "this is the old form of tool_choice; use tools and tool_choice",
+    "min_tokens": "no least length is enforced; use ignore_eos with max_tokens",
+    "modalities": "answers are text alone",
+}
 _FIELD = re.compile(r"[a-z_][a-z0-9_]*|[0-9]+", re.ASCII)
 
 
@@ -57,23 +72,33 @@ def response(refused: Refused) -> JSONResponse:
     return JSONResponse(body, refused.status, headers=refused.headers)
 
 
+def no_object() -> Refused:
+    """The refusal of a request whose body is none, or no JSON object."""
+    return Refused(
+        400,
+        "the request has no JSON object as its body: send one, "
+        "with the header Content-Type: application/json",
+    )
+
+
 def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:
     """What a validation found, as one refusal that names the field."""
     # of the members of a union, the one that got furthest is the one that was meant
     error = max(errors, key=_furthest)
-    if error["type"] == "json_invalid":
-        why = error.get("ctx", {}).get("error", error["msg"])
-        return Refused(400, f"the body is not JSON: {why}")
-    *above, last = [str(part)[:100] for part in error["loc"]]
+    *above, last = [str(part)[:100] for part in error["loc"]] or [""]
     # unions put the names of their members into the path: they say nothing to a client
-    path = [part for part in above if _FIELD.fullmatch(part) and part not in ("body", "query")]
+    path = [part for part in above if _FIELD.fullmatch(part) and part != "query"]
     message = str(error["msg"]).removeprefix("Value error, ")
     is_unknown = error["type"] == "extra_forbidden"  # whatever a client calls it
-    if is_unknown or (_FIELD.fullmatch(last) and last != "body"):
+    if is_unknown or _FIELD.fullmatch(last):
         path.append(last)
     name = ".".join(path)
     if is_unknown:
         message = f"the field {name!r} is not honoured here: leave it out"
+        if len(path) == 1 and name in _NOT_SERVED:
+            message = f"{name}: {_NOT_SERVED[name]}"
+    elif name in _EXPECTED and str(error["type"]).endswith("_type"):
+        message = f"{name}: write {_EXPECTED[name]}"
     elif name:
         message = f"{name}: {message}"
     return Refused(400, message, param=name or None)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from draftwise.engine.records import Round
 from draftwise.serve.protocol import Ended, Engine
+from draftwise.serve.worker import Worker
 from draftwise.types import NONE, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -78,12 +79,15 @@ class Metrics:
             "draftwise:http_requests", "Responses.", ["path", "status"], registry=self._registry
         )
 
+    def watch(self, worker: Worker) -> None:
+        """Have the gauges read the engine when they are scraped, whatever it did last."""
+        self._running.set_function(lambda: worker.num_running)
+        self._waiting.set_function(lambda: worker.num_waiting)
+        self._bytes.set_function(lambda: worker.engine.num_cache_bytes)
+        self._hits.set_function(lambda: worker.engine.num_prefix_hits)
+
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
         """Count what one step of the engine did."""
-        self._running.set(engine.num_running)
-        self._waiting.set(engine.num_waiting)
-        self._bytes.set(engine.num_cache_bytes)
-        self._hits.set(engine.num_prefix_hits)
         for round_ in rounds:
             self._count(round_)
         if rounds and self._clock() - self._priced_s >= _PRICE_EVERY_S:

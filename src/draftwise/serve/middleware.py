@@ -17,12 +17,19 @@ from draftwise.serve.errors import Refused, response
 
 _LOG = logging.getLogger(__name__)
 _GIVEN_ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.ASCII)
 _OPEN_PATHS = {"/", "/health"}
+_POLLED_PATHS = {"/health", "/metrics", "/stats"}
+"""Read every few seconds by machines and by an open page: no line in the log says so."""
 _BODY_TIMEOUT_S = 30.0
 
 
 class Middleware:
     """Around the application. keys: without any, all are let in. max_body: bytes.
+
+    heavy_ended: called when a request ends that set ``is_heavy`` in its state.
+    hosts: names that ``Host`` may have, in lower case; without any, or with ``*``, all may. A web
+    page whose name leads to this machine's own address is kept out by it (DNS rebinding).
 
     Bodies are read here, whole, so that the size is known before anything looks at them; behind
     the body ``receive`` only tells of the client's leaving.
@@ -34,7 +41,11 @@ class Middleware:
         keys: Sequence[str],
         max_body: int,
         saw_response: Callable[[str, int], None],
+        hosts: Sequence[str] = (),
+        heavy_ended: Callable[[], None] = lambda: None,
     ) -> None:
+        self._heavy_ended = heavy_ended
+        self._hosts = frozenset() if "*" in hosts else frozenset(map(str.lower, hosts))
         self._app, self._max_body, self._saw_response = app, max_body, saw_response
         self._keys = [key.encode() for key in keys]
 
@@ -59,6 +70,7 @@ class Middleware:
 
         try:
             try:
+                self._check_host(headers.get(b"host", b""))
                 self._check_key(scope["path"], headers.get(b"authorization", b""))
                 body = await self._read(headers, receive)
             except Refused as refused:
@@ -69,9 +81,12 @@ class Middleware:
         finally:
             path = _template(scope)
             self._saw_response(path, status)
+            if scope["state"].get("is_heavy"):
+                self._heavy_ended()
             seconds = round(time.monotonic() - began, 6)
             line = {"method": scope["method"], "path": path, "status": status, "seconds": seconds}
-            _LOG.info("request", extra={"facts": {**facts, **line}})
+            level = logging.DEBUG if path in _POLLED_PATHS and status == 200 else logging.INFO
+            _LOG.log(level, "request", extra={"facts": {**facts, **line}})
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -79,6 +94,18 @@ class Middleware:
         except Exception:
             # the application has answered 500 already; the connection need not suffer for it
             _LOG.exception("a request failed", extra={"facts": scope["state"]["facts"]})
+
+    def _check_host(self, host: bytes) -> None:
+        if not self._hosts or not host:  # browsers always send one
+            return
+        name = _HOST.fullmatch(host.decode("latin-1").lower())
+        if name is None or name[1] not in self._hosts:
+            raise Refused(
+                403,
+                "this server does not go by the name that the request's Host header says; to serve "
+                "under it, start with --allowed-host NAME",
+                code="host_not_allowed",
+            )
 
     def _check_key(self, path: str, authorization: bytes) -> None:
         if not self._keys or path in _OPEN_PATHS:

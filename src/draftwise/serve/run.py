@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
+import gc
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
@@ -26,16 +27,18 @@ from draftwise.serve.asks import Asker, Limits
 from draftwise.serve.codec import Codec
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.history import History
+from draftwise.serve.listen import listen
 from draftwise.serve.metrics import Metrics
 from draftwise.serve.protocol import Ended, Engine
 from draftwise.serve.state import Keeper
-from draftwise.serve.worker import Worker
+from draftwise.serve.worker import LAST_STEP_S, Worker
 from draftwise.speculator import Speculator
-from draftwise.types import DraftwiseError
 
 _LOG = logging.getLogger(__name__)
 _LAST_WORDS_S = 5
-"""Behind the time for answers, the time to tell clients that it is over."""
+"""After the time for answers and for the last step, the time to tell clients that it is over."""
+STUCK = 70
+"""Exit code where something did not end after a signal (EX_SOFTWARE of sysexits.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,12 @@ class Settings:
     max_rows: int = 16
     max_bytes: int | None = None
     max_queue: int = 64
-    max_body: int = 8 * 2**20
+    max_body: int = 4 * 2**20
     limits: Limits = field(default_factory=Limits)
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
     patience_s: float = 60.0
+    stuck_s: float = 60.0
     drain_s: float = 30.0
     state: Path | None = None
     state_every_s: float = 20.0
@@ -112,6 +118,7 @@ def make_service(speculator: Speculator, settings: Settings) -> Service:
         },
         created=int(time.time()),
         patience_s=settings.patience_s,
+        stuck_s=settings.stuck_s,
     )
 
 
@@ -128,17 +135,22 @@ def make_row(
     return made
 
 
-def serve(speculator: Speculator, settings: Settings) -> None:
-    """Listen until a signal ends it. Raises DraftwiseError; OSError where it cannot listen."""
+def serve(speculator: Speculator, settings: Settings, listener: socket.socket) -> None:
+    """Answer until a signal ends it. listener: bound, see ``listen.bind``. Raises DraftwiseError.
+
+    Ends the process with ``STUCK`` where the engine's thread does not end.
+    """
     service = make_service(speculator, settings)
-    server = Server(make_app(service, Gate(settings.keys, settings.max_body)), service, settings)
-    where = f"http://{settings.host}:{settings.port}"
-    _LOG.info(
-        "serving %s",
-        settings.models[0],
-        extra={"facts": {"page": f"{where}/", "api": f"{where}/v1"}},
-    )
-    server.run()
+    # the models stay: without this the collector reads all of their objects again and again while
+    # one large body is parsed, which takes seven times as long, and all other requests wait
+    gc.collect()
+    gc.freeze()
+    listen(listener)
+    gate = Gate(settings.keys, settings.max_body, settings.hosts, settings.origins)
+    server = Server(make_app(service, gate), service, settings)
+    server.run([listener])
+    if service.worker.is_alive:
+        os._exit(STUCK)
 
 
 class Server(uvicorn.Server):
@@ -148,40 +160,51 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                host=settings.host,
-                port=settings.port,
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=round(settings.drain_s) + _LAST_WORDS_S,
+                timeout_graceful_shutdown=round(settings.drain_s + LAST_STEP_S) + _LAST_WORDS_S,
                 timeout_keep_alive=30,
                 h11_max_incomplete_event_size=64 * 1024,
                 server_header=False,
             )
         )
-        self._worker, self._drain_s = service.worker, settings.drain_s
+        self._worker, self._settings = service.worker, settings
+        self._is_over = Event()
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer until a signal ends it."""
+        try:
+            super().run(sockets)
+        finally:
+            self._is_over.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say where it serves, once it does."""
+        await super().startup(sockets)
+        for name in map(socket.socket.getsockname, sockets or ()):
+            host = f"[{name[0]}]" if ":" in name[0] else name[0]
+            facts = {"page": f"http://{host}:{name[1]}/", "api": f"http://{host}:{name[1]}/v1"}
+            _LOG.info("serving %s", self._settings.models[0], extra={"facts": facts})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by uvicorn for SIGINT and SIGTERM."""
         if self.should_exit:
             os._exit(128 + sig)
         self._worker.close()
-        # answers that are not done in time end with a proper error, not with their connection
-        Thread(target=self._worker.stop, args=(self._drain_s,), daemon=True).start()
+        Thread(target=self._end, daemon=True).start()
         self.should_exit = True
+
+    def _end(self) -> None:
+        """Answers that are not done in time end with an error, and the process ends in any case."""
+        self._worker.stop(self._settings.drain_s)
+        if self.started and not self._is_over.wait(2 * _LAST_WORDS_S):
+            _LOG.error("the server did not end in time: the process ends now")
+            os._exit(STUCK)
 
 
 def check_name(kind: str, name: str) -> None:
-    """Refuse what a request may not name: unknown presets, and policies' options that are text.
-
-    A text option may name a file, and no request reads one. Raises DraftwiseError.
-    """
+    """Refuse a preset or policy that a request may not name. Raises DraftwiseError."""
     if kind == "preset":
         preset(name)
-        return
-    policy, _, options = name.partition(":")
-    made = registry.lookup("policy", registry.POLICIES, policy)
-    parameters = inspect.signature(made).parameters
-    for option in filter(None, options.split(",")):
-        key = option.partition("=")[0]
-        if key in parameters and parameters[key].annotation not in {"int", "float", "bool"}:
-            raise DraftwiseError(f"policy: requests may not set the option {key!r} of {policy}")
+    else:
+        registry.check_remote_spec(kind, name)

@@ -84,13 +84,12 @@ def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
     for body in bodies:
         try:
             found = json.loads(body)
-        except ValueError:
+            made = [_call(call, names) for call in (found if isinstance(found, list) else [found])]
+        except (ValueError, RecursionError):  # a model may write brackets without an end
             return []
-        for call in found if isinstance(found, list) else [found]:
-            made = _call(call, names)
-            if made is None:
-                return []
-            calls.append(made)
+        if None in made:
+            return []
+        calls += filter(None, made)
     return calls
 
 

@@ -1,7 +1,11 @@
 """What a request may say: OpenAI's fields, vLLM's where they mean the same, and our own.
 
-Every field here is honoured. Any other one is refused by its name, unless its value asks for
-nothing (``null``, or what ``NEUTRAL`` lists), which some clients always send.
+Every field here is honoured. Any other one is refused by its name, unless it could not change an
+answer (``IGNORED``) or its value asks for nothing (``null``, or what ``NEUTRAL`` lists), which some
+clients always send.
+
+Each list and each object has a largest size, and is left at its first wrong item: a body of 8 MB
+would otherwise take minutes to refuse (``tests/serve/test_hostile.py`` checks every field).
 """
 
 from __future__ import annotations
@@ -9,10 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+MAX_KEYS = 64
+"""Fields of one object: of ours, none has half as many."""
+MAX_TOKEN_IDS, MAX_PROMPTS = 2**20, 1024
+MAX_BIASES = 1024
+MAX_PLANS = 128
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
 MAX_SAMPLES = 64
+MAX_GRAMMAR_CHARS = 100_000
 MAX_TOP_LOGPROBS = 20
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -28,25 +38,43 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "metadata": ({},),
     "functions": ([],),
     "function_call": ("none",),
+    "user": ("",),
 }
 """Fields that are not honoured, and the values with which they ask for nothing."""
+
+IGNORED = frozenset(
+    {"metadata", "store", "reasoning_effort", "verbosity", "service_tier", "safety_identifier"}
+    | {"prompt_cache_key", "prompt_cache_retention"}
+)
+"""OpenAI's fields about its own service, or hints that any answer satisfies: taken, not used."""
 
 Text = Annotated[str, Field(max_length=10_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
+_Prompts = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+
+
+def _few_biases(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MAX_BIASES:
+        raise ValueError(f"it has {len(given)} tokens, and at most {MAX_BIASES} are taken")
+    return given
 
 
 class Strict(BaseModel):
     """Nothing is converted and nothing is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MAX_KEYS:
+            raise ValueError(f"an object has {len(data)} fields, and at most {MAX_KEYS} are read")
+        return data
 
 
 class StreamOptions(Strict):
@@ -83,8 +111,10 @@ class StructuredOutputs(Strict):
 
     json_: dict[str, Any] | None = Field(default=None, alias="json")
     regex: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
-    choice: Annotated[list[Name], Field(min_length=1, max_length=1000)] | None = None
-    grammar: Annotated[str, Field(min_length=1, max_length=100_000)] | None = None
+    choice: Annotated[list[Name], Field(min_length=1, max_length=1000, fail_fast=True)] | None = (
+        None
+    )
+    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:
@@ -104,13 +134,25 @@ class Own(Strict):
 
     preset: Name | None = None
     policy: Name | None = None
-    plans: Annotated[list[Annotated[int, Field(ge=1, le=128)]], Field(min_length=1)] | None = None
+    plans: (
+        Annotated[
+            list[Annotated[int, Field(ge=1, le=128)]],
+            Field(min_length=1, max_length=MAX_PLANS, fail_fast=True),
+        ]
+        | None
+    ) = None
     label: Name | None = None
     tenant: Name | None = None
     private: bool = False
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     pieces: bool = False
+
+    @model_validator(mode="after")
+    def _names_each_plan_once(self) -> Own:
+        if self.plans is not None and len(set(self.plans)) < len(self.plans):
+            raise ValueError("plans: a draft length stands there twice")
+        return self
 
 
 class Common(Strict):
@@ -120,8 +162,8 @@ class Common(Strict):
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=64, fail_fast=True)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
@@ -129,7 +171,11 @@ class Common(Strict):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[
+        dict[Annotated[str, Field(max_length=32)], Annotated[float, Field(ge=-100, le=100)]] | None,
+        Field(json_schema_extra={"maxProperties": MAX_BIASES}),
+        BeforeValidator(_few_biases),
+    ] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
@@ -156,6 +202,12 @@ class Common(Strict):
         return self
 
     @property
+    def has_form(self) -> bool:
+        """Whether the answer is held to a grammar, which takes long to compile."""
+        is_free = self.response_format is None or self.response_format.type == "text"
+        return self.structured_outputs is not None or not is_free
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """Strings that end the answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -164,7 +216,7 @@ class Common(Strict):
 class CompletionRequest(Common):
     """Body of ``/v1/completions``: one prompt or many, as text or token ids."""
 
-    prompt: Text | Tokens | Annotated[list[Text] | list[Tokens], Field(min_length=1)]
+    prompt: Text | Tokens | Annotated[list[Text], _Prompts] | Annotated[list[Tokens], _Prompts]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
@@ -201,9 +253,9 @@ class Message(Strict):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part] | None = None
+    content: Text | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
     name: Name | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
 
 
@@ -239,12 +291,17 @@ class NamedTool(Strict):
 class ChatRequest(Common):
     """Body of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the answer is held to a grammar, be it that of a call."""
+        return super().has_form or self.tool_choice not in (None, "auto", "none")
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
@@ -265,6 +322,35 @@ class ChatRequest(Common):
 
 
 def _asks_for_nothing(key: Any, value: Any) -> bool:
-    return value is None or any(
-        value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(key, ())
+    return (
+        value is None
+        or key in IGNORED
+        or any(
+            value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(key, ())
+        )
     )
+
+
+class TokenizeRequest(Strict):
+    """Body of ``/tokenize``, as vLLM has it: a text, or a conversation."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: (
+        Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)] | None
+    ) = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _is_one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt, a text, or messages")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """Body of ``/detokenize``, as vLLM has it."""
+
+    model: Name | None = None
+    tokens: Annotated[list[Token], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]

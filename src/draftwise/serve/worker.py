@@ -20,6 +20,9 @@ from draftwise.serve.ticket import Ticket
 from draftwise.types import DraftwiseError
 
 _LOG = logging.getLogger(__name__)
+_GOING_DOWN = "the server is going down"
+LAST_STEP_S = 10.0
+"""What the step that runs when the server goes down may still take."""
 
 
 class Busy(Exception):
@@ -62,16 +65,44 @@ class Worker:
         self._new: list[Ticket] = []  # the condition guards these four
         self._cancelled: set[int] = set()
         self._num_open = 0
-        self._is_closing = self._is_stopped = False
+        self._is_closing = self._is_stopped = self._is_given_up = False
         self._tickets: dict[int, Ticket] = {}  # by ticket id: the engine thread's own
         self._mean_s = 1.0
         self.num_turns = 0
+        self._began_s: float | None = None  # of the turn that runs now
+        self._ended_s = clock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def num_open(self) -> int:
         """Answers on their way."""
         return self._num_open
+
+    @property
+    def engine(self) -> Engine:
+        """For reading its numbers: all else is the engine thread's."""
+        return self._engine
+
+    @property
+    def num_running(self) -> int:
+        """Answers that have a row."""
+        return self._engine.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that have none yet, those included that the engine has not seen."""
+        return self._engine.num_waiting + len(self._new)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds since the step that runs now began; 0 between steps."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else self._clock() - began_s
+
+    @property
+    def since_step_s(self) -> float:
+        """Seconds since the last step ended."""
+        return self._clock() - self._ended_s
 
     @property
     def is_alive(self) -> bool:
@@ -111,7 +142,8 @@ class Worker:
     def stop(self, timeout_s: float) -> bool:
         """End the answers on their way if they are not done in time, then the thread.
 
-        Returns whether all were done.
+        A step that does not end within ``LAST_STEP_S`` is not waited for: the answers end without
+        it, and ``is_alive`` stays true. Returns whether all were done.
         """
         self.close()
         until = self._clock() + timeout_s
@@ -122,7 +154,12 @@ class Worker:
             self._is_stopped = True
             self._condition.notify_all()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(LAST_STEP_S)
+        if self._thread.is_alive() and not self._is_given_up:
+            self._is_given_up = True
+            _LOG.error("the engine's thread is stuck in a step: its requests end without it")
+            for ticket in [*self._tickets.copy().values(), *self._new]:
+                ticket.sink.put(Delta(finish_reason="cancelled", error=_GOING_DOWN))
         return is_done
 
     def turn(self) -> None:
@@ -146,15 +183,17 @@ class Worker:
 
     def _run(self) -> None:
         wanted_s: float | None = None
-        reason, why = "cancelled", "the server is going down"
+        reason, why = "cancelled", _GOING_DOWN
         while True:
             with self._condition:
                 self._condition.wait_for(self._has_something, wanted_s)
                 if self._is_stopped:
                     break
             try:
+                self._began_s = self._clock()
                 self.turn()
                 wanted_s = self._housekeeping()
+                self._ended_s, self._began_s = self._clock(), None
             except Exception:
                 # a bug of ours: end what is there with an error, rather than let clients wait
                 _LOG.exception("the engine's thread has failed")

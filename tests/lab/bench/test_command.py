@@ -119,8 +119,8 @@ def test_the_table_has_every_method(bench: Bench) -> None:
         (["--method", "nope"], "unknown method 'nope'"),
         (["--suite", "nope"], "there is no file nope"),
         (["--suite", "spec-bench"], "spec-bench:FILE"),
-        (["--tokens", "0"], "must be 1 or more"),
-        (["--temperature", "-1"], "temperature is -1"),
+        (["--tokens", "0"], "--tokens 0: it must be 1 or more"),
+        (["--temperature", "-1"], "--temperature -1.0: it must be"),
         (["--threads", "0"], "--threads 0"),
     ],
 )

@@ -1,0 +1,441 @@
+"""Hostile requests against one server with five honest clients: answers, delays, memory.
+
+    python -m benchmarks hostile [--tokens 8] [--out FILE]
+
+Starts ``draftwise serve`` on the bundled models for itself. The five clients ask alone before and
+after: the median of these answers is the unloaded latency. In between, two attackers send every
+hostile request once (options, sizes, nesting, files and pipes, framing, disconnects), twice over,
+while eight connections send bodies a byte a second, and the clients go on. After that each kind of
+request is sent ``ROUNDS`` times by itself, which shows what delays and what grows. Every answer is
+compared with plain decoding by the same server. Memory is the server's own, when it is idle again.
+Fails for a wrong answer, an answer under attack that takes ``MAX_DELAY_S`` longer than the unloaded
+median, a status of 500 or more other than 503, a traceback, or ``MAX_GROWTH_KIB`` more memory after
+the second attack than after the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+from serving import served
+from shared.results import save
+from soak import num_open, state
+
+from draftwise.bench.suites import load_suite
+
+CLIENTS, ATTACKERS, ROUNDS, MAX_DELAY_S, MAX_GROWTH_KIB = 5, 2, 3, 2.0, 16 * 1024
+DONE, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+MANY = 400_000
+
+Attack = tuple[str, str, bytes]
+"""Its kind; the path, or how the connection is used (``raw``, ``leave``...); the body or bytes."""
+
+POLICIES = (
+    "router:plan=0,examples={}", "router:plan=0, examples={}", "router: examples={}",
+    "delayed: base=router:examples={}", "delayed:base=delayed: base=router: examples={}",
+    "one-plan: router:examples={}", "copies:router: examples={}",
+    "batched: base=router:examples={}",
+)  # fmt: skip
+NUMBERS = (
+    "thompson-gaussian:prior_mean=nan", "thompson-gaussian:prior_mean=inf",
+    "thompson-gaussian:prior_sd=1e308", "thompson-gaussian:noise_sd=1e308",
+    "thompson-gaussian:prior_sd=inf", "petc:c=1e308", "petc:c=inf", "petc:num_tokens=1" + "0" * 20,
+    "ucb1:beta=nan", "ucb1:beta=1e308", "exp3:gamma=nan", "exp3:gamma=0", "exp3:gamma=1e-320",
+    "hedge:eta=inf", "hedge:eta=1e308", "discounted-ucb:discount=1e-320", "goodput:prior=1e-320",
+    "goodput:discount=1e-320", "sliding-ucb:window=600000", "sliding-ucb:window=100000000000",
+    "sliding-ucb:window=4096", "router:num_cells=30000000", "router:num_cells=4096",
+    "delayed:rounds=99999999999", "delayed:rounds=4096", "batched:skip=1" + "0" * 26,
+    "sequential-halving:budget=1" + "0" * 22, "sequential-halving:period=1" + "0" * 26,
+    "fixed:plan=-1", "fixed:plan=9999", "one-plan:", "one-plan:one-plan",
+    "copies:copies:copies:exp3",
+    "copies:copies:copies:copies:exp3", "delayed:delayed:delayed:delayed", "draft-all:x=1", "",
+)  # fmt: skip
+FIELDS: tuple[dict[str, Any], ...] = (
+    {"max_tokens": 10**30}, {"max_tokens": -1}, {"max_tokens": 1.5}, {"n": 65}, {"n": 0},
+    {"temperature": 1e-320}, {"temperature": 1e308}, {"temperature": -1}, {"top_p": 0},
+    {"top_p": 1e-320}, {"top_k": 2**31}, {"min_p": 2}, {"repetition_penalty": 1e-300},
+    {"presence_penalty": 1e300}, {"seed": 2**64}, {"logprobs": 10**9}, {"logit_bias": {"-1": 1}},
+    {"logit_bias": {"01": 1}}, {"logit_bias": {"9" * 4000: 1}}, {"stop": "x" * 10**6},
+    {"stop": [""]}, {"stop_token_ids": [2**31]}, {"user": "x" * 10**6},
+    {"model": "../../etc/passwd"},
+    {"model": "\0"}, {"prompt": 5}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [True]},
+    {"prompt": [10**9]}, {"prompt": "\ud800"}, {"prompt": "\0"}, {"best_of": 10**9},
+    {"draftwise": {"deadline_s": 1e-300}}, {"draftwise": {"priority": 10**9}},
+    {"draftwise": {"label": "../../etc/passwd", "tenant": "../\0"}}, {"draftwise": {"preset": "x"}},
+    {"draftwise": {"plans": [129]}}, {"draftwise": {"plans": [1, 1]}}, {"draftwise": {"x": 1}},
+    {"draftwise": {"plans": list(range(1, 129))}}, {"draftwise": {"label": "\ud800"}},
+)  # fmt: skip
+SIZES: tuple[dict[str, Any], ...] = (
+    {"prompt": "a" * 7_000_000}, {"prompt": [1] * 2_000_000}, {"prompt": [-1] * MANY},
+    {"prompt": [["a"]] * MANY}, {"prompt": ["a"] * MANY}, {"prompt": [[1]] * MANY},
+    {"stop": [1] * MANY}, {"stop_token_ids": ["x"] * MANY}, {"draftwise": {"plans": [1] * MANY}},
+    {"draftwise": {"plans": ["x"] * MANY}}, {"logit_bias": {f"x{i}": 1 for i in range(MANY // 2)}},
+    {"logit_bias": {str(i): 1 for i in range(1024)}}, {f"f{i}": 1 for i in range(MANY // 2)},
+    {"structured_outputs": {"choice": [1] * MANY}},
+    {"metadata": {f"f{i}": 1 for i in range(MANY // 2)}},
+    {"structured_outputs": {"json": {"enum": list(range(100_000))}}},
+    {"structured_outputs": {"regex": "(a|b)*a(a|b){25}c"}},
+    {"structured_outputs": {"regex": "((a{1,99}){1,99}){1,99}"}},
+    {"structured_outputs": {"grammar": "start: start start | /a/ | /a/"}},
+    {"structured_outputs": {"json": {"type": "array", "minItems": 10**6}}},
+    {"structured_outputs": {"regex": "(" * 9000}}, {"prompt": ["a"] * 200},
+    {"n": 64, "prompt": ["a"] * 64},
+)  # fmt: skip
+USER = {"role": "user", "content": "hi"}
+CHATS: tuple[dict[str, Any], ...] = (
+    {"messages": [1] * MANY}, {"messages": [{}] * 9000}, {"messages": [USER] * 9000},
+    {"messages": [{"role": "user", "content": [1] * MANY}]},
+    {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]},
+    {"messages": [USER], "tools": [[]] * MANY}, {"messages": [{"role": "\ud800", "content": "x"}]},
+    {"messages": [USER], "tool_choice": "\ud800"},
+    {"messages": [{"role": "user", "content": "\0"}]},
+    {"messages": [USER], "top_logprobs": 10**9, "logprobs": True}, {"messages": 5},
+)  # fmt: skip
+
+
+def deep(depth: int, letters: str = "[]") -> str:
+    """Brackets inside brackets."""
+    return letters[0] * depth + letters[1] * depth
+
+
+def nesting() -> Iterator[Attack]:
+    """Bodies, schemas and arguments of calls that are nested."""
+    for depth in (500, 5_000, 200_000):
+        for field in ("metadata", "prompt", "stop", "draftwise"):
+            text = '{"max_tokens": 1, "prompt": "a", "%s": %s}' % (field, deep(depth))  # noqa: UP031
+            yield "nesting", DONE, text.encode()
+        schema = '{"items":' * depth + "{}" + "}" * depth
+        text = '{"prompt": "a", "max_tokens": 1, "structured_outputs": {"json": ' + schema + "}}"
+        yield "nesting", DONE, text.encode()
+        for arguments in (deep(depth), "[" * depth, '{"a":' * depth):
+            call = {"id": "a", "function": {"name": "f", "arguments": arguments}}
+            called = [USER, {"role": "assistant", "tool_calls": [call]}, USER]
+            yield "nesting", CHAT, json.dumps({"messages": called, "max_tokens": 1}).encode()
+    for raw in (b"[" * 100_000, b'{"a":' * 100_000, b"", b"null", b"\xff\xfe", b'"x"', b"{"):
+        yield "nesting", DONE, raw
+
+
+def framing() -> Iterator[Attack]:
+    """Bytes that are not quite HTTP."""
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    get, chunked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"Transfer-Encoding: chunked\r\n"
+    size = b"Content-Length: %d\r\n" % len(body)
+    yield from (
+        ("framing", "raw", raw)
+        for raw in (
+            head + size + chunked + b"\r\n0\r\n\r\n" + get + b"\r\n",
+            head + size + b"Content-Length: 3\r\n\r\n" + body,
+            head + b"Content-Length: +5\r\n\r\n" + body,
+            head + b"Content-Length: -5\r\n\r\n" + body,
+            head + b"Content-Length: 99999999999999999999999\r\n\r\n" + body,
+            head + b"Transfer-Encoding: xchunked\r\n\r\n" + body,
+            head + b"Transfer-Encoding: chunked, identity\r\n\r\n" + body,
+            head + chunked + b"\r\nffffffffffffffff\r\n" + body,
+            head + chunked + b"\r\n-1\r\n" + body,
+            head + chunked + b"\r\nzz\r\n" + body,
+            head + chunked + b"\r\n%x;a=b\r\n" % len(body) + body + b"\r\n0\r\nX: y\r\n\r\n",
+            get.replace(b"Host:", b"Host :") + b"\r\n",
+            get + b"A: b\r\n  Content-Length: 5\r\n\r\n",
+            get + b"A: " + b"a" * 1_000_000 + b"\r\n\r\n",
+            get + b"".join(b"A%d: b\r\n" % i for i in range(10_000)) + b"\r\n",
+            b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /%ff%fe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /v1/models/..%2f..%2fetc%2fpasswd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /stats?since=" + b"9" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200)),
+            head.replace(b"localhost", b"evil.example") + size + b"\r\n" + body,
+            (get + b"\r\n") * 50,
+        )
+    )
+
+
+def attacks(pipe: Path) -> list[Attack]:
+    """All of them. pipe: whoever opens it waits for ever."""
+    ask = {"prompt": "a", "max_tokens": 8, "temperature": 0}
+    found: list[Attack] = []
+    for place in (pipe, "/etc/shadow", "/dev/zero", "/proc/self/mem"):
+        for policy in POLICIES:
+            found.append(("files", DONE, own({"policy": policy.format(place)}, ask)))
+    found += [("options", DONE, own({"policy": policy}, ask)) for policy in NUMBERS]
+    found += [("options", DONE, json.dumps(ask | fields).encode()) for fields in FIELDS]
+    for word in (b"NaN", b"Infinity", b"1e400", b"9" * 5000):
+        raw = b'{"prompt": "a", "temperature": ' + word + b"}"
+        found.append(("options", DONE, raw))
+    found += [("sizes", DONE, json.dumps(ask | fields).encode()) for fields in SIZES]
+    found += [("sizes", CHAT, json.dumps({"max_tokens": 1} | body).encode()) for body in CHATS]
+    found.append(("sizes", TOKENIZE, json.dumps({"prompt": "a" * 7_000_000}).encode()))
+    found.append(("sizes", "/detokenize", json.dumps({"tokens": ["x"] * MANY}).encode()))
+    found.append(("sizes", DONE, b" " * 9_000_000))
+    found += [*nesting(), *framing()]
+    long = ask | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
+    for how in ("close", "reset", "half-close", "at once"):
+        for more in ({}, {"n": 4}, {"stream": False}):
+            found.append(("disconnects", how, json.dumps(long | more).encode()))
+    return found
+
+
+def own(fields: dict[str, Any], ask: dict[str, Any]) -> bytes:
+    """A request with fields of draftwise."""
+    return json.dumps(ask | {"draftwise": fields}).encode()
+
+
+def post(port: int, path: str, raw: bytes) -> int:
+    """The status; 0 where the server closed the connection instead."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", path, raw, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    except (HTTPException, ConnectionError):
+        return 0
+    finally:
+        connection.close()
+
+
+def send(port: int, raw: bytes) -> int:
+    """The largest status of what is answered to raw bytes within two seconds; 0 for none."""
+    with socket.create_connection(("127.0.0.1", port), timeout=2) as made:
+        said = b""
+        try:
+            made.sendall(raw)
+            while part := made.recv(65536):
+                said += part
+        except OSError:
+            pass
+    lines = [line.split() for line in said.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+    return max((int(line[1]) for line in lines), default=0)
+
+
+def leave(port: int, how: str, raw: bytes) -> int:
+    """Ask for a long answer and go away."""
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as made:
+        made.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        if how != "at once":
+            time.sleep(0.3)
+        if how == "reset":
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if how == "half-close":
+            made.shutdown(socket.SHUT_WR)
+            time.sleep(0.3)
+    return 0
+
+
+def slowly(port: int, over: threading.Event) -> None:
+    """A body that comes a byte a second, again and again."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+    while not over.is_set():
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as made:
+            try:
+                made.sendall(head)
+                while not over.wait(1.0):
+                    made.sendall(b" ")
+            except OSError:
+                continue
+
+
+class Attackers:
+    """Send each attack once. State: what came back."""
+
+    def __init__(self, port: int, todo: list[Attack]) -> None:
+        self._port, self._todo, self._lock = port, list(enumerate(todo)), threading.Lock()
+        self.statuses: Counter[int] = Counter()
+        self.bad: list[str] = []
+        self.slowest: list[tuple[float, str]] = []
+
+    def run(self) -> None:
+        """Until none is left."""
+        while True:
+            with self._lock:
+                if not self._todo:
+                    return
+                number, (kind, where, raw) = self._todo.pop(0)
+            began = time.monotonic()
+            if kind == "framing":
+                status = send(self._port, raw)
+            elif kind == "disconnects":
+                status = leave(self._port, where, raw)
+            else:
+                status = post(self._port, where, raw)
+            with self._lock:
+                took = round(time.monotonic() - began, 2)
+                about = f"{kind} {where} {raw[:100]!r}: {status}"
+                self.slowest = sorted([*self.slowest, (took, about)], reverse=True)[:5]
+                self.statuses[status] += 1
+                if status >= 500 and status != 503:
+                    self.bad.append(f"{number} {kind} {where} {raw[:200]!r}: {status}")
+
+
+class Honest:
+    """Clients that ask the same prompts over and over. State: seconds, and what was wrong."""
+
+    def __init__(self, port: int, prompts: list[str], tokens: int) -> None:
+        self._port, self._prompts, self._tokens = port, prompts, tokens
+        self._right = [
+            self._ask(prompt, {"preset": "plain", "private": True}) for prompt in prompts
+        ]
+        self.wrong: list[str] = []
+
+    def _ask(self, prompt: str, fields: dict[str, Any]) -> str:
+        ask = {"prompt": prompt, "max_tokens": self._tokens, "temperature": 0, "ignore_eos": True}
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=120)
+        try:
+            raw = own(fields, ask)
+            connection.request("POST", DONE, raw, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            return str(json.loads(text)["choices"][0]["text"]) if answer.status == 200 else text
+        finally:
+            connection.close()
+
+    def ask_until(self, over: threading.Event, most: int) -> list[float]:
+        """Five at once, until the event or ``most`` answers each; seconds of each answer."""
+        seconds: list[float] = []
+
+        def client(number: int) -> None:
+            for turn in range(most):
+                if over.is_set():
+                    return
+                index = (number + turn * CLIENTS) % len(self._prompts)
+                began = time.monotonic()
+                text = self._ask(self._prompts[index], {"tenant": f"client-{number}"})
+                seconds.append(time.monotonic() - began)
+                if text != self._right[index]:
+                    self.wrong.append(f"{self._prompts[index]!r}: {text[:200]!r}")
+
+        threads = [threading.Thread(target=client, args=(n,)) for n in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return seconds
+
+
+def settled(url: str, pid: int) -> int:
+    """The server's own KiB when nothing runs any more, and memory had time to be given back."""
+    while num_open(url):
+        time.sleep(0.1)
+    time.sleep(3.0)
+    return state(pid)["own_kib"]
+
+
+def attack(port: int, honest: Honest, attackers: Attackers) -> list[float]:
+    """All attacks once, while slow bodies are held open; seconds of the honest answers."""
+    over, under = threading.Event(), list[float]()
+    attacking = [threading.Thread(target=attackers.run) for _ in range(ATTACKERS)]
+    slow = [threading.Thread(target=slowly, args=(port, over)) for _ in range(8)]
+    asking = threading.Thread(target=lambda: under.extend(honest.ask_until(over, 10**6)))
+    for thread in [*attacking, *slow, asking]:
+        thread.start()
+    for thread in attacking:
+        thread.join()
+    over.set()
+    for thread in [*slow, asking]:
+        thread.join()
+    return under
+
+
+def by_kind(port: int, pid: int, honest: Honest, todo: list[Attack]) -> tuple[Any, list[str]]:
+    """Each kind of attack by itself, ``ROUNDS`` times: memory and latency; and what was wrong."""
+    found: dict[str, Any] = {}
+    bad: list[str] = []
+    for kind in dict.fromkeys(kind for kind, _, _ in todo):
+        own_kib, under = list[int](), list[float]()
+        for _ in range(ROUNDS):
+            attackers = Attackers(port, [one for one in todo if one[0] == kind])
+            under += attack(port, honest, attackers)
+            own_kib.append(settled(f"http://127.0.0.1:{port}", pid))
+            bad += attackers.bad
+        found[kind] = {"own_kib": own_kib, "latency_s": times(under)}
+    return found, bad
+
+
+def times(seconds: list[float]) -> dict[str, float]:
+    """Median and largest latency."""
+    return {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)}
+
+
+def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
+    """Honest clients alone, two attacks, honest clients alone, and each kind by itself."""
+    url, never, todo = f"http://127.0.0.1:{port}", threading.Event(), attacks(pipe)
+    honest = Honest(port, [item.turns[0] for item in load_suite("zoo", 2).items], tokens)
+    honest.ask_until(never, 8)  # what a server takes only once is taken here
+    alone, kib = honest.ask_until(never, 12), [settled(url, pid)]
+    both, under = [Attackers(port, todo), Attackers(port, todo)], list[float]()
+    for attackers in both:
+        under += attack(port, honest, attackers)
+        kib.append(settled(url, pid))
+    alone_again = honest.ask_until(never, 12)
+    kinds, bad = by_kind(port, pid, honest, todo)
+    statuses = both[0].statuses + both[1].statuses
+    return {
+        "hostile_requests": len(todo),
+        "by_kind": dict(Counter(kind for kind, _, _ in todo)),
+        "statuses": {str(key): num for key, num in sorted(statuses.items())},
+        "server_errors": both[0].bad + both[1].bad + bad,
+        "slowest_attacks": sorted(both[0].slowest + both[1].slowest, reverse=True)[:5],
+        "honest_answers": len(alone) + len(under) + len(alone_again),
+        "honest_answers_attacked": len(under),
+        "num_wrong": len(honest.wrong),
+        "wrong": honest.wrong[:5],
+        "latency_s": {
+            name: times(each)
+            for name, each in (("alone", alone), ("attacked", under), ("after", alone_again))
+        },
+        "most_delay_s": round(max(under) - statistics.median(alone + alone_again), 3),
+        "most_delay_over_slowest_alone_s": round(max(under) - max(alone + alone_again), 3),
+        "own_kib": dict(zip(("before", "after_one", "after_two"), kib, strict=True)),
+        "each_kind": kinds,
+    }
+
+
+def main() -> None:
+    """Print what was found as JSON; status 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--port", type=int, default=8397)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    command = [sys.executable, "-m", "draftwise", "serve", "--port", str(args.port)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile("w+") as log,
+        served(command, args.port, log) as process,
+    ):
+        pipe = Path(folder) / "pipe"
+        os.mkfifo(pipe)
+        found = measure(args.port, process.pid, args.tokens, pipe)
+        process.terminate()
+        found["exit_status"] = process.wait()
+        log.seek(0)
+        found["tracebacks"] = log.read().count("Traceback")
+    growth = found["own_kib"]["after_two"] - found["own_kib"]["after_one"]
+    found["memory_growth_kib"] = growth
+    print(json.dumps(found, indent=1))
+    save(args.out, {"hostile": found})
+    is_bad = found["num_wrong"] or found["server_errors"] or found["tracebacks"]
+    if is_bad or found["most_delay_s"] > MAX_DELAY_S or growth > MAX_GROWTH_KIB:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
