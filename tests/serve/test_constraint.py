@@ -101,5 +101,5 @@ def test_grammars_that_cannot_be_read(wanted: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("value", ["\ud800", json.loads("[" * 400 + "]" * 400)])
 def test_errors_of_a_schema_name_the_schema(value: Any) -> None:
-    with pytest.raises(DraftwiseError, match="^the schema cannot be used: "):
+    with pytest.raises(DraftwiseError, match=r"^the schema cannot be used: "):
         json_grammar({"const": value})
