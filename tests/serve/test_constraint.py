@@ -96,3 +96,9 @@ def test_grammars_that_cannot_be_read(wanted: dict[str, str]) -> None:
     assert grammar is not None
     with pytest.raises(DraftwiseError, match="grammar"):
         next(GRAMMARS.constraints(grammar, [0]))
+
+
+@pytest.mark.parametrize("value", ["\ud800", json.loads("[" * 400 + "]" * 400)])
+def test_errors_of_a_schema_name_the_schema(value: Any) -> None:
+    with pytest.raises(DraftwiseError, match=r"^the schema cannot be used: "):
+        json_grammar({"const": value})

@@ -151,7 +151,10 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
         raise DraftwiseError(
             f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
         )
-    return LLMatcher.grammar_from_json_schema(text, overrides=_COMPACT)
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides=_COMPACT)
+    except ValueError as error:
+        raise DraftwiseError(f"the schema cannot be used: {error}") from None
 
 
 def _structured(wanted: StructuredOutputs) -> str:

@@ -1,7 +1,7 @@
 """Large bodies and grammars: read in two threads of their own, and their memory is given back.
 
 What is freed stays with the process otherwise. glibc keeps a heap for each thread, and a grammar
-leaves up to 50 MB in the heap of the thread that compiled it; a body that an error's traceback
+leaves 40 to 57 MB in the heap of the thread that compiled it; a body that an error's traceback
 still refers to waits for the collector, which a large object of texts does not wake.
 """
 
