@@ -29,7 +29,7 @@ ANY_LINE = re.compile(r"\bpip3? +install\b[^`\n#&|]*")
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """``benchmarks/tables.py``, which rewrites the pages."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "packages/lab/benchmarks"))
     return importlib.import_module("tables")
 
 
@@ -128,8 +128,8 @@ def test_the_demo_installs_no_tools() -> None:
         return re.findall(r" -e (\S+)$", done.stdout, re.MULTILINE)
 
     assert given("demo") == ["."]
-    assert given("test") == [".", "'.[test]'"]
-    assert set(given("check")) == {".", "'.[test]'", "'.[dev]'"}
+    assert set(given("test")) == {".", "'.[test]'", "packages/lab"}
+    assert set(given("check")) == {".", "'.[test]'", "'.[dev]'", "packages/lab"}
 
 
 def test_the_tested_versions_are_in_the_ranges() -> None:

@@ -20,7 +20,7 @@ import pytest
 from cli.conftest import run_command
 from draftwise.cli import read_template
 from draftwise.serve import Closing, Gate, Server, Settings, bind, make_app
-from draftwise.serve.listen import listen
+from draftwise.serve import listen_on as listen
 from draftwise.types import DraftwiseError
 from serve.fake import Fake
 from serve.live import Live, Said, fake_service

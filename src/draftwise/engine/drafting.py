@@ -16,7 +16,7 @@ from draftwise.drafters.protocol import (
     mixed_task,
 )
 from draftwise.engine.backlog import Backlog
-from draftwise.engine.nonsense import checked_drafts, checked_scores
+from draftwise.engine.draft_checks import checked_drafts, checked_scores
 from draftwise.engine.request import Request
 from draftwise.engine.sessions import Pool, Sessions
 from draftwise.engine.turn import EMPTY, Turn

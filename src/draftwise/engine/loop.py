@@ -15,9 +15,9 @@ import torch
 
 from draftwise.dist import is_broken
 from draftwise.engine.choosing import choose
+from draftwise.engine.draft_checks import Nonsense
 from draftwise.engine.drafting import Drafting
 from draftwise.engine.judging import drafted_alphas, judge_all, show
-from draftwise.engine.nonsense import Nonsense
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.engine.sessions import Pool

@@ -20,7 +20,7 @@ from draftwise.drafters.protocol import (
     Retrieving,
 )
 from draftwise.engine.costs import Meter
-from draftwise.engine.nonsense import Nonsense, checked_match, tensors_of
+from draftwise.engine.draft_checks import Nonsense, checked_match, tensors_of
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import Ask, fetch
 from draftwise.types import Floats

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from draftwise.serve.history import History as History
     from draftwise.serve.listen import bind as bind
     from draftwise.serve.listen import hosts_of as hosts_of
+    from draftwise.serve.listen import listen as listen_on
     from draftwise.serve.metrics import Metrics as Metrics
     from draftwise.serve.page import PAGE as PAGE
     from draftwise.serve.protocol import Ask as Ask

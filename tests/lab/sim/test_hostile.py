@@ -48,7 +48,7 @@ def test_traces_are_read_strictly(fields: dict[str, Any], tmp_path: Path) -> Non
     good = round_record(0, 0, scores=scores)
     RoundTrace(write_jsonl(tmp_path / "good.jsonl", [good]))
     wrong = write_jsonl(tmp_path / "wrong.jsonl", [good, good | fields])
-    with pytest.raises(DraftwiseError, match=r"line 2: no Round record"):
+    with pytest.raises(DraftwiseError, match=r"line 2: this is no round of a trace"):
         RoundTrace(wrong)
 
 
