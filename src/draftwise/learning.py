@@ -19,7 +19,7 @@ from draftwise.engine.text import Answer, Ending
 from draftwise.feedback import Revealer
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
-from draftwise.protocols import Guide, PlayingAll, Policy, PricingPlans, Routing
+from draftwise.protocols import PlayingAll, Policy, PricingPlans, Routing, StopRule
 from draftwise.types import NONE, DraftwiseError, Plan
 
 _IDS = itertools.count()
@@ -130,7 +130,7 @@ class Learning:
         """What turns one request's rounds into feedback."""
         return registry.make_feedback(self._setting.feedback, plans=self.plans, reward=self._reward)
 
-    def guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], Guide]:
+    def guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], StopRule]:
         """One guide, with its own randomness, for each drafter and rule that plans name."""
         names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
         homes = {d.name: d.home for d in self._drafters if isinstance(d, ShowingHidden)}
@@ -143,7 +143,7 @@ class Learning:
         spec, plans = self._setting.policy, self.plans
         return registry.make_policy(spec, len(plans), seed, plans=plans, request_tokens=num_tokens)
 
-    def _show_hidden(self, guides: dict[tuple[str, str], Guide]) -> None:
+    def _show_hidden(self, guides: dict[tuple[str, str], StopRule]) -> None:
         """Have drafters show hidden states to the rules that read them, where they have any.
 
         Raises DraftwiseError where a rule reads them and no drafter has any: it would never stop.
@@ -167,7 +167,7 @@ class Learning:
             drafters[name].show_hidden()
 
 
-def reads_hidden(guide: Guide) -> bool:
+def reads_hidden(guide: StopRule) -> bool:
     """Whether a rule needs hidden states; one without weights of its own still does."""
     try:
         return guide.needs_hidden > 0

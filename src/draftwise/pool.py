@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from draftwise import registry
-from draftwise.drafters.lm import LMDrafter
-from draftwise.drafters.lm_window import SINK, Window
+from draftwise.drafters.lm import SINK, LMDrafter, Window
 from draftwise.drafters.protocol import Drafter
 from draftwise.errors import BadValue
-from draftwise.nn.borrower import load_borrower
 from draftwise.nn.folder import borrows
+from draftwise.nn.heads.borrower import load_borrower
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs

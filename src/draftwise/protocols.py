@@ -159,7 +159,7 @@ class Mixer(Protocol):
         ...
 
 
-class Guide(Protocol):
+class StopRule(Protocol):
     """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped.
 
     One object serves one drafter in one request: it is asked with depth 0, 1, 2, ... while a draft

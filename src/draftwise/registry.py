@@ -24,43 +24,43 @@ import numpy as np
 
 from draftwise.errors import BadValue
 from draftwise.feedback import Revealer
-from draftwise.protocols import Guide, Policy, Reward
+from draftwise.protocols import Policy, Reward, StopRule
 from draftwise.types import DraftwiseError, Plan
 
 Table = dict[str, tuple[Any, Mapping[str, Any]]]
 
 POLICIES: Table = {
-    "fixed": ("policies.baselines.fixed:Fixed", {"plan": 1}),
-    "random": ("policies.baselines.random:Random", {}),
-    "ucb1": ("policies.ucb1:UCB1", {"beta": 1.0}),
-    "ucbspec": ("policies.ucbspec:UCBSpec", {"delta": 0.5}),
-    "ucb-tuned": ("policies.ucb_tuned:UCBTuned", {}),
-    "discounted-ucb": ("policies.discounted_ucb:DiscountedUCB", {"beta": 0.05, "discount": 0.99}),
-    "sliding-ucb": ("policies.sliding_ucb:SlidingUCB", {"beta": 0.05, "window": 100}),
+    "fixed": ("policies.baselines:Fixed", {"plan": 1}),
+    "random": ("policies.baselines:Random", {}),
+    "ucb1": ("policies.ucb:UCB1", {"beta": 1.0}),
+    "ucbspec": ("policies.ucb:UCBSpec", {"delta": 0.5}),
+    "ucb-tuned": ("policies.ucb:UCBTuned", {}),
+    "discounted-ucb": ("policies.ucb:DiscountedUCB", {"beta": 0.05, "discount": 0.99}),
+    "sliding-ucb": ("policies.ucb:SlidingUCB", {"beta": 0.05, "window": 100}),
     "exp3": ("policies.exp3:EXP3", {"gamma": 0.4}),
-    "exp3spec": ("policies.exp3spec:EXP3Spec", {}),
-    "thompson-gaussian": ("policies.thompson_gaussian:ThompsonGaussian", {}),
-    "thompson-bernoulli": ("policies.thompson_bernoulli:ThompsonBernoulli", {}),
-    "sequential-halving": ("policies.sequential_halving:SequentialHalving", {"budget": 200}),
-    "petc": ("policies.petc:PETC", {"c": 32.0}),
+    "exp3spec": ("policies.exp3:EXP3Spec", {}),
+    "thompson-gaussian": ("policies.thompson:ThompsonGaussian", {}),
+    "thompson-bernoulli": ("policies.thompson:ThompsonBernoulli", {}),
+    "sequential-halving": ("policies.explore:SequentialHalving", {"budget": 200}),
+    "petc": ("policies.explore:PETC", {"c": 32.0}),
     "hedge": ("policies.hedge:Hedge", {}),
-    "normalhedge": ("policies.normalhedge:NormalHedge", {}),
-    "adanormalhedge": ("policies.adanormalhedge:AdaNormalHedge", {}),
+    "normalhedge": ("policies.hedge:NormalHedge", {}),
+    "adanormalhedge": ("policies.hedge:AdaNormalHedge", {}),
     "goodput": ("policies.goodput.policy:Goodput", {}),
-    "draft-all": ("policies.baselines.draft_all:DraftAll", {}),
-    "router": ("policies.baselines.router:Router", {"plan": 1}),
-    "delayed": ("policies.wrappers.delayed:Delayed", {"base": "ucbspec", "rounds": 3}),
-    "copies": ("policies.wrappers.copies:Copies", {"base": "exp3spec"}),
-    "one-plan": ("policies.wrappers.one_plan:OnePlan", {"base": "ucbspec"}),
-    "batched": ("policies.wrappers.batched:Batched", {"base": "thompson-gaussian", "skip": 2}),
+    "draft-all": ("policies.baselines:DraftAll", {}),
+    "router": ("policies.baselines:Router", {"plan": 1}),
+    "delayed": ("policies.wrappers:Delayed", {"base": "ucbspec", "rounds": 3}),
+    "copies": ("policies.wrappers:Copies", {"base": "exp3spec"}),
+    "one-plan": ("policies.wrappers:OnePlan", {"base": "ucbspec"}),
+    "batched": ("policies.wrappers:Batched", {"base": "thompson-gaussian", "skip": 2}),
 }
 REWARDS: Table = {
-    "length": ("rewards.counts:Length", {}),
-    "simple": ("rewards.counts:Length", {}),
-    "blend": ("rewards.counts:Blend", {"alpha": 0.5}),
-    "divergence": ("rewards.alphas:Divergence", {}),
-    "acceptance": ("rewards.alphas:Acceptance", {}),
-    "expected-length": ("rewards.alphas:ExpectedLength", {}),
+    "length": ("rewards.tokens:Length", {}),
+    "simple": ("rewards.tokens:Length", {}),
+    "blend": ("rewards.tokens:Blend", {"alpha": 0.5}),
+    "divergence": ("rewards.tokens:Divergence", {}),
+    "acceptance": ("rewards.tokens:Acceptance", {}),
+    "expected-length": ("rewards.tokens:ExpectedLength", {}),
     "throughput": ("rewards.speed:Throughput", {}),
     "goodput": ("rewards.speed:Goodput", {}),
 }
@@ -71,15 +71,15 @@ FEEDBACKS: Table = {
     "panoramic": ("feedback.panoramic:Panoramic", {}),
 }
 GUIDES: Table = {
-    "fixed": ("guides.fixed:Fixed", {}),
-    "max-confidence": ("guides.confidence:MaxConfidence", {"threshold": 0.8}),
-    "svip": ("guides.svip:Svip", {"threshold": 0.6}),
-    "svip-difference": ("guides.svip_difference:SvipDifference", {"threshold": 0.2}),
-    "logit-margin": ("guides.logit_margin:LogitMargin", {"threshold": 0.2}),
-    "adaedl": ("guides.adaedl:AdaEdl", {"epsilon": 0.5}),
-    "any-of": ("guides.any_of:AnyOf", {"rules": "max-confidence:0.5+svip-difference"}),
-    "head": ("guides.head:Head", {}),
-    "tapout-token": ("guides.tapout_token:TapOutToken", {"bandit": "thompson-bernoulli"}),
+    "fixed": ("stop_rules.thresholds:Fixed", {}),
+    "max-confidence": ("stop_rules.thresholds:MaxConfidence", {"threshold": 0.8}),
+    "svip": ("stop_rules.thresholds:Svip", {"threshold": 0.6}),
+    "svip-difference": ("stop_rules.thresholds:SvipDifference", {"threshold": 0.2}),
+    "logit-margin": ("stop_rules.thresholds:LogitMargin", {"threshold": 0.2}),
+    "adaedl": ("stop_rules.thresholds:AdaEdl", {"epsilon": 0.5}),
+    "any-of": ("stop_rules.tapout:AnyOf", {"rules": "max-confidence:0.5+svip-difference"}),
+    "head": ("stop_rules.head:Head", {}),
+    "tapout-token": ("stop_rules.tapout:TapOutToken", {"bandit": "thompson-bernoulli"}),
 }
 DRAFTERS: Table = {
     "lm": ("drafters.lm:LMDrafter", {}),
@@ -87,9 +87,9 @@ DRAFTERS: Table = {
     "suffix": ("drafters.suffix:SuffixDrafter", {"max_tokens": 1000}),
     "datastore": ("drafters.datastore:DatastoreDrafter", {}),
     "eagle": ("drafters.eagle:load_eagle", {}),
-    "medusa": ("drafters.medusa:load_medusa", {}),
-    "mtp": ("drafters.mtp:load_mtp", {}),
-    "dflash": ("drafters.dflash:load_dflash", {}),
+    "medusa": ("drafters.experimental.medusa:load_medusa", {}),
+    "mtp": ("drafters.experimental.mtp:load_mtp", {}),
+    "dflash": ("drafters.experimental.dflash:load_dflash", {}),
 }
 
 
@@ -217,7 +217,7 @@ def make_guide(
     seed: int | np.random.SeedSequence | np.random.Generator = 0,
     *,
     home: Path | None = None,
-) -> Guide:
+) -> StopRule:
     """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as above.
 
     home: the folder of the drafter whose drafts it ends, where a trained rule may lie.
@@ -229,7 +229,7 @@ def make_guide(
         "make_rule": functools.partial(make_guide, seed=rng, home=home),
         "make_bandit": functools.partial(make_policy, seed=rng),
     }
-    guide: Guide = build("guide", GUIDES, spec, given)
+    guide: StopRule = build("guide", GUIDES, spec, given)
     return guide
 
 

@@ -28,7 +28,7 @@ from draftwise.engine.prompts import encode_all, ending_of, is_single, randomnes
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.learning import Learning
-from draftwise.nn.compiled import STEP_WIDTHS
+from draftwise.nn.cpu.compiled import STEP_WIDTHS
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, models_of, resolve_target

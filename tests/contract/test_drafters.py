@@ -11,8 +11,8 @@ import torch
 
 from draftwise import registry
 from draftwise.drafters import Context, Drafter, DraftTask, LMReader
-from draftwise.guides import Fixed
 from draftwise.registry import DRAFTERS
+from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
 from eagles import features_of
 from engine.pairs import INSIDE, PROMPTS, eagle_target, lm, spec, store, windowed

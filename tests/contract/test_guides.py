@@ -15,7 +15,7 @@ import torch
 from draftwise import Draft, make_guide, verify
 from draftwise.dist import draw
 from draftwise.drafters import Context, DraftTask
-from draftwise.protocols import Guide
+from draftwise.protocols import StopRule
 from draftwise.registry import GUIDES
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
 from engine.exact import Model, World, completed, law, model, own_law, texts_of
@@ -38,7 +38,7 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def make(name: str, seed: int = 0) -> Guide:
+def make(name: str, seed: int = 0) -> StopRule:
     return make_guide(spec(GUIDES, name), seed, home=head_home())
 
 
@@ -58,7 +58,7 @@ def described(q: Any, token: int, before: DraftStep) -> DraftStep:
 
 
 def round_of(
-    world: World, p: Model, q: Model, guide: Guide, text: tuple[int, ...], length: int,
+    world: World, p: Model, q: Model, guide: StopRule, text: tuple[int, ...], length: int,
     is_dropped: bool = False,
 ) -> tuple[int, ...]:  # fmt: skip
     """The text after one round: a chain as far as the guide goes on, verified and told to it."""
@@ -93,7 +93,7 @@ def test_a_pure_guide_depends_on_nothing_but_the_step(name: str) -> None:
 def test_answers_are_booleans_and_the_same_seed_learns_the_same(name: str) -> None:
     """A guide is a function of its seed, the steps it saw and what it was told."""
 
-    def life(guide: Guide) -> list[bool]:
+    def life(guide: StopRule) -> list[bool]:
         answers = []
         for num, step in enumerate([s for s in STEPS if s.depth == 1] * 3):
             answers += [guide.goes_on(DraftStep(0, 8)), guide.goes_on(step)]
@@ -179,7 +179,7 @@ class OfItsOwn:
     is_pure = always_goes_on = waits_for_hidden = False
     needs_hidden = 0
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: StopRule) -> None:
         self._guide, self._before = guide, float("nan")
 
     def goes_on(self, step: DraftStep) -> bool:

@@ -20,8 +20,8 @@ from draftwise.drafters import (
 )
 from draftwise.drafters import DatastoreFile as Store
 from draftwise.drafters import write_datastore as write
-from draftwise.guides import Fixed
 from draftwise.pool import load_drafters
+from draftwise.stop_rules import Fixed
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import target
 from engine.test_suffix import DEPTH, assert_is_best_tree, chain, common, path_of

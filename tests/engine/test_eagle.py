@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from draftwise.drafters import Context, DraftTask, EagleReader
-from draftwise.guides import Fixed
 from draftwise.nn import CausalModel, Features, distributions, save_head
 from draftwise.policies.goodput.looks import LOOK_TOKENS
 from draftwise.speculator import Speculator
+from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from eagles import eagle_head, features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftwise.drafters import LONGEST_MATCH, Context, DraftTask, LookupDrafter
-from draftwise.guides import Fixed
+from draftwise.stop_rules import Fixed
 from draftwise.types import SamplingParams
 from sessions import opened
 

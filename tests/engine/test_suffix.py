@@ -19,7 +19,7 @@ from draftwise.drafters import (
     most_frequent_path,
 )
 from draftwise.drafters import continuation_tree as tree
-from draftwise.guides import Fixed, MaxConfidence
+from draftwise.stop_rules import Fixed, MaxConfidence
 from draftwise.types import SamplingParams
 from sessions import opened
 

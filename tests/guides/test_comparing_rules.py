@@ -13,8 +13,8 @@ from draftwise import Draft, Plan, make_guide, make_reward, verify
 from draftwise.dist import draw
 from draftwise.drafters import Context, DraftTask
 from draftwise.engine import Watch
-from draftwise.guides import Fixed
 from draftwise.registry import make_feedback
+from draftwise.stop_rules import Fixed
 from draftwise.types import Decision, DraftStep, Evidence, SamplingParams, TreeShape
 from engine.exact import Law, World, law, model, texts_of
 from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, speculator

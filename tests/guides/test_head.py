@@ -13,12 +13,12 @@ import torch
 
 from draftwise import make_guide
 from draftwise.drafters import Context, DraftTask, LMDrafter
-from draftwise.guides import read_head
 from draftwise.nn import AcceptanceHead, CausalModel
 from draftwise.nn import load_acceptance_head as load
 from draftwise.nn import save_acceptance_head as save
 from draftwise.presets import preset
 from draftwise.speculator import Speculator
+from draftwise.stop_rules import read_head
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
 from engine.pairs import PROMPTS, lm, plain_greedy, speculator, target
 from models import head_home, near_copy

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from draftwise import make_guide
-from draftwise.guides import TABLE_1, AdaEdl, split_rules
 from draftwise.presets import preset
 from draftwise.registry import GUIDES
+from draftwise.stop_rules import TABLE_1, AdaEdl, split_rules
 from draftwise.types import DraftStep, DraftwiseError
 
 

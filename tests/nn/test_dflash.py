@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.drafters import Context, DFlashDrafter, DraftTask
-from draftwise.guides import Fixed
 from draftwise.nn import BlockShape, DFlashHead, load_dflash_head, rotary_table, turned
+from draftwise.stop_rules import Fixed
 from draftwise.types import DraftwiseError, SamplingParams
 from eagles import dflash_head, features_of
 from engine.pairs import PROMPTS, eagle_target

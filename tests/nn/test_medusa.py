@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.drafters import Context, DraftTask
-from draftwise.guides import Fixed
 from draftwise.nn import CausalModel, distributions, load_medusa_heads
 from draftwise.speculator import Speculator
+from draftwise.stop_rules import Fixed
 from draftwise.types import DraftwiseError, SamplingParams
 from eagles import features_of
 from engine.pairs import PROMPTS, eagle_target, medusa, plain_greedy, reader, speculator

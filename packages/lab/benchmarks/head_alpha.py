@@ -24,10 +24,9 @@ from torch import Tensor
 
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
-from draftwise.nn.borrower import load_borrower
-from draftwise.nn.eagle import EagleHead
-from draftwise.nn.eagle_files import load_head
-from draftwise.nn.lent import LentHead
+from draftwise.nn.heads.borrower import load_borrower
+from draftwise.nn.heads.eagle import EagleHead, LentHead
+from draftwise.nn.heads.eagle_files import load_head
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target

@@ -28,10 +28,10 @@ from transformers.utils import logging
 from draftwise import SamplingParams, Speculator, zoo
 from draftwise.dist import overlap, ratio
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.fixed import Fixed
 from draftwise.nn.sampling import distributions
 from draftwise.nn.transfer import answered
 from draftwise.policies.goodput.experience import WINDOW
+from draftwise.stop_rules.thresholds import Fixed
 from draftwise_lab.zoo.samples import drawn
 
 DEPTH, PROMPT, GLANCE = 16, 16, 32

@@ -30,12 +30,11 @@ from tokenizers import Tokenizer
 
 from draftwise import Speculator, zoo
 from draftwise.drafters.continuations import most_frequent_path, tree
-from draftwise.drafters.datastore import DatastoreDrafter
-from draftwise.drafters.datastore_file import Store, replacing, write
+from draftwise.drafters.datastore import DatastoreDrafter, Store, replacing, write
 from draftwise.drafters.lookup import LookupDrafter
 from draftwise.drafters.protocol import Context, Drafter, DraftTask
 from draftwise.drafters.suffix import SuffixDrafter
-from draftwise.guides.fixed import Fixed
+from draftwise.stop_rules.thresholds import Fixed
 from draftwise.types import SamplingParams
 from draftwise_lab.zoo.domains import sample
 

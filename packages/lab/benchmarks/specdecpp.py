@@ -27,10 +27,17 @@ from draftwise import zoo
 from draftwise.drafters.lm import LMDrafter
 from draftwise.nn.acceptance_head import save as save_head
 from draftwise.nn.load import load_model
-from draftwise.train.chains import draft_chains
-from draftwise.train.head import HeadOptions, train_head
-from draftwise.train.head_run import Judged, Setting, judge_texts, measure_head
-from draftwise.train.judgements import Label, judge_all
+from draftwise.train.head import (
+    HeadOptions,
+    Judged,
+    Label,
+    Setting,
+    draft_chains,
+    judge_all,
+    judge_texts,
+    measure_head,
+    train_head,
+)
 from draftwise.train.lesson import Text
 from draftwise_lab.bench.sweep import numbers as n
 from draftwise_lab.bench.sweep.figure import draw

@@ -23,7 +23,7 @@ from shared.results import save
 from specdecpp import LENGTHS, Scene
 
 from draftwise.nn.acceptance_head import load
-from draftwise.train.chains import Chains, draft_chains
+from draftwise.train.head import Chains, draft_chains
 from draftwise.train.speedup import MAX_LENGTH, measure_costs
 from draftwise.types import Costs
 

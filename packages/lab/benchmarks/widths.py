@@ -20,7 +20,7 @@ from rich.table import Table
 from shared.results import save
 from transformers.utils import logging
 
-from draftwise.nn.layout import put_back
+from draftwise.nn.cpu.layout import put_back
 from draftwise.nn.load import load_model
 from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target

@@ -27,7 +27,7 @@ from draftwise import Speculator, zoo
 from draftwise.bench.paired import ratio
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.guides.fixed import Fixed
+from draftwise.stop_rules.thresholds import Fixed
 from draftwise.types import SamplingParams
 
 ALL = "everything"

@@ -1,18 +1,222 @@
-"""What is compared: presets, fixed plans and peers, from what a user types; nothing is loaded here.
-
-``plain``, ``PRESET[@LENGTHS]``, ``fixed:DRAFTERxLENGTH[/RULE]``, ``transformers``,
-``transformers:lookup[xLENGTH]``, ``transformers:DRAFTERxLENGTH[/heuristic|/confidence[=P]]``, and
-the groups ``presets``, ``fixed`` and ``peers``.
-"""
+"""draftwise as a contestant: any setting, on the one target and the drafters in memory."""
 
 from __future__ import annotations
 
+import copy
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
 
 from draftwise import registry
+from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.protocol import Drafter
+from draftwise.drafters.suffix import SuffixDrafter
+from draftwise.engine.records import Round
 from draftwise.presets import PRESETS, Preset, preset
-from draftwise.types import DraftwiseError
+from draftwise.speculator import Speculator
+from draftwise.types import NONE, DraftwiseError, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How all methods answer: tokens at most, and how they are drawn."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+
+
+@dataclass(slots=True)
+class Reply:
+    """One turn's answer. seconds: wall time; cpu_s: what this process had of the processor.
+
+    emitted: tokens of every round; rounds: draftwise's own records.
+    """
+
+    tokens: list[int]
+    seconds: float
+    cpu_s: float
+    emitted: list[int]
+    rounds: list[Round] = field(default_factory=list)
+
+
+class OurContestant:
+    """One setting; what its drafters remember of earlier answers is forgotten with each repeat."""
+
+    def __init__(self, spec: Ours, base: Speculator, asked: Asked) -> None:
+        self.name, self._spec, self._base, self._asked = spec.name, spec, base, asked
+        self._has_memory = any(isinstance(d, SuffixDrafter) for d in base.drafters)
+        self._speculator = self._make()
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """What its policy chooses among."""
+        return self._speculator.plans
+
+    def begin(self) -> None:
+        """A repeat begins: no drafter may copy its answers to the last one."""
+        if self._has_memory:
+            self._speculator = self._make()
+
+    def answer(self, prompt: Sequence[int], seed: int) -> Reply:
+        """Answer a prompt, timed from prompt to last token."""
+        start, cpu = time.perf_counter(), time.process_time()
+        wall_before, cpu_before = self._speculator.compiling()
+        generation = self._speculator.start(
+            [list(prompt)],
+            max_new_tokens=self._asked.max_new_tokens,
+            temperature=self._asked.temperature,
+            seed=seed,
+        )
+        rounds = list(generation)
+        tokens = generation.results()[0].tokens
+        seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+        wall_after, cpu_after = self._speculator.compiling()
+        seconds, cpu_s = seconds - (wall_after - wall_before), cpu_s - (cpu_after - cpu_before)
+        return Reply(tokens, seconds, cpu_s, [r.num_emitted for r in rounds], rounds)
+
+    def _make(self) -> Speculator:
+        base, spec = self._base, self._spec
+        wanted = [d for d in base.drafters if spec.drafter in {None, d.name}]
+        drafters = [_fresh(d) for d in wanted] if spec.setting.lengths else []
+        return Speculator(base.target, base.tokenizer, drafters, spec.setting)
+
+
+def _fresh(drafter: Drafter) -> Drafter:
+    """Models and datastores are shared; a memory of past answers is each contestant's own."""
+    return drafter.forgetful() if isinstance(drafter, SuffixDrafter) else drafter
+
+
+def counts(replies: Sequence[Reply]) -> dict[str, Any]:
+    """The fields of a run that only draftwise knows."""
+    rounds = [round_ for reply in replies for round_ in reply.rounds]
+    if not rounds:
+        return {}
+    phases: Counter[str] = Counter()
+    for round_ in rounds:
+        phases.update(round_.seconds)
+    return {
+        "num_drafted": sum(round_.num_drafted for round_ in rounds),
+        "num_accepted": sum(round_.num_accepted for round_ in rounds),
+        "phases": dict(phases),
+        "pulls": dict(Counter(round_.plan.drafter for round_ in rounds)),
+        "round_s": [round(sum(round_.seconds.values()), 7) for round_ in rounds],
+    }
+
+
+def course(replies: Sequence[Reply], plans: Sequence[Plan]) -> dict[str, Any]:
+    """What a policy played and thought, round by round, and each token's writer.
+
+    Plans are grouped into arms: by stop rule, drafter or length, whatever they differ in first.
+    values [R][arms]: the best estimate of each arm's plans; played [R]: the arm of each round.
+    """
+    arm_of = _arms(plans)
+    names = list(dict.fromkeys(arm_of.values()))
+    rounds = [round_ for reply in replies for round_ in reply.rounds]
+    members = {name: [i for i, plan in enumerate(plans) if arm_of[plan] == name] for name in names}
+    return {
+        "arms": names,
+        "played": [names.index(arm_of[plans[round_.plan_index]]) for round_ in rounds],
+        "values": [
+            [float(max(round_.estimates[i] for i in members[name])) for name in names]
+            for round_ in rounds
+        ],
+        "plans": [str(round_.plan) for round_ in rounds],
+        "sources": [source for round_ in rounds for source in round_.sources],
+    }
+
+
+def _arms(plans: Sequence[Plan]) -> Mapping[Plan, str]:
+    real = [plan for plan in plans if plan.drafter != NONE]
+    if len({plan.rule for plan in real}) > 1:
+        return {plan: plan.rule if plan in real else NONE for plan in plans}
+    if len({plan.drafter for plan in real}) > 1:
+        return {plan: plan.drafter for plan in plans}
+    return {plan: str(plan) for plan in plans}
+
+
+class PeerContestant:
+    """``model.generate`` in one of its ways.
+
+    An assistant's options live in its generation config, where a schedule also keeps what it has
+    learned; so each contestant has a config of its own, and the assistant gets it for the answer.
+    """
+
+    def __init__(self, spec: Peer, base: Speculator, asked: Asked) -> None:
+        self.name, self._asked = spec.name, asked
+        self._model = base.target.module
+        self._options: dict[str, Any] = _sampling(asked)
+        self._assistant: Any = None
+        self._config: Any = None
+        if spec.drafter == LOOKUP:
+            self._options["prompt_lookup_num_tokens"] = spec.length
+        elif spec.drafter is not None:
+            self._assistant = _module(base, spec.drafter)
+            self._options["assistant_model"] = self._assistant
+            self._config = copy.deepcopy(self._assistant.generation_config)
+            self._config.num_assistant_tokens = spec.length
+            self._config.num_assistant_tokens_schedule = spec.schedule
+            self._config.assistant_confidence_threshold = spec.threshold
+
+    def begin(self) -> None:
+        """Nothing is remembered but the schedule, which transformers keeps on purpose."""
+
+    def answer(self, prompt: Sequence[int], seed: int) -> Reply:
+        """Answer a prompt, timed from prompt to last token."""
+        counter = _RoundCounter()
+        ids = torch.tensor([list(prompt)], device=self._model.device)
+        torch.manual_seed(seed)
+        usual = None if self._assistant is None else self._assistant.generation_config
+        if usual is not None:
+            self._assistant.generation_config = self._config
+        try:
+            start, cpu = time.perf_counter(), time.process_time()
+            with torch.inference_mode():
+                output = self._model.generate(
+                    ids, attention_mask=torch.ones_like(ids), streamer=counter, **self._options
+                )
+            tokens = output[0, len(prompt) :].tolist()
+            seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+        finally:
+            if usual is not None:
+                self._assistant.generation_config = usual
+        return Reply(tokens, seconds, cpu_s, counter.emitted)
+
+
+class _RoundCounter:
+    """A streamer that only counts: it is given the prompt, then each round's tokens."""
+
+    def __init__(self) -> None:
+        self.emitted: list[int] = []
+        self._has_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._has_prompt:
+            self.emitted.append(value.numel())
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """The answer is complete."""
+
+
+def _sampling(asked: Asked) -> dict[str, Any]:
+    """The same drawing as draftwise's, in transformers' words."""
+    options: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "do_sample": False}
+    if asked.temperature > 0:
+        options |= {"do_sample": True, "temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+    return options
+
+
+def _module(base: Speculator, name: str) -> Any:
+    """The weights of a drafter that is a model."""
+    for drafter in base.drafters:
+        if drafter.name == name and isinstance(drafter, LMDrafter):
+            return drafter.model.module
+    raise AssertionError(f"{name} was checked to be a model")
+
 
 PLAIN, DEFAULT, TRANSFORMERS = "plain", "draftwise", "transformers"
 GROUPS = ("presets", "fixed", "peers")

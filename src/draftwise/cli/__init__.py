@@ -19,8 +19,13 @@ from draftwise.lazy import exports
 
 if TYPE_CHECKING:
     from draftwise.cli.bench import Bar as Bar
-    from draftwise.cli.demo_prompts import CHATS as CHATS
-    from draftwise.cli.demo_prompts import choose_prompts as choose_prompts
+    from draftwise.cli.demo import CHATS as CHATS
+    from draftwise.cli.demo import Lane as Lane
+    from draftwise.cli.demo import Pair as Pair
+    from draftwise.cli.demo import Stage as Stage
+    from draftwise.cli.demo import choose_prompts as choose_prompts
+    from draftwise.cli.demo import race as run_race
+    from draftwise.cli.demo import report as demo_report
     from draftwise.cli.failures import Output as Output
     from draftwise.cli.failures import quiet as quiet
     from draftwise.cli.failures import refused_values as refused_values
@@ -32,16 +37,11 @@ if TYPE_CHECKING:
     from draftwise.cli.load import read_template as read_template
     from draftwise.cli.lock import alone_in as alone_in
     from draftwise.cli.prompts import read_batch as read_batch
-    from draftwise.cli.race import Lane as Lane
-    from draftwise.cli.race import race as run_race
-    from draftwise.cli.report import Pair as Pair
-    from draftwise.cli.report import report as demo_report
     from draftwise.cli.show import Wrap as Wrap
     from draftwise.cli.show import colours as colours
     from draftwise.cli.show import painted as painted
     from draftwise.cli.show import percentages as percentages
     from draftwise.cli.show import total as total
-    from draftwise.cli.stage import Stage as Stage
     from draftwise.cli.training import claim as claim
 
 __getattr__, __dir__ = exports(__name__)

@@ -13,7 +13,7 @@ from draftwise.cli.failures import BROKEN, INTERRUPTED, Output, graceful, note, 
 from draftwise.cli.options import Sampling
 from draftwise.cli.progress import TokenProgress
 from draftwise.cli.show import Wrap, colours, painted, summary, total
-from draftwise.engine.paint import Painter, Piece
+from draftwise.engine.attribution import Painter, Piece
 
 if TYPE_CHECKING:
     from draftwise.engine.generation import Generation, Result

@@ -1,37 +1,372 @@
-"""``draftwise demo``: plain decoding beside draftwise, on prompts of every domain."""
+"""What ``draftwise demo`` asks: the bundled model's held-out prompts, or a chat model."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
 from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 
+from draftwise.chat import Message
 from draftwise.cli import options as o
 from draftwise.cli.command import command
-from draftwise.cli.demo_prompts import Asked, choose_prompts
-from draftwise.cli.failures import (
-    INTERRUPTED,
-    Output,
-    graceful,
-    quiet,
-    refused_values,
-    say,
-)
+from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
 from draftwise.cli.load import check, load
-from draftwise.cli.race import Lane, race
-from draftwise.cli.report import Pair, report
-from draftwise.cli.show import colours, legend, painted
-from draftwise.cli.stage import Stage
+from draftwise.cli.show import PLAIN_STYLE, colours, legend, painted, shares, total
+from draftwise.types import NONE, DraftwiseError
 
 if TYPE_CHECKING:
+    from draftwise.engine.attribution import Piece
+    from draftwise.engine.generation import Generation, Result
+    from draftwise.engine.request import Stats
     from draftwise.speculator import Speculator
+
+
+_CODE = """\
+```python
+def mean_and_spread(values):
+    total = 0.0
+    for value in values:
+        total += value
+    mean = total / len(values)
+    spread = 0.0
+    for value in values:
+        spread += (value - mean) ** 2
+    return mean, (spread / len(values)) ** 0.5
+```"""
+_PASSAGE = (
+    "The lighthouse on the northern cape was built in 1871 after three ships had been lost in one "
+    "winter. Its lamp burned rape oil at first, paraffin from 1889, and has been electric since "
+    "1936. The keeper and two assistants lived in the house below the tower with their families "
+    "until the light was automated in 1982. Since then the house has been a small museum, which is "
+    "open from May to September and is run by volunteers from the village."
+)
+CHATS: Mapping[str, Sequence[str]] = {
+    "code edit": (
+        f"Rename `total` to `amount` and give me the whole function again.\n{_CODE}",
+        f"Add a docstring to this function and repeat all of it.\n{_CODE}",
+    ),
+    "passage": (
+        f"{_PASSAGE}\n\nWhen was the lighthouse built, and who lived in the house below the tower?",
+        f"Correct the spelling of this text, and write out all of it:\n\n{_PASSAGE}",
+    ),
+    "chat": (
+        "What should I see in Lisbon in two days?",
+        "How do I keep my houseplants alive while I am away for three weeks?",
+    ),
+    "arithmetic": (
+        "A train leaves at 9:40 and arrives at 13:05. How long does the journey take? Explain.",
+        "Six boxes hold 14 apples each, and 9 apples are bad. How many good apples are there?",
+    ),
+    "summary": (
+        f"Summarise this in two sentences:\n\n{_PASSAGE}",
+        f"List the years in this text and what happened in each of them:\n\n{_PASSAGE}",
+    ),
+}
+"""Kind -> questions that were written for this demo; no model was trained on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt of the demo: its kind, its text to show, and what the target is given."""
+
+    domain: str
+    text: str
+    prompt: str | Sequence[Message]
+
+
+def choose_prompts(num: int, tokenizer: Any = None) -> list[Asked]:
+    """The first prompt of each kind, then the second: questions where there is a chat template.
+
+    Raises DraftwiseError for a number below 1.
+    """
+    if num < 1:
+        raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
+    if getattr(tokenizer, "chat_template", None):
+        return [
+            Asked(domain, text, [{"role": "user", "content": text}])
+            for domain, text in _in_turn(CHATS)[:num]
+        ]
+    from draftwise import zoo
+
+    return [Asked(domain, text, text) for domain, text in _in_turn(zoo.prompts())[:num]]
+
+
+def _in_turn(found: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    longest = max(len(prompts) for prompts in found.values())
+    return [
+        (domain, prompts[i])
+        for i in range(longest)
+        for domain, prompts in found.items()
+        if i < len(prompts)
+    ]
+
+
+WIDE = 100
+"""Columns from which on the panels stand side by side."""
+
+_FRAME_S = 1 / 12
+_MOST_LINES, _FEWEST_LINES = 16, 4
+
+
+class Stage:
+    """Draws between rounds, at most twelve times a second, so that no thread disturbs the clock."""
+
+    def __init__(self, console: Console, lanes: Sequence[Lane], styles: Mapping[str, str]) -> None:
+        self._console, self._lanes, self._styles = console, lanes, styles
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._drawn_at = 0.0
+
+    def __enter__(self) -> Stage:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.draw(is_last=True)
+        self._live.stop()
+
+    def draw(self, is_last: bool = False) -> None:
+        """Show how far the lanes are, unless that was done just now."""
+        if is_last or time.perf_counter() - self._drawn_at >= _FRAME_S:
+            self._live.update(self.picture(is_last), refresh=True)
+            self._drawn_at = time.perf_counter()
+
+    def picture(self, is_last: bool) -> RenderableType:
+        """The panels; the last picture is as high as its text, not higher."""
+        width, height = self._console.size
+        is_wide = width >= WIDE
+        room = height - 6 if is_wide else height // len(self._lanes) - 4
+        room = max(_FEWEST_LINES, min(_MOST_LINES, room))
+        inside = (width // len(self._lanes) if is_wide else width) - 4
+        texts = [self._tail(lane, inside, room) for lane in self._lanes]
+        lines = max(text.plain.count("\n") + 1 for text in texts) if is_last else room
+        panels = [
+            self._panel(lane, text, lines) for lane, text in zip(self._lanes, texts, strict=True)
+        ]
+        if not is_wide:
+            return Group(*panels)
+        grid = Table.grid(expand=True)
+        for _ in panels:
+            grid.add_column(ratio=1)
+        grid.add_row(*panels)
+        return grid
+
+    def _tail(self, lane: Lane, width: int, lines: int) -> Text:
+        """The last lines of a lane's text, as they wrap at this width."""
+        wrapped = painted(lane.pieces, self._styles).wrap(self._console, width)
+        return Text("\n").join(wrapped[-lines:])
+
+    def _panel(self, lane: Lane, text: Text, lines: int) -> Panel:
+        plain = self._lanes[0]
+        rate = f"{lane.tok_per_s:.0f} tok/s" if lane.num_tokens else "..."
+        detail = f"{lane.num_tokens} tokens"
+        if lane is not plain and lane.num_rounds and plain.tok_per_s:
+            rate += f" = {lane.tok_per_s / plain.tok_per_s:.1f}x"
+            detail += f", {lane.num_tokens / lane.num_rounds:.1f} a round"
+        return Panel(
+            text,
+            title=Text.assemble((lane.title, "bold")),
+            title_align="left",
+            subtitle=Text.assemble((rate, "bold"), (f" · {detail}", "dim")),
+            subtitle_align="right",
+            border_style="bright_black" if lane is plain else "green",
+            height=lines + 2,
+        )
+
+
+class Lane:
+    """One decoder's answer while it grows, and the engine's seconds it has used."""
+
+    def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
+        self.title, self._generation = title, generation
+        self._rounds = iter(generation)
+        from draftwise.engine.attribution import Painter  # torch, which a refusal does not wait for
+
+        self._painter = Painter(tokenizer)
+        self.pieces: list[Piece] = []
+        self.seconds, self.num_tokens, self.num_rounds = 0.0, 0, 0
+        self.is_running = True
+
+    @property
+    def tok_per_s(self) -> float:
+        """Tokens so far over seconds of the engine, prefill included."""
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+    def step(self) -> None:
+        """One more round, or the end."""
+        round_ = next(self._rounds, None)
+        text = self._generation.text(0)
+        if round_ is None:
+            self.pieces += self._painter.finish(text)
+            self.is_running = False
+            return
+        self.pieces += self._painter.grow(round_, text)
+        self.seconds += sum(round_.seconds.values())
+        self.num_tokens += round_.num_emitted
+        self.num_rounds += 1
+
+    def result(self) -> Result:
+        """The answer so far."""
+        return self._generation.results()[0]
+
+
+def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
+    """Step the lane that has used less time, the earlier at first; yields the one that moved.
+
+    Rounds alternate within milliseconds, so whatever else the machine does slows both alike.
+    """
+    while not is_stopped() and (running := [lane for lane in lanes if lane.is_running]):
+        lane = min(running, key=lambda lane: lane.seconds)
+        lane.step()
+        yield lane
+
+
+_BAR = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One prompt, answered both ways."""
+
+    domain: str
+    plain: Result
+    fast: Result
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether both said the same, token for token."""
+        return self.plain.tokens == self.fast.tokens
+
+
+def report(
+    pairs: Sequence[Pair], styles: Mapping[str, str], title: str, is_greedy: bool
+) -> RenderableType:
+    """All tables, one below the other."""
+    fast = total([pair.fast.stats for pair in pairs])
+    return Group(
+        _speeds(pairs, title, is_greedy),
+        "",
+        _writers(pairs, fast, styles),
+        "",
+        _phases(fast),
+        "",
+        *_facts(pairs, is_greedy),
+    )
+
+
+def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
+    """A row for each prompt and one for all of them."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("prompt", no_wrap=True)
+    headings = ("tokens", "plain\ntok/s", f"{title}\ntok/s", "ratio", "MAT", "accepted\n/drafted")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    if is_greedy:
+        table.add_column("same\ntext", no_wrap=True)
+    for pair in pairs:
+        cells = _cells(pair.domain, pair.plain.stats, pair.fast.stats)
+        table.add_row(*cells, *([_yes(pair.is_identical)] if is_greedy else []))
+    table.add_section()
+    plain, fast = (total([r.stats for r in rs]) for rs in zip(*map(_both, pairs), strict=True))
+    whole = [_yes(all(pair.is_identical for pair in pairs))] if is_greedy else []
+    table.add_row(*_cells("all", plain, fast), *whole, style="bold")
+    return table
+
+
+def _both(pair: Pair) -> tuple[Result, Result]:
+    return pair.plain, pair.fast
+
+
+def _cells(name: str, plain: Stats, fast: Stats) -> list[str]:
+    ratio = fast.tok_per_s / plain.tok_per_s if plain.tok_per_s else 0.0
+    return [
+        name,
+        str(fast.num_emitted),
+        f"{plain.tok_per_s:.1f}",
+        f"{fast.tok_per_s:.1f}",
+        f"{ratio:.2f}x",
+        f"{fast.mean_accepted_tokens:.2f}",
+        f"{fast.draft_acceptance_rate:.2f}",
+    ]
+
+
+def _yes(is_so: bool) -> Text:
+    return Text("yes", "green") if is_so else Text("NO", "bold red")
+
+
+def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
+    """Rounds and tokens by drafter."""
+    pulls = shares(fast.pulls)
+    written = shares(Counter(source for pair in pairs for source in pair.fast.sources))
+    table = Table(box=None, padding=(0, 1), pad_edge=True)
+    for heading in ("drafter", "pulls (rounds)", "tokens written"):
+        table.add_column(heading)
+    names = [name for name in {**pulls, **written} if name not in {NONE, "target"}]
+    for name in names:
+        table.add_row(
+            Text(f"■ {name}", styles.get(name, "")),
+            _bar(pulls.get(name, 0.0), styles.get(name, "")),
+            _bar(written.get(name, 0.0), styles.get(name, "")),
+        )
+    table.add_row(
+        Text("■ none / target", PLAIN_STYLE),
+        _bar(pulls.get(NONE, 0.0), PLAIN_STYLE),
+        _bar(written.get("target", 0.0), PLAIN_STYLE),
+    )
+    return table
+
+
+def _bar(part: float, style: str) -> Text:
+    """A bar as long as the part, and the part in figures."""
+    eighths = round(part * _BAR * 8)
+    blocks = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    return Text.assemble((blocks, style), " " if blocks else "", f"{part:.0%}")
+
+
+def _phases(fast: Stats) -> Table:
+    """Which share of draftwise's seconds each phase of the round had."""
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("time by phase")
+    parts = shares(fast.seconds_by_phase)
+    for phase in parts:
+        table.add_column(phase, justify="right")
+    table.add_row("", *(f"{part:.1%}" for part in parts.values()))
+    return table
+
+
+def _facts(pairs: Sequence[Pair], is_greedy: bool) -> list[RenderableType]:
+    """One line each: whether the words are the same, and what it took."""
+    same = _yes(all(pair.is_identical for pair in pairs)) if is_greedy else Text("")
+    verdict = "output identical: " if is_greedy else "output: same distribution (sampled)"
+    lines = [Text.assemble((f" {verdict}", "bold"), same)]
+    peak = peak_memory_bytes()
+    if peak is not None:
+        lines.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
+    return list(lines)
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory this process had at once; None where the system does not say."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
 
 NumPrompts = Annotated[int, typer.Option("--prompts", help="How many prompts, of all domains.")]
 Picture = Annotated[

@@ -138,7 +138,7 @@ def serve(
         set_up(log_format)
         template = None if chat_template is None else read_template(chat_template)
         listener = bind(host, port)
-        from draftwise.serve.asks import Limits
+        from draftwise.serve.parse import Limits
         from draftwise.serve.run import Settings
         from draftwise.serve.run import serve as answer
 

@@ -13,7 +13,7 @@ from draftwise.colours import drafter_colours
 from draftwise.types import NONE
 
 if TYPE_CHECKING:
-    from draftwise.engine.paint import Piece
+    from draftwise.engine.attribution import Piece
     from draftwise.engine.request import Stats
 
 PLAIN_STYLE = "dim"

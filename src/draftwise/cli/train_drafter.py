@@ -262,8 +262,8 @@ class _Run:
     def save(self, out: Path, lends: bool) -> None:
         """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
         out.mkdir(parents=True, exist_ok=True)
-        from draftwise.nn.borrower import save_borrower
-        from draftwise.nn.layout import put_back
+        from draftwise.nn.cpu.layout import put_back
+        from draftwise.nn.heads.borrower import save_borrower
 
         put_back(self._model)
         if lends:

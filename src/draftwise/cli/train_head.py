@@ -18,8 +18,7 @@ from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.train.head import HeadOptions
-    from draftwise.train.head_run import Judged, Measured, Setting
+    from draftwise.train.head import HeadOptions, Judged, Measured, Setting
 
 LABELS = ("sampled", "analytic")
 Drafter = Annotated[
@@ -85,8 +84,7 @@ def head(
         texts = t.gather(own, scene, folder, num_prompts, rows=rows, seed=seed)
         given = t.encode_prompts(scene, texts, max_new_tokens)
         loaded = t.load_drafter(drafter, scene, hardware)
-        from draftwise.train.head import HeadOptions
-        from draftwise.train.head_run import Setting
+        from draftwise.train.head import HeadOptions, Setting
 
         options = HeadOptions(depth, w_rej, label, tied, epochs, lr, seed=seed)  # type: ignore[arg-type]
         setting = Setting(scene.target.module, loaded.model.module, temperature, mixing, seed)
@@ -115,7 +113,7 @@ def _judge(
 ) -> Judged:  # fmt: skip
     """The target's answers, and what becomes of drafts along them."""
     from draftwise.train.answers import answers
-    from draftwise.train.head_run import judge_texts
+    from draftwise.train.head import judge_texts
 
     num = len(prompts)
     texts = answers(
@@ -135,8 +133,7 @@ def _judge(
 def _train(
     setting: Setting, judged: Judged, options: HeadOptions, out: Path, folder: Path, bars: t.Bars
 ) -> Measured:
-    from draftwise.train.head import head_settings
-    from draftwise.train.head_run import make_head
+    from draftwise.train.head import head_settings, make_head
 
     kind = "tied" if options.tied else "head"
     name = f"{kind}-D{options.num_layers}-w{options.w_rej:g}-{options.label}-{options.seed}"

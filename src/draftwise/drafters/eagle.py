@@ -8,14 +8,11 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.behind import Behind
-from draftwise.drafters.lm_tree import Feed
-from draftwise.drafters.neural import NeuralSession
+from draftwise.drafters.model_session import GLANCE, Behind, Feed, NeuralSession, Reading
 from draftwise.drafters.protocol import Context
-from draftwise.drafters.reader import GLANCE, Reading
-from draftwise.nn.eagle_files import load_head
-from draftwise.nn.eagle_read import StateHead, read
-from draftwise.nn.features import Features
+from draftwise.nn.heads.eagle import StateHead, read
+from draftwise.nn.heads.eagle_files import load_head
+from draftwise.nn.hidden_states import Features
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
 

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from draftwise.guides.fixed import Fixed
-from draftwise.nn.occurrences import Occurrences
-from draftwise.nn.sampling import Span
+from draftwise.nn.sampling import Occurrences, Span
 from draftwise.nn.transfer import Ask
-from draftwise.protocols import Guide, Mixer
+from draftwise.protocols import Mixer, StopRule
+from draftwise.stop_rules.thresholds import Fixed
 from draftwise.types import Draft, Ints, SamplingParams, Scores, TreeShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftwise.nn.features import Features
+    from draftwise.nn.hidden_states import Features
 
 MAX_TARGETS = 64
 """Verified target distributions kept a request: what a backlog is scored against, at most."""
@@ -124,7 +123,7 @@ class DraftTask:
 
     context: Context
     length: int
-    guide: Guide
+    guide: StopRule
     tree: TreeShape | None = None
     mix: Mix | None = None
 

@@ -14,8 +14,8 @@ from draftwise.drafters.continuations import (
     pruned,
     tree,
 )
+from draftwise.drafters.model_session import score_known
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
-from draftwise.drafters.scoring import score_known
 from draftwise.nn.transfer import Ask, together
 from draftwise.types import Draft, DraftStep, Scores, TreeShape
 

@@ -7,33 +7,33 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.engine.backlog import FEW as FEW
+    from draftwise.engine.attribution import Painter as Painter
+    from draftwise.engine.attribution import held_back as held_back
+    from draftwise.engine.attribution import painted as painted
+    from draftwise.engine.costs import LARGEST_PIECE as LARGEST_PIECE
+    from draftwise.engine.costs import LEAST_PIECE as LEAST_PIECE
     from draftwise.engine.costs import CostMeter as CostMeter
+    from draftwise.engine.costs import Pace as Pace
+    from draftwise.engine.drafting import FEW as FEW
     from draftwise.engine.engine import Engine as Engine
     from draftwise.engine.generation import Generation as Generation
     from draftwise.engine.generation import Result as Result
-    from draftwise.engine.judging import judge_all as judge_all
     from draftwise.engine.loop import Loop as Loop
     from draftwise.engine.memory import Memory as Memory
     from draftwise.engine.memory import UnusableState as UnusableState
     from draftwise.engine.memory import hold as hold
     from draftwise.engine.options import Options as Options
     from draftwise.engine.options import RequestParams as RequestParams
-    from draftwise.engine.pace import LARGEST_PIECE as LARGEST_PIECE
-    from draftwise.engine.pace import LEAST_PIECE as LEAST_PIECE
-    from draftwise.engine.pace import Pace as Pace
-    from draftwise.engine.paint import Painter as Painter
-    from draftwise.engine.paint import held_back as held_back
-    from draftwise.engine.paint import painted as painted
     from draftwise.engine.records import PHASES as PHASES
     from draftwise.engine.records import Round as Round
     from draftwise.engine.request import TARGET as TARGET
     from draftwise.engine.request import Request as Request
     from draftwise.engine.request import Stats as Stats
+    from draftwise.engine.request import Turn as Turn
+    from draftwise.engine.request import Watch as Watch
     from draftwise.engine.text import Answer as Answer
     from draftwise.engine.text import Detokenizer as Detokenizer
     from draftwise.engine.text import Ending as Ending
-    from draftwise.engine.turn import Turn as Turn
-    from draftwise.engine.watch import Watch as Watch
+    from draftwise.engine.verification import judge_all as judge_all
 
 __getattr__, __dir__ = exports(__name__)

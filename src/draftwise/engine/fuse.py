@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.errors import BadValue, DraftwiseError
-from draftwise.protocols import Guide, Mixer
+from draftwise.protocols import Mixer, StopRule
 from draftwise.types import DraftStep
 
 
@@ -113,7 +113,7 @@ class FusedGuide:
     would change the law.
     """
 
-    def __init__(self, guide: Guide, rule: str) -> None:
+    def __init__(self, guide: StopRule, rule: str) -> None:
         self._guide, self._rule, self._is_broken = guide, rule, False
         self.needs_probs, self.is_pure = guide.needs_probs, guide.is_pure
         self.always_goes_on, self.waits_for_hidden = guide.always_goes_on, guide.waits_for_hidden

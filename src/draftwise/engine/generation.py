@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.engine.engine import Engine
-from draftwise.engine.logprobs import TokenLogprobs
-from draftwise.engine.records import Round, TraceWriter
+from draftwise.engine.records import Round, TokenLogprobs, TraceWriter
 from draftwise.engine.request import Request, Stats
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from draftwise.drafters.protocol import Drafter
 from draftwise.engine.costs import CostMeter
-from draftwise.engine.sessions import Pool
+from draftwise.engine.drafting import Pool
 from draftwise.nn.model import CausalModel
 from draftwise.types import Costs
 

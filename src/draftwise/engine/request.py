@@ -1,4 +1,4 @@
-"""One request of a batch: its text, its streams, its policy, and what it has done so far."""
+"""One request in one round: what was chosen, drafted, verified, kept, and made known."""
 
 from __future__ import annotations
 
@@ -16,21 +16,121 @@ from torch import Tensor
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.fuse import Fuse, FusedMixer
-from draftwise.engine.logprobs import TokenLogprobs
-from draftwise.engine.records import PHASES, Round
+from draftwise.engine.records import PHASES, Round, TokenLogprobs
 from draftwise.engine.text import Answer
-from draftwise.engine.watch import Watch
 from draftwise.feedback import Revealer, Told
 from draftwise.protocols import (
     ChoosingTogether,
-    Guide,
     Looking,
     Mixer,
     Mixing,
     PlayingAll,
     Policy,
+    StopRule,
 )
-from draftwise.types import NONE, PLAIN, Decision, Draft, Evidence, Floats, Plan, Verdict
+from draftwise.types import (
+    NONE,
+    PLAIN,
+    Decision,
+    Draft,
+    DraftStep,
+    Evidence,
+    Floats,
+    Plan,
+    Scores,
+    Verdict,
+)
+
+NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+"""The verdict of a turn that was not judged yet."""
+
+EMPTY = Draft.chain([], None, NONE)
+"""The draft of the plan ``none``, and of whatever has nothing to propose."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """A row of a round, filled in phase by phase.
+
+    plans: what it plays; several only where the policy plays one of every drafter. parts: each
+    drafter's draft, which stand side by side in ``draft``. played: what became of the first plan.
+    logits: [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D] states there.
+    uniforms: [N + 1] of the nodes and of the bonus token. verdict: what is kept. alphas, ratios:
+    [N] of the nodes, as in ``Scores``; asides: these two of the draft's asides. targets: p before
+    each token of the verdict. logprobs: at each place, where asked for. judged: what verification
+    shows of each drafter. waits: whether a drafter must read on first, so that what was chosen is
+    played later. scores: all that became known of drafters.
+    """
+
+    request: Request
+    decision: Decision
+    plans: Sequence[Plan]
+    parts: list[tuple[str, Draft]] = field(default_factory=list)
+    draft: Draft = EMPTY
+    played: Plan = PLAIN
+    logits: Tensor | None = None
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    uniforms: Floats = field(default_factory=lambda: np.zeros(1))
+    verdict: Verdict = NOTHING
+    alphas: Floats = field(default_factory=lambda: np.zeros(0))
+    ratios: Floats = field(default_factory=lambda: np.zeros(0))
+    asides: list[tuple[float, float]] = field(default_factory=list)
+    targets: Sequence[int | Tensor] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    judged: Mapping[str, Scores] = field(default_factory=dict)
+    num_emitted: int = 0
+    waits: bool = False
+    scores: dict[str, Scores] = field(default_factory=dict)
+
+    @property
+    def context(self) -> Context:
+        """The request's text, as drafters see it."""
+        return self.request.context
+
+    @property
+    def row(self) -> int:
+        """The request's row in every cache."""
+        return self.request.context.row
+
+    @property
+    def fed(self) -> list[int]:
+        """What the target reads: the text's last token, and the draft."""
+        return [self.context.tokens[-1], *self.draft.tokens.tolist()]
+
+    @property
+    def kept(self) -> list[int]:
+        """Of what was fed, the places that stay: the root, and accepted nodes that were emitted."""
+        return [0, *(self.verdict.path + 1).tolist()][: self.num_emitted]
+
+
+class Watch:
+    """A guide, and the other rules that are shown the same steps.
+
+    stops: rule -> tokens it would have drafted, for those that said no while the draft grew.
+    """
+
+    def __init__(
+        self, guide: StopRule, others: Mapping[str, StopRule], stops: dict[str, int]
+    ) -> None:
+        self._guide, self._others, self._stops = guide, others, stops
+        self.is_pure = guide.is_pure
+        every = (guide, *others.values())
+        self.needs_probs = any(each.needs_probs for each in every)
+        self.always_goes_on = all(each.always_goes_on for each in every)
+        self.waits_for_hidden = any(each.waits_for_hidden for each in every)
+        self.needs_hidden = max(each.needs_hidden for each in every)
+
+    def goes_on(self, step: DraftStep) -> bool:
+        """What the guide says; the first no of every other rule is noted."""
+        for rule, other in self._others.items():
+            if rule not in self._stops and not other.goes_on(step):
+                self._stops[rule] = step.depth
+        return self._guide.goes_on(step)
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """Only the guide whose draft it was learns from it."""
+        self._guide.learn(num_drafted, num_accepted)
+
 
 T = TypeVar("T")
 
@@ -108,7 +208,7 @@ class Request:
     revealer: Revealer
     accept_rng: np.random.Generator
     plans: Sequence[Plan] = ()
-    guides: Mapping[tuple[str, str], Guide] = field(default_factory=dict)
+    guides: Mapping[tuple[str, str], StopRule] = field(default_factory=dict)
     fuses: Sequence[Fuse] = ()
     priority: int = 0
     scores_prompt: bool = False
@@ -209,7 +309,7 @@ class Request:
         left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
         return max(0, left if below < 0 else min(left, below))
 
-    def guide(self, plan: Plan) -> Guide:
+    def guide(self, plan: Plan) -> StopRule:
         """What ends a draft of this plan early."""
         return self.guides[plan.drafter, plan.rule]
 
@@ -278,7 +378,7 @@ class Request:
             guide = Watch(guide, others, self.stops)
         return DraftTask(self.context, length, guide, plan.tree)
 
-    def _others(self, plan: Plan) -> dict[str, Guide]:
+    def _others(self, plan: Plan) -> dict[str, StopRule]:
         """The drafter's other rules, as far as they may be asked about this plan's draft."""
         compares = self._ask(lambda: self.revealer.compares_rules, False)
         if not compares or plan.tree is not None or self.plays_all:

@@ -13,7 +13,7 @@ from draftwise.types import Decision, Evidence, Feedback
 
 if TYPE_CHECKING:
     from draftwise.feedback.panoramic import Panoramic as Panoramic
-    from draftwise.feedback.valuer import drafted_by as drafted_by
+    from draftwise.feedback.values import drafted_by as drafted_by
 
 __getattr__, __dir__ = exports(__name__)
 

@@ -9,9 +9,7 @@ from typing import ClassVar
 
 from draftwise.checks import flag
 from draftwise.feedback import Told
-from draftwise.feedback.ledger import Ledger
-from draftwise.feedback.switching import SwitchingCost
-from draftwise.feedback.valuer import Valuer
+from draftwise.feedback.values import Ledger, SwitchingCost, Valuer
 from draftwise.protocols import Reward, looks_ahead
 from draftwise.types import Decision, Evidence, Plan
 
@@ -37,7 +35,7 @@ class Bandit:
         a missed token costs, ``SwitchingCost``; the other kinds have it too) is below 0.
 
     >>> plans = [Plan("none", 0), Plan("a", 2)]
-    >>> from draftwise.rewards.counts import Length
+    >>> from draftwise.rewards.tokens import Length
     >>> evidence = Evidence(plans[1], num_drafted=2, num_accepted=1)
     >>> [(_, feedback)] = Bandit(plans, Length()).reveal(Decision(1, 1.0, 1), evidence)
     >>> feedback.values.tolist(), feedback.seen.tolist()
@@ -84,7 +82,7 @@ class Prefix:
     State: the switching cost's. Cost: one reward for each plan of the drafter. Errors: as Bandit.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
-    >>> from draftwise.rewards.counts import Length
+    >>> from draftwise.rewards.tokens import Length
     >>> evidence = Evidence(plans[2], num_drafted=2, num_accepted=2)
     >>> [(_, feedback)] = Prefix(plans, Length()).reveal(Decision(2, 1.0, 1), evidence)
     >>> feedback.values.tolist(), feedback.seen.tolist()
@@ -135,7 +133,7 @@ class Free:
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("lookup", 1)]
     >>> import numpy as np
-    >>> from draftwise.rewards.counts import Length
+    >>> from draftwise.rewards.tokens import Length
     >>> from draftwise.types import Scores
     >>> scores = {"lookup": Scores(7, np.array([0.25]), np.array([0.25]), np.array([3]))}
     >>> evidence = Evidence(plans[1], 1, 1, scores, emitted_start=7)

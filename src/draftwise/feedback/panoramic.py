@@ -10,10 +10,9 @@ from typing import ClassVar
 
 from draftwise.checks import MANY, flag, optional, whole
 from draftwise.feedback import Told
-from draftwise.feedback.ledger import Ledger
-from draftwise.feedback.valuer import Valuer
+from draftwise.feedback.values import Ledger, Valuer
 from draftwise.protocols import Reward, looks_ahead
-from draftwise.rewards.alphas import Acceptance
+from draftwise.rewards.tokens import Acceptance
 from draftwise.types import Decision, Evidence, Feedback, Plan
 
 
@@ -54,7 +53,7 @@ class Panoramic:
 
     >>> import numpy as np
     >>> plans = [Plan("a", 1), Plan("b", 1)]
-    >>> from draftwise.rewards.counts import Length
+    >>> from draftwise.rewards.tokens import Length
     >>> from draftwise.types import Scores
     >>> scores = {name: Scores(7, np.array([x]), np.array([x])) for name, x in (("a", 1), ("b", 0))}
     >>> evidence = Evidence(plans[0], 1, 0, scores, emitted_start=7)

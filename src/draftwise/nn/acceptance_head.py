@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftwise.lines import replacing, write_text
-from draftwise.nn.head_files import read_settings, read_weights
+from draftwise.nn.heads.files import read_settings, read_weights
 from draftwise.types import DraftwiseError
 
 

@@ -1,20 +1,233 @@
-"""The ragged KV cache: each row owns its storage; cropping a row = changing a number."""
+"""Ropes with two tables (longrope): each text is read with the table of its own length.
+
+The library turns a whole forward by the table of its last position, and ``generate`` reads a text
+that outgrows the first table again (Phi-3). So p after n tokens is that of one forward over them;
+here, too, a row whose keys the other table turned is read again (``nn.feeds.read_turned``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache
 
-from draftwise.nn.library_states import LibraryStates
-from draftwise.nn.recurrent import States
-from draftwise.nn.ropes import Turns
-from draftwise.nn.storage import Shelf, Storage, allocate
-from draftwise.nn.windows import BLOCK, Near, Windows
+from draftwise.nn.hybrid.library_states import LibraryStates
+from draftwise.nn.hybrid.states import States
+
+
+def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
+    """Tokens that a first table is for, and tokens that a text may have; 0 = no such number.
+
+    A type whose ``generate`` keeps the first table's keys has texts that end there.
+    """
+    limit = _first_table(module.config.get_text_config())
+    can = limit and can_read_again and _reads_again(module)
+    return (limit, 0) if can else (0, limit)
+
+
+def _first_table(config: Any) -> int:
+    """Tokens up to which a rope with two tables has one; 0 = it has one anyway."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    own = getattr(config, "original_max_position_embeddings", None)
+    limits = [
+        int(limit)
+        for one in ([rope] if "rope_type" in rope else rope.values())
+        if isinstance(one, dict) and "longrope" in str(one.get("rope_type"))
+        if (limit := one.get("original_max_position_embeddings") or own)
+    ]
+    return min(limits, default=0)
+
+
+def _reads_again(module: Any) -> bool:
+    """Whether ``generate`` reads a text again that outgrows the table that the rope looks at."""
+    prepare = getattr(module, "prepare_inputs_for_generation", None)
+    code = getattr(prepare, "__code__", None)
+    if code is None or "original_max_position_embeddings" not in code.co_consts:
+        return False
+    own = getattr(module.config, "original_max_position_embeddings", None)
+    rope = getattr(module.config, "rope_parameters", None) or {}
+    return bool(own) and rope.get("original_max_position_embeddings") == own
+
+
+class Turns:
+    """Of each row its tokens by slot, and whether the second table turned its keys."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.is_long: dict[int, bool] = {}
+
+    def open(self, row: int) -> None:
+        """Begin a row, empty."""
+        self.tokens[row], self.is_long[row] = [], False
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Begin a row as another one begins."""
+        self.tokens[row] = self.tokens[source][:length]
+        self.is_long[row] = self.is_long[source]
+
+    def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
+        """As ``RaggedCache.keep_path``."""
+        known = self.tokens[row]
+        known[base:] = [known[base + offset] for offset in path]
+
+
+Block = tuple[Tensor, list[tuple[bool, int]]]
+"""[n, H, slots, D] of n tensors in one piece, and which they are: whether values, and the layer."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """Keys and values [1, H, slots, D] of one row, by layer; made at a layer's first write.
+
+    num_slots: tokens that each layer's tensors hold, once they are there. blocks: what all of them
+    are parts of; empty before a row has grown. first: the position of slot 0.
+    """
+
+    num_slots: int = 0
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is stored, in as few pieces as there are."""
+        return [block for block, _ in self.blocks] or [*self.keys.values(), *self.values.values()]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated so far."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put a layer's [1, H, n, D] at positions from ``start`` on; returns all up to there."""
+        if layer not in self.keys:
+            self.keys[layer] = allocate(keys, self.num_slots)
+            self.values[layer] = allocate(values, self.num_slots)
+            self.blocks = []
+        first = start - self.first
+        end = first + keys.shape[2]
+        self.keys[layer][:, :, first:end] = keys
+        self.values[layer][:, :, first:end] = values
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+    def grown(self, length: int, num_slots: int, first: int = 0) -> Storage:
+        """Another one with the tokens from ``first`` on up to ``length``.
+
+        Layers alike are copied at once.
+        """
+        new, kept = Storage(num_slots, first=first), slice(first - self.first, length - self.first)
+        for block, places in self.blocks or self._joined():
+            num, heads, _, size = block.shape
+            # zeros: garbage behind a row's length must at least be finite
+            rest = block.new_zeros((num, heads, num_slots - (length - first), size))
+            block = torch.cat((block[:, :, kept], rest), dim=2)
+            new.blocks.append((block, places))
+            for index, (is_value, layer) in enumerate(places):
+                (new.values if is_value else new.keys)[layer] = block[index : index + 1]
+        return new
+
+    def _joined(self) -> list[Block]:
+        """The tensors of each shape, kind and device in one piece."""
+        groups: dict[object, list[tuple[bool, int]]] = {}
+        for is_value, tensors in ((False, self.keys), (True, self.values)):
+            for layer, tensor in tensors.items():
+                kind = (tensor.shape, tensor.dtype, tensor.device)
+                groups.setdefault(kind, []).append((is_value, layer))
+        return [
+            (torch.cat([(self.values if v else self.keys)[layer] for v, layer in places]), places)
+            for places in groups.values()
+        ]
+
+
+class Shelf(Protocol):
+    """Where rows get storage of fixed sizes, and leave it for others (compiled forwards)."""
+
+    def take(self, num_tokens: int) -> Storage:
+        """Storage with room for so many tokens, empty or zeroed."""
+        ...
+
+    def give(self, storage: Storage) -> None:
+        """This storage is free again."""
+        ...
+
+
+def allocate(like: Tensor, num_slots: int) -> Tensor:
+    """[1, H, slots, D] zeros: garbage behind a row's length must at least be finite."""
+    _, heads, _, size = like.shape
+    return like.new_zeros((1, heads, num_slots, size))
+
+
+BLOCK = 8
+"""Tokens by which a row's storage grows, or an eighth of it where that is more."""
+SPARE = 32
+"""Tokens, or a window where that is less, by which a row can be cut back behind what is settled."""
+
+Near = tuple[Sequence[int], Sequence[int]]
+"""Of each row the first slot that layers read that forget, and the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Which layers look back so far only, and how far: a window, a chunk (0 = none), in tokens."""
+
+    layers: frozenset[int]
+    window: int = 0
+    chunk: int = 0
+
+    def first(self, position: int) -> int:
+        """The first slot that a token there, or behind, may look at."""
+        firsts = [position - self.window + 1] if self.window else []
+        if self.chunk:
+            firsts.append(position // self.chunk * self.chunk)
+        return max(0, min(firsts))
+
+    def fits(self, storage: Storage, settled: int, end: int) -> bool:
+        """Whether slots up to ``end`` are there, and not twice as many as are looked at."""
+        wanted = self._num_slots(end - self._kept_from(settled))
+        return end - storage.first <= storage.num_slots <= 2 * wanted
+
+    def slide(self, storage: Storage, settled: int, length: int, end: int) -> Storage:
+        """With room up to ``end``, and without what no token behind ``settled`` may look at.
+
+        length: of the row, of which the rest is copied.
+        """
+        first = max(storage.first, self._kept_from(settled))
+        return storage.grown(length, self._num_slots(end - first), first)
+
+    def most_slots(self, num_fed: int) -> int:
+        """Slots that a row of any length has at most, if feeds are no wider than that."""
+        return self._num_slots(max(self.window, self.chunk) + self._spare + num_fed)
+
+    @property
+    def _spare(self) -> int:
+        return min(SPARE, max(self.window, self.chunk))
+
+    def _kept_from(self, settled: int) -> int:
+        return self.first(max(0, settled - self._spare))
+
+    def _num_slots(self, num_tokens: int) -> int:
+        """An eighth more: what slides in each round would be copied in each."""
+        return num_tokens + max(BLOCK, num_tokens // 8)
+
+
+def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tensor:
+    """[R, 1, T, used] of a mask [R or 1, 1, T, all slots]: each row from its first slot on.
+
+    ends: of each row, behind the last slot that it reads.
+    """
+    if len(set(firsts)) == 1:
+        return mask[..., firsts[0] :]
+    used = max(end - first for first, end in zip(firsts, ends, strict=True))
+    rows = mask.expand(len(firsts), *mask.shape[1:])
+    cut = [row[..., first : first + used] for row, first in zip(rows, firsts, strict=True)]
+    return torch.stack([pad(row, (0, used - row.shape[-1])) for row in cut])
+
 
 UNLIMITED = 1 << 30
 """Tokens: no limit but memory."""

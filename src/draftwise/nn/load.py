@@ -1,7 +1,8 @@
-"""Models and tokenizers from a folder or hub id, with errors that say what to do."""
+"""Weights that round their inputs: where forwards of different widths need not agree."""
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +14,81 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from draftwise.errors import shown
-from draftwise.nn.adapters import base_of, merged
+from draftwise.install import hint
+from draftwise.lines import STATE_BYTES, read_text
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
+from draftwise.nn.cpu.layout import lay_out
+from draftwise.nn.cpu.packed import PRECISIONS, pack
 from draftwise.nn.folder import borrows, place
-from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
-from draftwise.nn.packed import PRECISIONS, pack
-from draftwise.nn.rounding import rounding_layer
 from draftwise.types import DraftwiseError
+
+_MODULES = ("Linear8bitLt",)
+"""Of bitsandbytes: LLM.int8() quantises activations."""
+_TENSORS = ("LinearActivationQuantizedTensor",)
+"""Of torchao before 0.14; later ones carry ``act_quant_kwargs``."""
+
+
+def rounding_layer(module: Any) -> str | None:
+    """The name of a layer that quantises its activations as it computes; None where none does.
+
+    Such a layer rounds to 8 bits what differs by the last bit of a float between a forward over one
+    token and one over several, so greedy answers can part from plain decoding's at a near tie. That
+    is so of transformers itself with and without a cache (measured in docs/log.md).
+    """
+    for name, layer in module.named_modules():
+        weight = getattr(layer, "weight", None)
+        marks = {type(layer).__name__, type(weight).__name__}
+        if marks & {*_MODULES, *_TENSORS} or getattr(weight, "act_quant_kwargs", None) is not None:
+            return name or type(layer).__name__
+    return None
+
+
+CONFIG = "adapter_config.json"
+
+
+def base_of(source: str) -> str | None:
+    """The folder or hub id of the model that an adapter's folder is for; None = it is no adapter.
+
+    Raises DraftwiseError where it does not say.
+    """
+    file = Path(source) / CONFIG
+    if not file.is_file():
+        return None
+    try:
+        base = json.loads(read_text(file, STATE_BYTES))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DraftwiseError(f"{file} names no base_model_name_or_path ({error!r})") from error
+    if not isinstance(base, str) or not base:
+        raise DraftwiseError(f"{file} names no base_model_name_or_path")
+    return base
+
+
+def merged(module: Any, folder: str) -> Any:
+    """The module with the adapter of this folder in its weights.
+
+    Raises DraftwiseError where ``peft`` is missing, or where the adapter is not this module's:
+    other sizes, other layers, weights for only a part of those it names, or none to merge.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise DraftwiseError(
+            f"reading the PEFT adapter {folder} needs peft: {hint('peft')}"
+        ) from error
+    said = f"the adapter {folder} does not fit {type(module).__name__}, the model that it names"
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            found = PeftModel.from_pretrained(module, folder).merge_and_unload(safe_merge=True)
+        except Exception as error:
+            raise DraftwiseError(f"{said}: {str(error).strip()}") from error
+    missing = [str(one.message) for one in heard if "missing adapter keys" in str(one.message)]
+    if missing:
+        raise DraftwiseError(f"{said}: {missing[0][:300]}")
+    return found
+
 
 Device = str | dict[str, Any]
 """One device, or how a model is spread over several."""

@@ -1,27 +1,356 @@
-"""One adapter for every Hugging Face causal LM: tokens in at ragged rows, logits out."""
+"""What a ragged forward returns, and how its rows are cut and padded."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.nn.cache import UNLIMITED, RaggedCache, Span
-from draftwise.nn.calling import Caller, first_device
-from draftwise.nn.compiled import WIDTHS, CompiledSteps
-from draftwise.nn.feeds import read_again, read_alone, read_turned
-from draftwise.nn.logits import Logits, last_places
-from draftwise.nn.masks import Fed, Masks, packed_ids, ragged_slots, stacked_ids
-from draftwise.nn.ropes import Turns, switch_of
-from draftwise.nn.sight import Sight
-from draftwise.nn.storage import Storage
-from draftwise.nn.trees import Branches
-from draftwise.nn.windows import Windows
+from draftwise.nn.cache import (
+    UNLIMITED,
+    Near,
+    RaggedCache,
+    Shelf,
+    Span,
+    Storage,
+    Turns,
+    Windows,
+    switch_of,
+)
+from draftwise.nn.cpu.compiled import WIDTHS, CompiledSteps
+from draftwise.nn.hidden_states import Taps
+from draftwise.nn.hybrid.states import Key, States, Trace
+from draftwise.nn.hybrid.view import Watch, keeps_states, shadow
+from draftwise.nn.trees import (
+    Branches,
+    Fed,
+    Mask,
+    Masks,
+    packed_ids,
+    ragged_slots,
+    stacked_ids,
+    tree_masks,
+)
+from draftwise.types import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What a ragged forward returned, all rows one after another.
+
+    flat: [M, V]; ends: [R], the place in it behind each row's last. hidden: for each tap of the
+    model, R tensors [num_fed, D]: hidden states after every token that was fed to the row, those
+    fed without logits included. num_fed: tokens of all rows.
+    """
+
+    flat: Tensor
+    ends: Sequence[int]
+    num_fed: int = 0
+    hidden: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
+
+    def last(self, row: int, num: int) -> Tensor:
+        """[num, V] after each of the last ``num`` tokens that were fed to this row."""
+        return self.flat[self.ends[row] - num : self.ends[row]]
+
+
+def last_places(counts: Sequence[int], num: int) -> list[int]:
+    """Columns, in order, in which some row has one of its last ``num`` tokens.
+
+    >>> last_places([7, 3], 2)
+    [1, 2, 5, 6]
+    """
+    return sorted({place for count in counts for place in range(max(0, count - num), count)})
+
+
+def padded(tokens: Sequence[int], width: int) -> list[int]:
+    """The tokens, the last of them repeated (0 where there is none)."""
+    return [*tokens, *[tokens[-1] if tokens else 0] * (width - len(tokens))]
+
+
+class Sight:
+    """Positions and masks, for rows side by side and for each by itself.
+
+    near: what layers that forget read of these rows (``RaggedCache.near``); trees: [R], or nothing.
+    """
+
+    def __init__(self, masks: Masks, device: torch.device) -> None:
+        self._masks, self._device = masks, device
+        self._numbers, self._num_numbers = torch.arange(0, device=device), 0
+
+    def of_rows(
+        self, spans: Sequence[Span], trees: Sequence[Branches | None], near: Near | None
+    ) -> tuple[Tensor, Mask]:
+        """Positions [R, T] of rows that are padded to the longest, and their mask."""
+        counts = [span.count for span in spans]
+        used, width = max(span.end for span in spans), max(counts)
+        is_even = min(span.start for span in spans) == used - width and min(counts) == width
+        if trees or not is_even:
+            places = ragged_slots([span.start for span in spans], counts)
+            return self.of_places(trees, places, used, near)
+        positions = self._slots(used)[used - width :].expand(len(counts), width)
+        # one token sees everything; from the first on it is plain causal attention
+        if self._masks.can_skip and (width == 1 or width == used):
+            return positions, None
+        return positions, self._masks.in_order(positions, self._slots(used), near)
+
+    def of_row(self, span: Span, tree: Branches | None, near: Near | None) -> tuple[Tensor, Mask]:
+        """Positions [T] of what one row is fed, and its mask; None = it may look at all slots."""
+        if tree is not None:
+            places = ragged_slots([span.start], [span.count])
+            positions, mask = self.of_places([tree], places, span.end, near)
+            return positions[0], mask
+        positions = self._slots(span.end)[span.start :]
+        if self._masks.can_skip and (span.count == 1 or not span.start):
+            return positions, None
+        return positions, self._masks.in_order(positions[None], self._slots(span.end), near)
+
+    def of_places(
+        self, trees: Sequence[Branches | None], places: Ints, used: int, near: Near | None = None
+    ) -> tuple[Tensor, Mask]:
+        """Positions [R, T] of what is fed to ``places``, and its mask over the first slots."""
+        if not trees:
+            positions = self.tensor(places)
+            return positions, self._masks.make(positions, self._slots(used), near=near)
+        positions, keys, seen = tree_masks(trees, places, used, self._device)
+        return positions, self._masks.make(positions, keys[:, None, None], seen, near)
+
+    def tensor(self, values: Any) -> Tensor:
+        """On the model's device."""
+        return torch.as_tensor(values, device=self._device)
+
+    def _slots(self, num: int) -> Tensor:
+        """[num] 0, 1, 2, ...: a view of one tensor that grows by doubling."""
+        if num > self._num_numbers:
+            self._num_numbers, self._numbers = 2 * num, torch.arange(2 * num, device=self._device)
+        return self._numbers[:num]
+
+
+_NUM_RWKV = 5
+"""Tensors of an RWKV state, each of all layers."""
+
+
+class Caller:
+    """One module, called with tokens, positions, masks and a cache of our own.
+
+    Where layers keep a running state, it is a view of the module that is called (``nn.shadow``).
+    RWKV and xLSTM take states of a shape of their own, and return them.
+    can_keep: whether logits may be wanted of some tokens only. has_states: whether layers keep any.
+    """
+
+    def __init__(self, module: Any, num_layers: int) -> None:
+        names = inspect.signature(module.forward).parameters
+        self.can_keep = "logits_to_keep" in names
+        self._config = module.config
+        self._cache_name = next(
+            (n for n in ("cache_params", "state") if n in names), "past_key_values"
+        )
+        self._positions = "position_ids" in names or self._cache_name == "past_key_values"
+        self._is_xlstm = self._config.model_type == "xlstm"  # its configuration is slow to ask
+        self.has_states = keeps_states(module) or self._cache_name == "state" or self._is_xlstm
+        self._watch = Watch()
+        self._view = shadow(module, self._watch)
+        self.taps = Taps(module, self._view, num_layers)
+
+    def new_cache(
+        self,
+        num_rows: int,
+        capacity: int,
+        shelf: Shelf | None,
+        turns: Turns | None,
+        windows: Windows | None,
+    ) -> RaggedCache:
+        """A cache that the module takes for one of its own (MiniMax looks at its class)."""
+        made: type[RaggedCache] = RaggedCache
+        if self._config.model_type == "minimax":
+            from transformers.models.minimax.modeling_minimax import MiniMaxCache
+
+            made = type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
+        return made(num_rows, capacity, shelf, States(self.has_states), turns, windows)
+
+    def __call__(
+        self,
+        cache: RaggedCache,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Mask,
+        **extra: Any,
+    ) -> tuple[Any, Mapping[int, Tensor]]:
+        """The module's output, and the hidden states that are tapped.
+
+        tokens, positions: [R, T]; extra: more of the module's options.
+        """
+        trace = cache.states.trace
+        if self._positions:
+            extra["position_ids"] = positions
+        extra[self._cache_name] = cache
+        if self._cache_name == "state":
+            extra["state"] = _rwkv_state(trace)
+        elif self._is_xlstm:
+            extra[self._cache_name] = _xlstm_cache(trace, self._config, tokens, self._view.dtype)
+        self._watch.trace = trace
+        try:
+            output, hidden = self.taps.call(
+                self._view, input_ids=tokens, attention_mask=mask, use_cache=True, **extra
+            )
+        finally:
+            self._watch.trace = None
+        if self._cache_name == "state":
+            _put(trace, {Key(0, number): state for number, state in enumerate(output.state)})
+        elif self._is_xlstm:
+            rnn = output.cache_params.rnn_state
+            _put(trace, {Key(layer, n): s for layer in rnn for n, s in enumerate(rnn[layer])})
+        cache.states.finish()  # of a wide forward it takes the end state: all must be put by now
+        return output, hidden
+
+
+def first_device(module: Any) -> torch.device:
+    """Where tokens go in: of a module on several devices, the first that holds any weights."""
+    places = (weights.device for weights in module.parameters() if not weights.is_meta)
+    found: torch.device = next(places, torch.device("cpu"))
+    return found
+
+
+def _rwkv_state(trace: Trace) -> list[Tensor] | None:
+    """Five tensors [R, D, layers]; None at the beginning."""
+    found = [trace.recurrent(Key(0, number)) for number in range(_NUM_RWKV)]
+    return None if found[0] is None else [state for state in found if state is not None]
+
+
+def _xlstm_cache(trace: Trace, config: Any, tokens: Tensor, dtype: Any) -> Any:
+    """The library's cache for xLSTM, with the states of these rows."""
+    from transformers.models.xlstm.modeling_xlstm import xLSTMCache
+
+    cache = xLSTMCache(config, len(tokens), dtype=dtype, device=tokens.device)
+    for layer, states in cache.rnn_state.items():
+        ours = [trace.recurrent(Key(layer, number)) for number in range(len(states))]
+        if ours[0] is not None:
+            cache.rnn_state[layer] = tuple(ours)
+    return cache
+
+
+def _put(trace: Trace, states: dict[Key, Tensor]) -> None:
+    for key, state in states.items():
+        trace.put_recurrent(key, state)
+
+
+Extend = Callable[
+    [RaggedCache, Sequence[int], Sequence[Fed], int, Sequence[Branches | None]], Logits
+]
+"""``CausalModel.extend``: cache, rows, tokens, keep, trees."""
+
+
+def read_alone(
+    extend: Extend,
+    cache: RaggedCache,
+    rows: Sequence[int],
+    tokens: Sequence[Fed],
+    keep: int,
+    trees: Sequence[Branches | None],
+) -> Logits:
+    """Each row in a forward of its own, for models that take one position for all rows."""
+    each = zip(rows, tokens, trees or [None] * len(rows), strict=True)
+    parts = [extend(cache, [row], [fed], keep, [tree]) for row, fed, tree in each]
+    firsts = [0, *accumulate(len(part.flat) for part in parts)]
+    ends = [first + part.ends[0] for first, part in zip(firsts, parts, strict=False)]
+    hidden = {tap: [part.hidden[tap][0] for part in parts] for tap in parts[0].hidden}
+    num_fed = sum(part.num_fed for part in parts)
+    return Logits(torch.cat([part.flat for part in parts]), ends, num_fed, hidden)
+
+
+def read_again(
+    extend: Extend,
+    cache: RaggedCache,
+    rows: Sequence[int],
+    tokens: Sequence[Sequence[int]],
+    keep: int,
+    trees: Sequence[Branches | None] = (),
+) -> Logits:
+    """Rows whose state is not known where they were cut back to read on from where it is."""
+    again = [cache.states.missing(row, cache.lengths[row]) for row in rows]
+    return read_behind(extend, cache, rows, tokens, keep, trees, again)
+
+
+def read_behind(
+    extend: Extend,
+    cache: RaggedCache,
+    rows: Sequence[int],
+    tokens: Sequence[Sequence[int]],
+    keep: int,
+    trees: Sequence[Branches | None],
+    again: Sequence[Sequence[int]],
+) -> Logits:
+    """A feed behind the last tokens of each row's cache, which are read once more with it."""
+    if not any(again):
+        return extend(cache, rows, tokens, keep, trees)
+    for row, missed in zip(rows, again, strict=True):
+        cache.lengths[row] -= len(missed)
+    fed = [[*missed, *new] for missed, new in zip(again, tokens, strict=True)]
+    found = extend(cache, rows, fed, keep, trees)
+    hidden = {
+        tap: [state[len(missed) :] for state, missed in zip(states, again, strict=True)]
+        for tap, states in found.hidden.items()
+    }
+    return replace(found, hidden=hidden)
+
+
+def read_turned(
+    extend: Extend,
+    cache: RaggedCache,
+    rows: Sequence[int],
+    tokens: Sequence[Sequence[int]],
+    keep: int,
+    trees: Sequence[Branches | None],
+    switch: int,
+) -> Logits:
+    """Read on with the table of each row's last position, and again what the other one turned.
+
+    switch: tokens that the first table is for. Rows of different tables go one by one.
+    """
+    turns = cache.turns
+    assert turns is not None
+    trees = trees or [None] * len(rows)
+    needs = [
+        _end(cache.lengths[row], fed, tree) > switch
+        for row, fed, tree in zip(rows, tokens, trees, strict=True)
+    ]
+    if len(set(needs)) > 1:
+        alone = partial(read_turned, extend, switch=switch)
+        return read_alone(alone, cache, rows, tokens, keep, trees)
+    again, whole = [], []
+    for row, fed, tree in zip(rows, tokens, trees, strict=True):
+        start = cache.lengths[row]
+        missed = turns.tokens[row][:start] if turns.is_long[row] != needs[0] else []
+        again.append(missed)
+        whole.append(_from_the_first(tree, start) if tree is not None and missed else tree)
+        turns.tokens[row] = [*turns.tokens[row][:start], *fed]
+        turns.is_long[row] = needs[0]
+    return read_behind(extend, cache, rows, tokens, keep, whole if any(whole) else (), again)
+
+
+def _end(start: int, fed: Sequence[int], tree: Branches | None) -> int:
+    """The last position of a feed, and one."""
+    return start + len(fed) if tree is None else int(tree.positions.max()) + 1
+
+
+def _from_the_first(tree: Branches, start: int) -> Branches:
+    """A tree fed from slot ``start`` on, together with all that stands before it.
+
+    Where it grew level by level (only drafters' do), levels before this one are read as a chain.
+    """
+    fed = tree.seen.numpy(force=True) if isinstance(tree.seen, torch.Tensor) else tree.seen
+    end = tree.base + len(tree.positions)
+    seen = np.tri(start + len(fed), end, dtype=np.bool_)
+    seen[start:, tree.base :] = fed
+    return Branches(0, np.concatenate((np.arange(tree.base), tree.positions)), seen)
+
 
 Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
 """Flat logits [M, V], hidden states by tap and row, and where in the logits each row ends."""

@@ -1,4 +1,4 @@
-"""Hedge: exponential weights on losses that are known for every plan."""
+"""The Hedge family: weights on losses that are known for every plan."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from draftwise.checks import optional, scale
-from draftwise.policies.parts.drawn import Hedging
-from draftwise.policies.parts.probability import softmax
-from draftwise.policies.parts.state import Fields
+from draftwise.policies.base import Hedging, softmax
+from draftwise.policies.state import Fields, in_range
 from draftwise.types import Floats
 
 
@@ -60,3 +59,146 @@ class Hedge(Hedging):
     def weights(self) -> Floats:
         """[K] exponential weights."""
         return hedge_probabilities(self._gains, self._eta, self._tally.num_rounds + 1)
+
+
+_TOLERANCE = 1e-12  # relative; far above rounding, so Newton's falling steps always end
+_ROUNDING = 1e-9  # a lead this small is rounding; the weights know no scale and would follow it
+
+
+def normalhedge_precision(regrets: Floats) -> float:
+    """``1 / (2 c)`` for the c > 0 with ``mean(exp([R]+^2 / (2c))) = e``; some R is above 0.
+
+    With s = 1/(2c), log mean exp(s [R]+^2) - 1 is convex and increasing in s, and not negative at
+    s = (1 + log K) / max R^2: Newton's steps from there go down to the root and never pass it.
+
+    >>> round(normalhedge_precision(np.array([2.0, 2.0])), 12)
+    0.25
+    """
+    squares = np.maximum(regrets, 0.0) ** 2
+    largest = float(squares.max())
+    shape = squares / largest  # in [0, 1], so that no scale of the regrets over- or underflows
+    steep = 1.0 + math.log(len(shape))
+    while True:
+        weights = np.exp(steep * shape)
+        total = float(weights.sum())
+        step = (math.log(total / len(shape)) - 1.0) * total / float(weights @ shape)
+        if step <= _TOLERANCE * steep:
+            return steep / largest
+        steep -= step
+
+
+def normalhedge_probabilities(regrets: Floats) -> Floats:
+    """[K] proportional to ``[R]+ / c * exp([R]+^2 / (2c))``; uniform while no R is above 0.
+
+    >>> normalhedge_probabilities(np.array([1.0, -1.0])).tolist()
+    [1.0, 0.0]
+    """
+    positive = np.maximum(regrets, 0.0)
+    top = float(positive.max())
+    if top <= _ROUNDING:
+        return np.full(len(regrets), 1.0 / len(regrets))
+    precision = normalhedge_precision(regrets)
+    weights = positive / top * np.exp(precision * positive**2)
+    normalised: Floats = weights / weights.sum()
+    return normalised
+
+
+class NormalHedge(Hedging):
+    """Draw plans by how far each one is ahead of the draw itself.
+
+    Source: HedgeSpec, Figure 7 (NormalHedge, Chaudhuri et al. 2009).
+    Update: R_i += (mean loss of the draw) - loss_i; find c with mean(exp([R]+^2 / 2c)) = e;
+        p_i proportional to [R_i]+ / c * exp([R_i]+^2 / 2c).
+    Differs: (1) the figure leaves p open while no regret is above 0: uniform here, and leads
+        below 1e-9 count as rounding; (2) a plan that
+        was not seen sleeps: its regret stays, and the mean is over the seen ones; so with bandit
+        feedback nothing ever moves, as the algorithm has no use for it.
+    Feedback: panoramic (prefix and free move what they show), in the order given.
+    State: regrets float64[K] (cumulative, unitless); a Tally of the values.
+    Cost: O(K) a round, times about five Newton steps.
+    Errors: ValueError from ``check_feedback``.
+
+    >>> from draftwise.types import Decision, Feedback
+    >>> policy = NormalHedge(num_plans=2, rng=np.random.default_rng(0))
+    >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
+    >>> policy.choose()
+    Decision(plan=1, prob=1.0, round=1)
+    """
+
+    KEPT: ClassVar[Fields] = {"regrets": "_regrets", "tally": "_tally", "rng": "_rng"}
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        super().__init__(num_plans, rng)
+        self._regrets: Floats = np.zeros(num_plans)
+
+    def take(self, regrets: Floats) -> None:
+        """R += r."""
+        self._regrets += regrets
+
+    def weights(self) -> Floats:
+        """[K] ``normalhedge_probabilities``."""
+        return normalhedge_probabilities(self._regrets)
+
+
+def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
+    """[K] proportional to ``w(R, C) = 1/2 (Phi(R + 1, C + 1) - Phi(R - 1, C + 1))``, where
+    ``Phi(R, C) = exp([R]+^2 / (3 C))``; uniform where every w is 0.
+
+    >>> adanormalhedge_probabilities(np.array([0.0, -1.0]), np.array([1.0, 1.0])).tolist()
+    [1.0, 0.0]
+    """
+    scale = 3.0 * (sizes + 1.0)
+    upper = np.maximum(regrets + 1.0, 0.0) ** 2 / scale
+    lower = np.maximum(regrets - 1.0, 0.0) ** 2 / scale
+    weights = np.exp(upper - upper.max()) * (0.0 - np.expm1(lower - upper))
+    total = weights.sum()
+    if total <= 0.0:
+        return np.full(len(regrets), 1.0 / len(regrets))
+    normalised: Floats = weights / total
+    return normalised
+
+
+class AdaNormalHedge(Hedging):
+    """Draw plans by how far each is ahead of the draw, for how much they differed so far.
+
+    Source: Luo and Schapire 2015 (COLT; arXiv 1502.05934), with a uniform prior and their sleeping
+        experts. HedgeSpec compares it (appendix D.5, tables 9 and 10) and prints no equation.
+    Update: r = (mean loss of the draw) - loss; R += r; C += |r|; p proportional to w(R, C).
+    Differs: weights are computed relative to the largest exponent, as Phi overflows; uniform where
+        all of them are 0.
+    Feedback: panoramic; a plan that was not seen sleeps (r = 0), so prefix and free move what they
+        show and bandit feedback moves nothing; in the order given.
+    State: regrets R and sizes C float64[K] (unitless); a Tally of the values.
+    Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
+
+    >>> from draftwise.types import Decision, Feedback
+    >>> policy = AdaNormalHedge(num_plans=2, rng=np.random.default_rng(0))
+    >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
+    >>> bool(policy.probabilities()[1] > 0.5)
+    True
+    """
+
+    KEPT: ClassVar[Fields] = {
+        "regrets": "_regrets",
+        "sizes": "_sizes",
+        "tally": "_tally",
+        "rng": "_rng",
+    }
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        super().__init__(num_plans, rng)
+        self._regrets: Floats = np.zeros(num_plans)
+        self._sizes: Floats = np.zeros(num_plans)
+
+    def check_memory(self) -> None:
+        """Sizes are sums of what is not negative."""
+        in_range("sizes", self._sizes, 0)
+
+    def take(self, regrets: Floats) -> None:
+        """R += r; C += |r|."""
+        self._regrets += regrets
+        self._sizes += np.abs(regrets)
+
+    def weights(self) -> Floats:
+        """[K] ``adanormalhedge_probabilities``."""
+        return adanormalhedge_probabilities(self._regrets, self._sizes)

@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.serve.answers import EventStream as EventStream
     from draftwise.serve.app import Gate as Gate
     from draftwise.serve.app import Service as Service
     from draftwise.serve.app import make_app as make_app
-    from draftwise.serve.asks import Asker as Asker
-    from draftwise.serve.asks import Limits as Limits
-    from draftwise.serve.codec import Codec as Codec
     from draftwise.serve.constraint import Grammars as Grammars
     from draftwise.serve.constraint import grammar_of as grammar_of
     from draftwise.serve.constraint import json_grammar as json_grammar
@@ -23,30 +19,34 @@ if TYPE_CHECKING:
     from draftwise.serve.listen import listen as listen_on
     from draftwise.serve.metrics import Metrics as Metrics
     from draftwise.serve.page import PAGE as PAGE
-    from draftwise.serve.protocol import Ask as Ask
-    from draftwise.serve.protocol import Delta as Delta
-    from draftwise.serve.protocol import Ended as Ended
+    from draftwise.serve.parse import Asker as Asker
+    from draftwise.serve.parse import Codec as Codec
+    from draftwise.serve.parse import Limits as Limits
+    from draftwise.serve.parse import ToolText as ToolText
+    from draftwise.serve.parse import calls_schema as calls_schema
+    from draftwise.serve.parse import read_calls as read_calls
+    from draftwise.serve.responses import EventStream as EventStream
     from draftwise.serve.run import Server as Server
     from draftwise.serve.run import Settings as Settings
     from draftwise.serve.run import check_name as check_name
     from draftwise.serve.run import make_service as make_service
+    from draftwise.serve.schemas import MAX_BIASES as MAX_BIASES
+    from draftwise.serve.schemas import MAX_GRAMMAR_CHARS as MAX_GRAMMAR_CHARS
+    from draftwise.serve.schemas import MAX_KEYS as MAX_KEYS
+    from draftwise.serve.schemas import MAX_PLANS as MAX_PLANS
+    from draftwise.serve.schemas import ChatRequest as ChatRequest
+    from draftwise.serve.schemas import CompletionRequest as CompletionRequest
+    from draftwise.serve.schemas import NamedTool as NamedTool
+    from draftwise.serve.schemas import ResponseFormat as ResponseFormat
+    from draftwise.serve.schemas import StructuredOutputs as StructuredOutputs
+    from draftwise.serve.schemas import Tool as Tool
     from draftwise.serve.state import Keeper as Keeper
-    from draftwise.serve.ticket import Ticket as Ticket
-    from draftwise.serve.tools import ToolText as ToolText
-    from draftwise.serve.tools import calls_schema as calls_schema
-    from draftwise.serve.tools import read_calls as read_calls
-    from draftwise.serve.wire import MAX_BIASES as MAX_BIASES
-    from draftwise.serve.wire import MAX_GRAMMAR_CHARS as MAX_GRAMMAR_CHARS
-    from draftwise.serve.wire import MAX_KEYS as MAX_KEYS
-    from draftwise.serve.wire import MAX_PLANS as MAX_PLANS
-    from draftwise.serve.wire import ChatRequest as ChatRequest
-    from draftwise.serve.wire import CompletionRequest as CompletionRequest
-    from draftwise.serve.wire import NamedTool as NamedTool
-    from draftwise.serve.wire import ResponseFormat as ResponseFormat
-    from draftwise.serve.wire import StructuredOutputs as StructuredOutputs
-    from draftwise.serve.wire import Tool as Tool
+    from draftwise.serve.worker import Ask as Ask
     from draftwise.serve.worker import Busy as Busy
     from draftwise.serve.worker import Closing as Closing
+    from draftwise.serve.worker import Delta as Delta
+    from draftwise.serve.worker import Ended as Ended
+    from draftwise.serve.worker import Ticket as Ticket
     from draftwise.serve.worker import Worker as Worker
 
 __getattr__, __dir__ = exports(__name__)

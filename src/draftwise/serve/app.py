@@ -19,19 +19,27 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from draftwise import __version__
-from draftwise.serve.answers import Answers, EventStream, events, gather, until_gone
-from draftwise.serve.asks import Asker, Wanted
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.errors import Refused, first_wrong, no_object, response
-from draftwise.serve.forms import ChatForm, CompletionForm
 from draftwise.serve.heavy import LARGE_BODY, Heavy, uncollected
 from draftwise.serve.history import History
-from draftwise.serve.mailbox import Mailbox
 from draftwise.serve.metrics import Metrics
 from draftwise.serve.middleware import Middleware
 from draftwise.serve.page import PAGE
-from draftwise.serve.reply import Envelope, Form, Pieces
-from draftwise.serve.wire import (
+from draftwise.serve.parse import Asker, Wanted
+from draftwise.serve.responses import (
+    Answers,
+    ChatForm,
+    CompletionForm,
+    Envelope,
+    EventStream,
+    Form,
+    Pieces,
+    events,
+    gather,
+    until_gone,
+)
+from draftwise.serve.schemas import (
     ChatRequest,
     Common,
     CompletionRequest,
@@ -39,7 +47,7 @@ from draftwise.serve.wire import (
     StreamOptions,
     TokenizeRequest,
 )
-from draftwise.serve.worker import Busy, Closing, Worker
+from draftwise.serve.worker import Busy, Closing, Mailbox, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")

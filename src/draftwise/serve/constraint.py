@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwise.serve.wire import MAX_GRAMMAR_CHARS, ResponseFormat, StructuredOutputs
+from draftwise.serve.schemas import MAX_GRAMMAR_CHARS, ResponseFormat, StructuredOutputs
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:

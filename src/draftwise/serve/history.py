@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.engine.records import Round
-from draftwise.serve.protocol import Ended, Engine
+from draftwise.serve.worker import Ended, Engine
 from draftwise.types import Floats, Plan
 
 _SECONDS = 300

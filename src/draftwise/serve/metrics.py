@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draftwise.engine.records import Round
-from draftwise.serve.protocol import Ended, Engine
-from draftwise.serve.worker import Worker
+from draftwise.serve.worker import Ended, Engine, Worker
 from draftwise.types import NONE, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -23,15 +23,13 @@ from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.presets import preset
 from draftwise.serve.app import Gate, Service, make_app
-from draftwise.serve.asks import Asker, Limits
-from draftwise.serve.codec import Codec
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.history import History
 from draftwise.serve.listen import listen
 from draftwise.serve.metrics import Metrics
-from draftwise.serve.protocol import Ended, Engine
+from draftwise.serve.parse import Asker, Codec, Limits
 from draftwise.serve.state import Keeper
-from draftwise.serve.worker import LAST_STEP_S, Worker
+from draftwise.serve.worker import LAST_STEP_S, Ended, Engine, Worker
 from draftwise.speculator import Speculator
 
 _LOG = logging.getLogger(__name__)

@@ -1,23 +1,226 @@
-"""The thread that owns the engine: requests in, parts of answers out.
-
-``turn`` is all that it does, and can be called without the thread. Everything else may be called
-from any thread.
-"""
+"""What the server needs of an engine, and what a handler is told of its rows."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from draftwise.engine.records import Round
-from draftwise.serve.protocol import Ask, Delta, Ended, Engine, Observer, Sink
-from draftwise.serve.ticket import Ticket
-from draftwise.types import DraftwiseError
+from draftwise.engine.request import Stats
+from draftwise.types import Costs, DraftwiseError
+
+
+class Logprob(Protocol):
+    """The log-probability of a token of the text, and the likeliest ones at its place."""
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+class Answering(Protocol):
+    """The text of a row so far, and why it ended, if it did."""
+
+    text: str
+    finish_reason: str | None
+
+
+class Row(Protocol):
+    """An engine's request, as far as the server reads it.
+
+    prompt_logprobs: from the prompt's second token on, where they were asked for.
+    """
+
+    id: int
+    error: Exception | None
+
+    @property
+    def answer(self) -> Answering: ...
+    @property
+    def stats(self) -> Stats: ...
+    @property
+    def logprobs(self) -> Sequence[Logprob]: ...
+    @property
+    def prompt_logprobs(self) -> Sequence[Logprob]: ...
+
+
+class Engine(Protocol):
+    """Rows that join and leave at any time; one thread owns it."""
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_cache_bytes(self) -> int: ...
+    @property
+    def num_prefix_hits(self) -> int: ...
+    @property
+    def costs(self) -> Costs | None: ...
+    def admit(self, request: Any) -> None: ...
+    def step(self) -> Sequence[Round]: ...
+    def cancel(self, id: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One answer that is wanted: token ids and the options of ``Speculator.request``."""
+
+    prompt: Sequence[int]
+    options: Mapping[str, Any]
+    deadline_s: float | None = None
+
+
+@dataclass(slots=True)
+class Delta:
+    """What an answer grew by since its reader last looked; parts add up.
+
+    sources: each token's writer. rounds: tokens drafted and accepted, a round. logprobs: one a
+    token where they were asked for. prompt_logprobs: once, with the first part. finish_reason:
+    with the last part only, and with it ``stats`` and ``error``.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: Sequence[Logprob | None] | None = None
+    finish_reason: str | None = None
+    stats: Stats | None = None
+    error: str | None = None
+
+    def add(self, later: Delta) -> None:
+        """Take what came after this."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.sources += later.sources
+        self.rounds += later.rounds
+        self.logprobs += later.logprobs
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
+        self.finish_reason, self.stats, self.error = later.finish_reason, later.stats, later.error
+
+
+class Sink(Protocol):
+    """Where the parts of an answer go; called in the engine's thread, must not wait."""
+
+    def put(self, delta: Delta) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What one answer was, for the books. waited_s: until its first token."""
+
+    finish_reason: str
+    num_prompt_tokens: int
+    num_tokens: int
+    waited_s: float
+    took_s: float
+
+
+class Observer(Protocol):
+    """Hears of all that happens, in the engine's thread."""
+
+    def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None: ...
+    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None: ...
+    def saw_end(self, ended: Ended) -> None: ...
+
+
+class Mailbox:
+    """The answers of one HTTP request. State: by answer, what came and was not read yet."""
+
+    def __init__(self, num: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lock, self._filled = threading.Lock(), asyncio.Event()
+        self._waiting: dict[int, Delta] = {}
+        self.slots: Sequence[Slot] = [Slot(self, index) for index in range(num)]
+
+    async def take(self) -> dict[int, Delta]:
+        """Wait until something came, and take all of it, by answer."""
+        await self._filled.wait()
+        with self._lock:
+            taken, self._waiting = self._waiting, {}
+            self._filled.clear()
+        return taken
+
+    def put(self, index: int, delta: Delta) -> None:
+        """Add to an answer; from any thread."""
+        with self._lock:
+            is_first = not self._waiting
+            if index in self._waiting:
+                self._waiting[index].add(delta)
+            else:
+                self._waiting[index] = delta
+        if is_first and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._filled.set)
+
+
+class Slot:
+    """Where one answer goes."""
+
+    def __init__(self, mailbox: Mailbox, index: int) -> None:
+        self._mailbox, self._index = mailbox, index
+
+    def put(self, delta: Delta) -> None:
+        """See ``Mailbox.put``."""
+        self._mailbox.put(self._index, delta)
+
+
+@dataclass(slots=True)
+class Ticket:
+    """An answer on its way. State: the engine's row, once it has one, and what was delivered."""
+
+    id: int
+    ask: Ask
+    sink: Sink
+    came_s: float
+    row: Row | None = None
+    began_s: float | None = None
+    told_s: float = 0.0
+    num_chars: int = 0
+    num_tokens: int = 0
+    num_logprobs: int = 0
+    has_prompt_logprobs: bool = False
+
+    def is_late(self, now: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.ask.deadline_s is not None and now - self.came_s > self.ask.deadline_s
+
+    def part(self, rounds: Iterable[Round]) -> Delta:
+        """What is new since the last part."""
+        assert self.row is not None
+        answer, delta = self.row.answer, Delta()
+        for round_ in rounds:
+            delta.tokens += round_.tokens
+            delta.sources += round_.sources
+            delta.rounds.append((round_.num_drafted, round_.num_accepted))
+        delta.text, self.num_chars = answer.text[self.num_chars :], len(answer.text)
+        if self.row.logprobs:
+            delta.logprobs = list(self.row.logprobs[self.num_logprobs :])
+            self.num_logprobs += len(delta.logprobs)
+        if self.ask.options.get("prompt_logprobs") and not self.has_prompt_logprobs:
+            # a prompt is read whole before its first round; its first token follows nothing
+            delta.prompt_logprobs = [None, *self.row.prompt_logprobs]
+            self.has_prompt_logprobs = True
+        if answer.finish_reason is not None:
+            delta.finish_reason, delta.stats = answer.finish_reason, self.row.stats
+            error = self.row.error
+            if isinstance(error, DraftwiseError):  # the form that the client gave
+                delta.finish_reason = "refused"
+            delta.error = None if error is None else str(error)
+        return delta
+
 
 _LOG = logging.getLogger(__name__)
 _GOING_DOWN = "the server is going down"

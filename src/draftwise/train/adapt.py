@@ -10,12 +10,11 @@ from contextlib import contextmanager
 
 import torch
 
-from draftwise.nn.eagle import EagleHead
+from draftwise.nn.heads.eagle import EagleHead
 from draftwise.nn.model import CausalModel
-from draftwise.train.eagle import eagle_loss
+from draftwise.train.eagle import Observed, eagle_loss, observe
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Settings, make_optimizer
-from draftwise.train.observed import Observed, observe
 
 
 class Adapter:

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draftwise.nn.lent import LentHead
+from draftwise.nn.heads.eagle import LentHead
 from draftwise.train.distill import distillation_loss, learn, sequence_loss
-from draftwise.train.eagle import draft_vocabulary
+from draftwise.train.eagle import draft_vocabulary, observed_batches
 from draftwise.train.lesson import Batch, Text, group_order, groups, pad
 from draftwise.train.loop import Progress, Settings
-from draftwise.train.observed import observed_batches
 from draftwise.types import DraftwiseError
 
 LossName = Literal["logits", "sequence"]

@@ -1,17 +1,327 @@
-"""Training an acceptance head on judged tokens: the weighted loss, batches, the run."""
+"""What an acceptance head learns from: hidden states of drafted tokens, and how they fare."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from draftwise.nn.acceptance_head import AcceptanceHead
-from draftwise.train.judgements import Judgements, Label
+from draftwise.lines import replacing
+from draftwise.nn.acceptance_head import AcceptanceHead, save
+from draftwise.train.calibration import Reliability, binary_kl, reliability, unweighted
+from draftwise.train.generate import continue_prompts
+from draftwise.train.lesson import Text, answer_hidden, groups, head_logits, pad
 from draftwise.train.loop import Loss, Progress, Settings, fit
+from draftwise.types import DraftwiseError, Floats
+
+Label = Literal["sampled", "analytic"]
+
+TEXTS_A_CHUNK = 64
+_TOKENS_A_BATCH = 4096
+_MOST_LOGITS = 1 << 26
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """Drafted tokens: hidden [N, D] float16, and two labels [N] float32.
+
+    sampled: min(1, p/q) of the token itself, the chance that it is accepted (the paper's label).
+    analytic: sum_v min(p, q) at its position, that chance before the token was drawn.
+    """
+
+    hidden: Tensor
+    sampled: Tensor
+    analytic: Tensor
+
+    def labels(self, label: Label) -> Tensor:
+        """[N] the chosen label."""
+        return self.sampled if label == "sampled" else self.analytic
+
+    def __len__(self) -> int:
+        return len(self.sampled)
+
+
+def distributions_of(logits: Tensor, temperature: float) -> Tensor:
+    """[A, V] probabilities at a temperature; at 0 all mass lies on the likeliest token."""
+    if temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+    return (logits.float() / temperature).softmax(-1)
+
+
+@torch.inference_mode()
+def judge(
+    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text],
+    generator: torch.Generator, *, temperature: float, mixing: float,
+) -> Judgements:  # fmt: skip
+    """Draw the drafter's token at every answered position, and mix those draws with the text.
+
+    Source: SpecDec++, section 4.4. At each position a token Y is drawn from q, conditioned on the
+    target's own text; a share ``mixing`` of the positions keeps the text's token, the others take
+    Y, and the drafter reads the mixture. Only tokens that were drawn are judged.
+    """
+    tokens, positions = (x.to(target.device) for x in pad(texts))
+    p = distributions_of(head_logits(target, answer_hidden(target, tokens, positions)), temperature)
+    tokens, positions = tokens.to(drafter.device), positions.to(drafter.device)
+    q = distributions_of(
+        head_logits(drafter, answer_hidden(drafter, tokens, positions)), temperature
+    )
+    p, q = p.cpu(), q.cpu()
+    drawn = torch.multinomial(q, 1, generator=generator)[:, 0]
+    is_drawn = torch.rand(len(drawn), generator=generator) >= mixing
+    mixed, at = tokens.clone().flatten(), positions.cpu() + 1
+    mixed[at[is_drawn]] = drawn[is_drawn].to(mixed.device)
+    hidden = answer_hidden(drafter, mixed.view_as(tokens), positions + 1).cpu()[is_drawn]
+    rows = torch.arange(len(drawn))
+    sampled = (p[rows, drawn] / q[rows, drawn]).clamp(max=1.0)
+    return Judgements(
+        hidden.to(torch.float16),
+        sampled[is_drawn],
+        torch.minimum(p, q).sum(-1).clamp(max=1.0)[is_drawn],
+    )
+
+
+def judge_all(
+    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text], folder: Path, *,
+    temperature: float, mixing: float, seed: int, progress: Callable[[int], None] | None = None,
+) -> Judgements:  # fmt: skip
+    """Judge all texts, chunk by chunk; chunks that lie in ``folder`` are not made again.
+
+    Errors: OSError where ``folder`` cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(target.config.vocab_size)))
+    chunks = []
+    for number, start in enumerate(range(0, len(texts), TEXTS_A_CHUNK)):
+        path = folder / f"{number:05}.npz"
+        if not path.exists():
+            generator = torch.Generator().manual_seed(seed + number)
+            chunk = texts[start : start + TEXTS_A_CHUNK]
+            parts = [
+                judge(
+                    target, drafter, [chunk[i] for i in group], generator,
+                    temperature=temperature, mixing=mixing,
+                )
+                for group in groups(chunk, size)
+            ]  # fmt: skip
+            _save(path, _joined(parts))
+        chunks.append(_load(path))
+        if progress is not None:
+            progress(min(start + TEXTS_A_CHUNK, len(texts)))
+    return _joined(chunks)
+
+
+def _joined(parts: Sequence[Judgements]) -> Judgements:
+    return Judgements(
+        torch.cat([part.hidden for part in parts]),
+        torch.cat([part.sampled for part in parts]),
+        torch.cat([part.analytic for part in parts]),
+    )
+
+
+def _save(path: Path, found: Judgements) -> None:
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        np.savez(
+            file,
+            hidden=found.hidden.numpy(),
+            sampled=found.sampled.numpy(),
+            analytic=found.analytic.numpy(),
+        )
+
+
+def _load(path: Path) -> Judgements:
+    with np.load(path) as stored:
+        return Judgements(*(torch.from_numpy(stored[k]) for k in ("hidden", "sampled", "analytic")))
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Drafts of equal length: hidden [n, L, D] of every token, truth [n, L] = min(1, p/q).
+
+    The product of a row's first numbers is the probability that the draft stands that far, and what
+    the rule of SpecDec++ estimates.
+    """
+
+    hidden: Tensor
+    truth: Tensor
+
+
+@torch.inference_mode()
+def draft_chains(
+    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text], *,
+    length: int = 8, num_chains: int = 256, temperature: float = 1.0, seed: int = 0,
+) -> Chains:  # fmt: skip
+    """Let the drafter go on from random places of the texts, and judge each of its tokens."""
+    rng = np.random.default_rng(seed)
+    picks = [texts[int(i)] for i in rng.integers(0, len(texts), num_chains)]
+    prefixes = [list(t.tokens[: int(rng.integers(t.start, len(t.tokens)))]) for t in picks]
+    drafts = continue_prompts(
+        drafter, prefixes, [temperature] * num_chains, max_new_tokens=length, eos_token_id=-1,
+        seed=seed,
+    )  # fmt: skip
+    chains = [Text((*a, *b), len(a)) for a, b in zip(prefixes, drafts, strict=True)]
+    hidden = torch.zeros(num_chains, length, drafter.config.get_text_config().hidden_size)
+    truth = torch.zeros(num_chains, length)
+    for group in groups(chains, 4096):
+        states, ratios = _judged(target, drafter, [chains[i] for i in group], temperature)
+        hidden[group] = states.view(len(group), length, -1)
+        truth[group] = ratios.view(len(group), length)
+    return Chains(hidden, truth)
+
+
+def _judged(
+    target: PreTrainedModel, drafter: PreTrainedModel, chains: Sequence[Text], temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Of every drafted token of the chains: its hidden state [A, D], and min(1, p/q) [A]."""
+    tokens, at = pad(chains)
+    drawn = tokens.flatten()[at + 1]
+    mass = []
+    for model in (target, drafter):
+        ids, places = tokens.to(model.device), at.to(model.device)
+        logits = head_logits(model, answer_hidden(model, ids, places))
+        mass.append(distributions_of(logits, temperature).cpu()[torch.arange(len(drawn)), drawn])
+    hidden = answer_hidden(drafter, tokens.to(drafter.device), (at + 1).to(drafter.device))
+    return hidden.float().cpu(), (mass[0] / mass[1].clamp(min=1e-12)).clamp(max=1.0)
+
+
+HELD_OUT = 10
+"""Every tenth text is held out."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Whose drafts are judged, and how: temperature of both models, share of the text's tokens."""
+
+    target: PreTrainedModel
+    drafter: PreTrainedModel
+    temperature: float = 1.0
+    mixing: float = 0.15
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mixing < 1:
+            raise ValueError(f"mixing is {self.mixing}: at least 0 and below 1")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}: it must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Judged tokens to learn from and to measure on, and drafts along texts held out."""
+
+    taught: Judgements
+    held_out: Judgements
+    chains: Chains
+
+
+def judge_texts(
+    setting: Setting,
+    texts: Sequence[Text],
+    folder: Path,
+    progress: Callable[[int], None] | None = None,
+) -> Judged:
+    """Judge drafts along all texts; every tenth text is held out.
+
+    Raises DraftwiseError where fewer than two texts are left, OSError for a folder that is full.
+    """
+    held_out = list(texts[::HELD_OUT])
+    taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
+    if not taught:
+        raise DraftwiseError(f"{len(texts)} answers are too few to learn from: give more prompts")
+    before = 0
+
+    def judged(name: str, part: Sequence[Text]) -> Judgements:
+        return judge_all(
+            setting.target, setting.drafter, part, folder / name,
+            temperature=setting.temperature, mixing=setting.mixing, seed=setting.seed,
+            progress=None if progress is None else lambda done: progress(before + done),
+        )  # fmt: skip
+
+    first = judged("taught", taught)
+    before = len(taught)
+    chains = draft_chains(
+        setting.target, setting.drafter, held_out, temperature=setting.temperature,
+        seed=setting.seed,
+    )  # fmt: skip
+    return Judged(first, judged("held-out", held_out), chains)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A head on held-out drafts: numbers, and its curves before and after undoing the weight."""
+
+    numbers: dict[str, Any]
+    curves: dict[str, Reliability]
+
+
+def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured:
+    """Divergence, calibration and the bias of products, on texts that were held out.
+
+    Truth is min(1, p/q) of the drafted token, whatever label the head learned from.
+    """
+    with torch.inference_mode():
+        odds = head(judged.held_out.hidden.float()).double().numpy()
+        chain_odds = head(judged.chains.hidden.flatten(0, 1)).view_as(judged.chains.truth)
+    chain_truth = judged.chains.truth.double().numpy()
+    truth = judged.held_out.sampled.double().numpy()
+    raw, undone = unweighted(odds, 1.0), unweighted(odds, w_rej)
+    curves = {"as trained": reliability(truth, raw)}
+    if w_rej != 1:
+        curves["without the weight"] = reliability(truth, undone)
+    numbers = {
+        "kl": binary_kl(truth, raw),
+        "kl_without_weight": binary_kl(truth, undone),
+        "kl_of_the_mean": binary_kl(truth, np.full_like(truth, truth.mean())),
+        "ece": curves["as trained"].ece,
+        "ece_without_weight": reliability(truth, undone).ece,
+        "mean_acceptance": float(truth.mean()),
+        "num_taught": len(judged.taught),
+        "num_held_out": len(judged.held_out),
+        "product_bias": _bias(unweighted(chain_odds.double().numpy(), 1.0), chain_truth),
+        "product_bias_without_weight": _bias(
+            unweighted(chain_odds.double().numpy(), w_rej), chain_truth
+        ),
+        "product_truth": chain_truth.cumprod(axis=1).mean(axis=0).tolist(),
+    }
+    return Measured(numbers, curves)
+
+
+def _bias(predicted: Floats, truth: Floats) -> list[float]:
+    """Mean predicted less mean true probability that all of the first 1, 2, ... tokens stand."""
+    gaps = predicted.cumprod(axis=1) - truth.cumprod(axis=1)
+    found: list[float] = gaps.mean(axis=0).tolist()
+    return found
+
+
+def make_head(
+    setting: Setting,
+    judged: Judged,
+    options: HeadOptions,
+    out: Path,
+    *,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+) -> Measured:
+    """Train a head, measure it, and write it to ``out`` with what was measured."""
+    head = train_head(judged.taught, options, checkpoint=checkpoint, progress=progress)
+    measured = measure_head(judged, head, options.w_rej)
+    shown = ("kl", "kl_of_the_mean", "ece", "mean_acceptance")
+    about = {
+        "w_rej": options.w_rej,
+        "label": options.label,
+        "tied": options.tied,
+        "temperature": setting.temperature,
+        "mixing": setting.mixing,
+        "held_out": {name: round(measured.numbers[name], 4) for name in shown},
+    }
+    save(head, out, about)
+    return measured
+
 
 Batch = tuple[Tensor, Tensor]
 """Hidden states [N, D] and labels [N]."""

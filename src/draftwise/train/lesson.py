@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftwise.lines import replacing, write_text
-from draftwise.nn.lent import lent_rows
+from draftwise.nn.heads.eagle import lent_rows
 
 Logits = NDArray[np.float16]
 

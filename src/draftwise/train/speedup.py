@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.eagle import EagleHead
-from draftwise.nn.eagle_read import read
+from draftwise.nn.heads.eagle import EagleHead, read
 from draftwise.nn.model import CausalModel
 from draftwise.types import Costs, Floats
 

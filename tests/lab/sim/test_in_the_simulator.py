@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.guides import AdaEdl
 from draftwise.registry import make_guide
+from draftwise.stop_rules import AdaEdl
 from draftwise.types import DraftwiseError, Plan
 from draftwise_lab.sim import SimulatedRequest, Text, Track, guides_of, runs_of
 from lab.sim.worlds import COSTS, tiny_text

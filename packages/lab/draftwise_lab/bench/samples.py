@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.bench.methods import DEFAULT
 from draftwise.bench.runs import Run
 from draftwise.bench.suites import Suite
-from draftwise.engine.paint import painted
+from draftwise.engine.attribution import painted
 from draftwise.engine.request import TARGET
 
 _PROMPT_LINES = 5

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwise.protocols import Guide, Mixer
+from draftwise.protocols import Mixer, StopRule
 from draftwise.types import NONE, PLAIN, DraftStep, Floats, Plan
 from draftwise_lab.sim.text import Text, Track
 
@@ -48,7 +48,7 @@ class Drafted:
         return places[-1] if places else 0
 
 
-def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, Guide]) -> Drafted:
+def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, StopRule]) -> Drafted:
     """A draft of one drafter from ``start`` on, as far as its rule goes on."""
     if plan.drafter == NONE:
         return Drafted(plan, (), 0, np.zeros(0))

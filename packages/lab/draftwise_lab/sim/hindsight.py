@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwise.protocols import Guide
+from draftwise.protocols import StopRule
 from draftwise.types import NONE, Floats, Ints, Plan
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.text import Text
@@ -27,7 +27,9 @@ class Totals:
     plain_s: float
 
 
-def fixed_path(text: Text, plan: Plan, guides: Mapping[str, Guide]) -> tuple[list[int], list[int]]:
+def fixed_path(
+    text: Text, plan: Plan, guides: Mapping[str, StopRule]
+) -> tuple[list[int], list[int]]:
     """Where each round of a fixed plan ends (in tokens), and how many tokens it drafted."""
     ends: list[int] = []
     drafted: list[int] = []
@@ -46,7 +48,7 @@ def fixed_path(text: Text, plan: Plan, guides: Mapping[str, Guide]) -> tuple[lis
 
 
 def totals(
-    text: Text, plans: Sequence[Plan], costs: CostTable, guides: Mapping[str, Guide]
+    text: Text, plans: Sequence[Plan], costs: CostTable, guides: Mapping[str, StopRule]
 ) -> Totals:
     """Rounds and seconds of every plan on this text."""
     longest = max(plan.length for plan in plans)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftwise import registry
-from draftwise.protocols import Guide, Looking, Mixing, PlayingAll, Policy, PricingPlans
+from draftwise.protocols import Looking, Mixing, PlayingAll, Policy, PricingPlans, StopRule
 from draftwise.types import Decision, DraftwiseError, Evidence, Plan
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.hindsight import rounds_to_reach
@@ -43,7 +43,7 @@ class Reference:
     plan: int
 
 
-def guides_of(plans: Sequence[Plan]) -> dict[str, Guide]:
+def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
     """The stop rules that plans name; ``fixed`` needs none.
 
     Raises DraftwiseError for a rule that reads hidden states: simulated text has none.

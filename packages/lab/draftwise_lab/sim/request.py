@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from draftwise.protocols import Guide, Mixer
+from draftwise.protocols import Mixer, StopRule
 from draftwise.types import PLAIN, Evidence, Plan, Scores
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.drafts import Drafted, can_mix, draft, draft_mixed
@@ -25,7 +25,7 @@ class SimulatedRequest:
     """
 
     def __init__(
-        self, text: Text, plans: Sequence[Plan], costs: CostTable, guides: Mapping[str, Guide]
+        self, text: Text, plans: Sequence[Plan], costs: CostTable, guides: Mapping[str, StopRule]
     ) -> None:
         self._text, self._plans, self._guides = text, list(plans), guides
         longest = max(plan.length for plan in plans)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftwise.protocols import Guide
+from draftwise.protocols import StopRule
 from draftwise.types import Bools, DraftStep, Floats, Ints, Scores
 
 PROMPT_TOKENS = 16
@@ -55,7 +55,7 @@ class Track:
     retrieval: Retrieval | None = None
     prompt_matches: Ints | None = None
 
-    def num_drafted(self, start: int, most: int, length: int, guide: Guide | None) -> int:
+    def num_drafted(self, start: int, most: int, length: int, guide: StopRule | None) -> int:
         """Tokens drafted from ``start`` on: at most ``most``, as far as there is a proposal and
         the rule (None = the whole length) goes on."""
         if self.retrieval is not None:

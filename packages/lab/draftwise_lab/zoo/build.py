@@ -17,8 +17,8 @@ from rich.progress import Progress as Bar
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftwise.lines import write_text
+from draftwise.train.eagle import pack
 from draftwise.train.lesson import load
-from draftwise.train.llama import pack
 from draftwise_lab.zoo.corpus import load_tokenizer, train_tokenizer
 from draftwise_lab.zoo.domains import SHARES
 from draftwise_lab.zoo.drafters import distill_drafter, pretrain_drafter

@@ -8,14 +8,19 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.nn.eagle import EagleHead
-from draftwise.nn.eagle_files import load_head
-from draftwise.nn.eagle_save import save_head
+from draftwise.nn.heads.eagle import EagleHead
+from draftwise.nn.heads.eagle_files import load_head, save_head
 from draftwise.nn.model import CausalModel
-from draftwise.train.eagle import acceptance_by_depth, new_head, train_eagle
+from draftwise.train.eagle import (
+    Observed,
+    acceptance_by_depth,
+    new_head,
+    observe,
+    observed_batches,
+    train_eagle,
+)
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Progress
-from draftwise.train.observed import Observed, observe, observed_batches
 from draftwise_lab.zoo.corpus import batches as document_batches
 from draftwise_lab.zoo.recipe import (
     EAGLE_DEPTHS,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.train.head import HeadOptions
-from draftwise.train.head_run import Measured, Setting, judge_texts, make_head
+from draftwise.train.head import HeadOptions, Measured, Setting, judge_texts, make_head
 from draftwise.train.lesson import Text
 from draftwise.train.loop import Progress
 from draftwise_lab.zoo.domains import SHARES

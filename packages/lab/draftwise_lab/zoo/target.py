@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftwise.train.llama import deepen, make_llama
+from draftwise.train.eagle import deepen, make_llama
 from draftwise.train.loop import Progress, Settings, cross_entropy, fit
 from draftwise_lab.zoo.copying import prime_copying
 from draftwise_lab.zoo.corpus import batches

@@ -8,8 +8,8 @@ from typing import cast
 from draftwise import registry
 from draftwise.drafters.protocol import Context, Drafter, DraftTask, Retrieving
 from draftwise.drafters.suffix import SuffixDrafter
-from draftwise.guides.fixed import Fixed
 from draftwise.nn.transfer import answered
+from draftwise.stop_rules.thresholds import Fixed
 from draftwise.types import DraftwiseError, Plan, Scores
 
 _FIXED = Fixed()

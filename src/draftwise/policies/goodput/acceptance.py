@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.state import Kept
 from draftwise.types import Floats
 
 PRIOR = 0.55

@@ -9,7 +9,7 @@ import numpy as np
 
 from draftwise.policies.goodput.acceptance import PRIOR, PRIOR_WEIGHT
 from draftwise.policies.goodput.pricing import PlanCosts, expected_tokens
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.state import Kept
 from draftwise.types import Floats
 
 LOOK_TOKENS = 32

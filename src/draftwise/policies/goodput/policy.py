@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from draftwise.checks import flag, share
+from draftwise.policies.base import check_feedback, one_hot
 from draftwise.policies.goodput.acceptance import Rates
 from draftwise.policies.goodput.confidences import Bins
 from draftwise.policies.goodput.experience import Experience, Recall
@@ -18,9 +19,7 @@ from draftwise.policies.goodput.pace import Pace, paces_of
 from draftwise.policies.goodput.pricing import PlanCosts
 from draftwise.policies.goodput.rows import best_plans
 from draftwise.policies.goodput.seen import SeenValues
-from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import dump, load
+from draftwise.policies.state import dump, load
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Plan, Scores
 
 ANSWER_TOKENS = 256.0

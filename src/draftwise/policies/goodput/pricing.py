@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.state import dump
+from draftwise.policies.state import dump
 from draftwise.types import NONE, Costs, Floats, Ints, Plan
 
 DEFAULT_DRAFT_SHARE = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from draftwise.policies.goodput.acceptance import PRIOR_WEIGHT
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.state import Kept
 from draftwise.types import Bools, Floats
 
 

@@ -1,0 +1,1 @@
+"""Drafters that were tested with random heads only: MTP, DFlash and Medusa."""

@@ -1,0 +1,178 @@
+"""A DFlash head as drafter: a whole draft in one forward, every token of it with its own q."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
+
+from draftwise.checks import optional, whole
+from draftwise.drafters.eagle import features_of
+from draftwise.drafters.model_session import Behind, Feed, NeuralSession, Reading
+from draftwise.drafters.protocol import Context
+from draftwise.nn.cache import Span
+from draftwise.nn.heads.dflash import DFlashHead
+from draftwise.nn.heads.dflash_files import load_dflash_head
+from draftwise.nn.model import CausalModel
+from draftwise.types import LONGEST_PLAN, TreeShape
+
+
+def load_dflash(
+    name: str, target: CausalModel, path: str, depth: int | None = None
+) -> DFlashDrafter:
+    """A DFlash head from a folder or hub id, in the layout of ``speculators``.
+
+    depth: the longest draft, at most a block. Raises DraftwiseError for a head that cannot be read
+    or was made for another target, ValueError for a depth below 1.
+    """
+    optional(whole, "depth", depth, 1, LONGEST_PLAN)
+    return DFlashDrafter(name, load_dflash_head(path, target), target, depth)
+
+
+class DFlashDrafter:
+    """A DFlash head: a block of masks behind the last token, filled in one forward.
+
+    Source: DFlash (Chen et al. 2026, arXiv 2602.06036). Differs: tokens are sampled, and each is
+    verified with the q that it was sampled from, after temperature, top-k and top-p, where the
+    authors are greedy; q of a later token knows nothing of those drafted before it. Where a text
+    was not drafted on by this head, it is scored by a block behind each token. Index: none. Memory:
+    keys and values of its layers; D floats a token and tapped layer, which all heads share. Time:
+    one forward of a block, whatever the length. probs: as ``LMDrafter``.
+
+    max_length: the block's, or less; plans draft no longer.
+    """
+
+    can_branch = can_mix = retrieves = False
+    tree: TreeShape | None = None
+
+    def __init__(
+        self, name: str, head: DFlashHead, target: CausalModel, max_length: int | None = None
+    ) -> None:
+        longest = head.block.longest
+        self.name, self.head, self.max_length = name, head, min(longest, max_length or longest)
+        config, itemsize = head.config, head.fc.weight.element_size()
+        self.relative_cost = head.num_parameters / longest / max(1, target.num_parameters)
+        self.token_bytes = itemsize * (
+            2 * len(head.layers) * config.num_kv_heads * config.head_dim
+            + len(config.taps) * target.hidden_size
+        )
+        target.tap(config.taps)
+
+    def start(self) -> NeuralSession:
+        """An empty cache and nothing scored."""
+        return NeuralSession(self.name, DFlashReader(self.head, self.max_length))
+
+
+class DFlashReader(Behind):
+    """One head on its cache: keys and values of the target's states, never of a draft.
+
+    A block behind token s looks at the states after the tokens before s, and its n-th slot from
+    ``block.first`` on gives q of position s + 1 + n.
+    """
+
+    remembers = True
+    glance = None
+    shows_hidden = False
+
+    def __init__(self, head: DFlashHead, max_length: int) -> None:
+        super().__init__()
+        self._head, self._max_length = head, max_length
+        self._ahead: dict[int, list[Tensor]] = {}
+
+    def close(self, row: int) -> None:
+        """Free the row's cache."""
+        self._cache.close(row)
+        self._ahead.pop(row, None)
+
+    def follow(self, context: Context) -> int:
+        """A text of one token has no hidden state yet: the target reads it in this very round."""
+        num = len(context.tokens)
+        self._step_back(context)
+        return self._max_length if num > 1 else -1
+
+    def first(self, context: Context) -> int:
+        """What a text begins with has no state before it."""
+        return 2
+
+    def num_unread(self, context: Context, end: int) -> int:
+        """States that are not in the cache."""
+        return end - 1 - self._cache.lengths[context.row]
+
+    def read(self, readings: Sequence[Reading]) -> tuple[Tensor, None]:
+        """Blocks behind the last ``num`` tokens of each text; of the last, all for a draft."""
+        states, first = self._fill(readings, self._read_texts(readings)), self._head.block.first
+        for states_of, reading in zip(states, readings, strict=True):
+            if reading.ahead > 1:
+                later = self._head.logits(states_of[-1, first + 1 : first + reading.ahead])
+                self._ahead[reading.context.row] = list(later)
+        return self._head.logits(torch.cat([own[:, first] for own in states])), None
+
+    def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
+        """The next slot, whatever was drawn."""
+        return torch.stack([self._ahead[row].pop(0) for row in rows]), None
+
+    def read_level(self, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
+        """Raises ValueError: no tree can be made of slots that do not see each other's tokens."""
+        raise ValueError("DFlash heads draft chains: ask for a plan without a tree")
+
+    def settle(self, context: Context, base: int, agreed: int) -> None:
+        """Nothing of a draft was stored."""
+
+    def _read_texts(self, readings: Sequence[Reading]) -> list[tuple[Tensor, Tensor]]:
+        """Put into the cache what the target said of each text up to the token before the last.
+
+        Returns each layer's keys and values [R, G, used, d] of these texts.
+        """
+        starts = [self._cache.lengths[reading.context.row] for reading in readings]
+        spans = [
+            Span(reading.context.row, start, reading.end - 1 - start)
+            for reading, start in zip(readings, starts, strict=True)
+        ]
+        self._cache.place(spans)
+        taps = self._head.config.taps
+        seen = [
+            features_of(reading.context).get(taps, span.start, span.end)
+            for reading, span in zip(readings, spans, strict=True)
+        ]
+        states = pad_sequence(seen, batch_first=True)
+        offsets = torch.tensor(starts, device=states.device)[:, None]
+        held: list[tuple[Tensor, Tensor]] = []
+        self._head.read(
+            states,
+            offsets + torch.arange(states.shape[1], device=states.device),
+            lambda number, k, v: held.append(self._cache.update(k, v, number)),
+            max(starts) + states.shape[1],
+        )
+        for span in spans:
+            self._cache.lengths[span.row] = span.end
+        return held
+
+    def _fill(
+        self, readings: Sequence[Reading], held: Sequence[tuple[Tensor, Tensor]]
+    ) -> list[Tensor]:
+        """States [num, S, h] of the blocks behind the last ``num`` tokens of each text."""
+        device = held[0][0].device
+        ends = [(row, at) for row, r in enumerate(readings) for at in range(r.end - r.num, r.end)]
+        tokens = [token for r in readings for token in r.context.tokens[r.end - r.num : r.end]]
+        rows, places = torch.tensor(ends, device=device).unbind(1)
+        used = torch.arange(held[0][0].shape[2], device=device)
+        before = used < places[:, None]
+        own = before.new_ones(len(places), self._head.block.size)
+        mask = torch.cat((before, own), dim=1)[:, None, None]
+
+        def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = (
+                torch.cat((old[rows], new), dim=2)
+                for old, new in zip(held[number], (k, v), strict=True)
+            )
+            return scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != keys.shape[1]
+            )
+
+        last = torch.tensor(tokens, device=device)
+        longest = max(at for _, at in ends) + self._head.block.size
+        states = self._head(last, places, attend, longest)
+        return list(torch.split(states, [reading.num for reading in readings]))

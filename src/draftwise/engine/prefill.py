@@ -1,0 +1,127 @@
+"""Prompts, read in pieces between rounds, so that rows that write need not wait for long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from draftwise.engine.drafting import Drafting, everything, free, glance
+from draftwise.engine.loop import Loop
+from draftwise.engine.records import as_logprobs, logprobs
+from draftwise.engine.request import Request
+from draftwise.nn.cache import RaggedCache
+from draftwise.nn.model import CausalModel
+from draftwise.nn.sampling import warped
+from draftwise.nn.transfer import fetch
+from draftwise.types import PLAIN, Decision, Evidence, Scores
+
+PROMPT_SCORES = 16
+"""Prompt tokens on which drafters are scored before the first round."""
+
+
+class Reader:
+    """Reads all of each prompt but its last token, and lets drafters look at its end."""
+
+    def __init__(
+        self, target: CausalModel, cache: RaggedCache, drafting: Drafting, loop: Loop
+    ) -> None:
+        self._target, self._cache, self._drafting, self._loop = target, cache, drafting, loop
+
+    def read(self, requests: Sequence[Request], budget: int) -> int:
+        """Read on in these prompts, in order, up to ``budget`` tokens; returns how many it read."""
+        fed: list[tuple[Request, list[int]]] = []
+        for request in requests:
+            start = self._cache.lengths[request.context.row]
+            end, switch = len(request.prompt) - 1, self._target.switch
+            # past a rope's first table at once: what stands before would be read twice
+            most = max(budget, switch + 1) if start < switch < end else budget
+            piece = list(request.prompt[start:end][:most])
+            if piece:
+                fed.append((request, piece))
+                budget -= len(piece)
+            if budget <= 0:
+                break
+        if not fed:
+            return 0
+        keep = max(self._num_kept(request, len(piece)) for request, piece in fed)
+        rows = [request.context.row for request, _ in fed]
+        starts = [self._cache.lengths[row] for row in rows]
+        logits = self._target.extend(self._cache, rows, [piece for _, piece in fed], keep)
+        self._cache.settle(rows, [self._cache.lengths[row] for row in rows])
+        for index, (request, piece) in enumerate(fed):
+            features = request.context.features
+            if features is not None:
+                states = {tap: hidden[index] for tap, hidden in logits.hidden.items()}
+                features.put(starts[index], states)
+            self._remember(request, logits.last(index, min(keep, len(piece))))
+        return sum(len(piece) for _, piece in fed)
+
+    def is_read(self, request: Request) -> bool:
+        """Whether only the prompt's last token is left, which the first round reads."""
+        return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
+
+    def first_impressions(self, requests: Sequence[Request], num_waiting: int) -> None:
+        """Round 0: its plan is none, and what it shows is how drafters fare on the prompt.
+
+        num_waiting: rows that write and wait for it; if there are any each request has one look,
+        and the others as it writes.
+        """
+        asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
+        while asked:  # a policy that they share learns of one before it is asked about the next
+            first = {id(request.policy): request for request in reversed(asked)}
+            self._show(list(first.values()), num_waiting)
+            asked = [request for request in asked if first[id(request.policy)] is not request]
+
+    def _show(self, requests: Sequence[Request], num_waiting: int) -> None:
+        """What is free or panoramic, and then what policies are curious about."""
+        names, ask = self._drafting.sessions.names, self._drafting.first_scores
+        # panoramic feedback reads whole prompts anyway, at the latest in its first round
+        whole = [r for r in requests if r.reads_everything]
+        rest = [r for r in requests if not r.reads_everything]
+        looking = [r for r in rest if r.looking is not None]
+        plain = [r for r in rest if r.looking is None]
+        for how, group in ((everything, whole), (free, looking), (glance, plain)):
+            found = ask(how, {r.id: names for r in group}, group)
+            for request in group:
+                request.learn(Decision(0, 1.0, 0), self._round_zero(request, found[request.id]))
+        most = 1 if num_waiting else None
+        num_rows = 1 + num_waiting // max(len(requests), 1)  # for each of those that look together
+        curious = {r.id: r.curious(num_rows)[:most] for r in requests}
+        looks = ask(glance, curious, requests)
+        for request in requests:
+            if scores := looks[request.id]:
+                request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))
+
+    def _round_zero(self, request: Request, scores: Mapping[str, Scores]) -> Evidence:
+        """What is known before the first round."""
+        return Evidence(
+            PLAIN,
+            0,
+            0,
+            scores,
+            emitted_start=len(request.prompt),
+            costs=self._loop.costs([request]),
+            matches=self._drafting.sessions.matches(request.context),
+            num_left=request.answer.num_left,
+        )
+
+    def _num_kept(self, request: Request, num_fed: int) -> int:
+        """Tokens of a piece whose logits are wanted."""
+        return num_fed if request.wants_prompt_logprobs else min(num_fed, PROMPT_SCORES)
+
+    def _remember(self, request: Request, block: torch.Tensor) -> None:
+        """Keep p of the prompt's last tokens, and log-probabilities where they are wanted."""
+        context, text = request.context, request.prompt
+        end = self._cache.lengths[context.row]
+        if request.wants_prompt_logprobs:
+            told = torch.tensor(text[end - len(block) + 1 : end + 1], device=block.device)
+            found = fetch(logprobs(block, told, request.num_logprobs or 0))
+            request.prompt_logprobs += as_logprobs(*found)
+        if request.scores_prompt and end == len(text) - 1:
+            num = min(PROMPT_SCORES, len(block))
+            first = len(text) - num
+            p = warped(block[-num:], [context.span(num, first)])
+            is_greedy = context.sampling.temperature == 0
+            points = fetch([p.tokens])[0].astype(int).tolist() if is_greedy else list(p.probs)
+            context.remember(first, points)

@@ -1,0 +1,1 @@
+"""Faster forwards on CPUs: packed weights, blocked layouts and compiled graphs."""

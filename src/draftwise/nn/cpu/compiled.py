@@ -1,0 +1,215 @@
+"""Forwards of a few fixed widths over a whole cache, made by ``torch.compile`` once each."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from draftwise.nn.cache import RaggedCache, Storage
+from draftwise.nn.cpu.layout import is_packed
+
+WIDTHS = (1, 2, 5, 9, 17)
+"""Tokens that a compiled forward reads: the text's last, and a draft of 0, 1, 4, 8 or 16."""
+STEP_WIDTHS = (1, 2)
+"""Of a drafter: its steps, and the first of a draft after one that was accepted to the end."""
+LEAST_SLOTS = 256
+"""Of a compiled forward's cache; beyond it the next power of two, so that requests share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a compiled forward returns: [R, T, V], and hidden states [R, T, D] by tap."""
+
+    logits: Tensor
+    hidden_states: Mapping[int, Tensor]
+
+
+class CompiledSteps:
+    """A module's forwards over one row's storage, of fixed widths, compiled when first met.
+
+    A shorter feed is padded to the next width, the mask spans the whole cache, and keys and values
+    go where an index says: so nothing changes its shape from token to token, and nothing is
+    compiled twice. ``spent_s``, ``spent_cpu_s``: seconds that compiling took so far, which belong
+    to no round. On CUDA the forwards are recorded as graphs. Half precision on a CPU whose weights
+    have no blocks (``nn.layout``) has weights packed into them ("freezing": a copy for each width),
+    without which it gains nothing; one token is read as two there (docs/performance.md).
+    Errors: where compiling fails, a warning, and the model goes on without.
+    """
+
+    def __init__(
+        self, module: Any, name: str, widths: Sequence[int] = WIDTHS, backend: Any = "inductor"
+    ) -> None:
+        self._module, self._name, self._backend = module, name, backend
+        self._on_cuda = module.device.type == "cuda"
+        is_half = module.device.type == "cpu" and module.dtype.itemsize == 2
+        self._packs = is_half and not is_packed(module)
+        self._widths = [w for w in sorted(widths) if w > 1 or not self._packs]
+        self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._shelf: dict[int, list[Storage]] = {}
+        self.spent_s = self.spent_cpu_s = 0.0
+
+    def take(self, num_tokens: int) -> Storage:
+        """Storage that many requests can have, one after another, of a power of two of slots.
+
+        Recorded CUDA graphs know addresses, not tensors: a new storage would be recorded anew.
+        """
+        slots = max(LEAST_SLOTS, 1 << (num_tokens - 1).bit_length())
+        free = self._shelf.setdefault(slots, [])
+        if not free:
+            return Storage(slots)
+        storage = free.pop()
+        with torch.inference_mode():  # where it was made; no NaN may stay in it
+            for tensor in (*storage.keys.values(), *storage.values.values()):
+                tensor.zero_()
+        return storage
+
+    def give(self, storage: Storage) -> None:
+        """Leave storage for the next request."""
+        if storage.keys:
+            self._shelf.setdefault(storage.num_slots, []).append(storage)
+
+    def width(self, cache: RaggedCache, row: int, wanted: int) -> int | None:
+        """The width to pad one row's feed to; None where the plain module is to read it.
+
+        That is a prompt, what fits no width or storage, and the first forward of a storage.
+        """
+        used, storage = cache.lengths[row] + wanted, cache.storage(row)
+        is_ready = bool(storage.keys) and used <= storage.num_slots
+        if not is_ready or used > cache.capacity or not torch.is_inference_mode_enabled():
+            return None
+        return next((width for width in self._widths if width >= wanted), None)
+
+    def __call__(
+        self,
+        storage: Storage,
+        *feed: Tensor | Mapping[str, Tensor | None] | None,
+        taps: Sequence[int],
+    ) -> StepOutput | None:
+        """One forward of ids, positions and slots (each [1, T]) with a mask; None: it cannot be."""
+        inputs = (*feed, _in_order(storage.keys), _in_order(storage.values))
+        key = (*feed[0].shape, storage.num_slots, *taps)  # type: ignore[union-attr]
+        if key not in self._steps and not self._compile(key, taps, inputs):
+            return None
+        if self._on_cuda:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        logits, hidden = self._steps[key](*inputs)
+        if self._on_cuda:  # the next replay overwrites them
+            logits, hidden = logits.clone(), [states.clone() for states in hidden]
+        return StepOutput(logits, dict(zip(taps, hidden, strict=True)))
+
+    def _compile(self, key: tuple[int, ...], taps: Sequence[int], inputs: tuple[Any, ...]) -> bool:
+        """Compile one shape by feeding it once; to feed it again changes nothing."""
+        print(
+            f"compiling {self._name}: {key[1]} tokens at once, up to {key[2]} of text ...",
+            file=sys.stderr,
+        )
+        start, cpu = time.perf_counter(), time.process_time()
+        step = self._new_step(taps)
+        try:
+            with warnings.catch_warnings(), self._settings():
+                warnings.simplefilter("ignore")
+                if self._on_cuda:
+                    for storage in (*inputs[-2], *inputs[-1]):
+                        torch._dynamo.mark_static_address(storage, guard=False)
+                for _ in range(3 if self._on_cuda else 1):  # CUDA: warmed up, recorded, played
+                    step(*inputs)
+                if self._on_cuda:
+                    torch.cuda.synchronize(self._module.device)
+        except Exception as error:
+            self._widths = []
+            reason = " ".join(str(error).split()[:40])
+            warnings.warn(
+                f"{self._name} cannot be compiled and runs as it is ({reason}). A C++ compiler "
+                "(g++, clang++) is needed; without one leave out --compile",
+                stacklevel=2,
+            )
+            return False
+        finally:
+            self.spent_s += time.perf_counter() - start
+            self.spent_cpu_s += time.process_time() - cpu
+        self._steps[key] = step
+        print(f"compiled in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        return True
+
+    def _new_step(self, taps: Sequence[int]) -> Callable[..., Any]:
+        """A forward of the module, not yet compiled.
+
+        Each shape has its own, and its own code object, by which the compiler files what it made:
+        so there is nothing to look up and nothing to guard against at each call.
+        """
+        module, extra = self._module, {"output_hidden_states": True} if taps else {}
+
+        def step(
+            ids: Tensor, positions: Tensor, slots: Tensor, mask: Any, keys: Any, values: Any
+        ) -> tuple[Tensor, list[Tensor]]:
+            output = module(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=_WholeCache(keys, values, slots),
+                use_cache=True,
+                **extra,
+            )
+            return output.logits, [output.hidden_states[tap] for tap in taps]
+
+        code = step.__code__.replace()
+        own = FunctionType(code, step.__globals__, "step", None, step.__closure__)
+        options: dict[str, Any] = {"guard_filter_fn": lambda guards: [False] * len(guards)}
+        if self._on_cuda and self._backend == "inductor":
+            options["triton.cudagraphs"] = True  # what mode="reduce-overhead" stands for
+        return torch.compile(
+            own, fullgraph=True, dynamic=False, backend=self._backend, options=options
+        )
+
+    def _settings(self) -> AbstractContextManager[None]:
+        """Packing is read where a graph is traced, so it cannot be an option of one graph."""
+        if not self._packs or self._backend != "inductor":
+            return nullcontext()
+        import torch._inductor.config as inductor
+
+        patch: AbstractContextManager[None] = inductor.patch(freezing=True)
+        return patch
+
+
+def _in_order(tensors: Mapping[int, Tensor]) -> list[Tensor]:
+    """[layers] tensors by layer."""
+    return [tensors[layer] for layer in range(len(tensors))]
+
+
+class _WholeCache(Cache):  # type: ignore[misc]
+    """A cache while a forward is traced: tensors in, an index to write at, all of it to read."""
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], slots: Tensor) -> None:
+        super().__init__(layers=[])
+        self._keys, self._values, self._slots = keys, values, slots
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one layer's [1, H, T, D] in place; all [1, H, slots, D] of it."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[:, :, self._slots[0]] = key_states
+        values[:, :, self._slots[0]] = value_states
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The masks tell."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """As ``get_seq_length``."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """All slots, from the first on."""
+        return self._keys[0].shape[2], 0

@@ -1,0 +1,105 @@
+"""Medusa heads: what the target says next but one, next but two, ..., from one hidden state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.nn.heads.files import (
+    find_folder,
+    read_settings,
+    read_weights,
+    refuse_mismatch,
+    refuse_other_target,
+)
+from draftwise.nn.model import CausalModel
+from draftwise.types import DraftwiseError
+
+KIND = "Medusa head"
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+
+
+class MedusaHeads(nn.ModuleList):
+    """Heads that each turn the target's last hidden state into logits.
+
+    Source: Medusa (Cai et al. 2024), section 2.1.1; names of the weights as in the authors' files,
+    ``{head}.{layer}.linear.weight`` and, of the head's own ``lm_head``, ``{head}.{layers}.weight``.
+    """
+
+    def __init__(self, num_heads: int, num_layers: int, hidden_size: int, vocab_size: int) -> None:
+        super().__init__(
+            nn.Sequential(
+                *[_Block(hidden_size) for _ in range(num_layers)],
+                nn.Linear(hidden_size, vocab_size, bias=False),
+            )
+            for _ in range(num_heads)
+        )
+
+    def logits(self, states: Tensor, num: int) -> Tensor:
+        """[num, R, V] of the first ``num`` heads from the target's last states [R, D].
+
+        Head i, counted from 0, speaks of the token i + 2 places behind that of the state.
+        """
+        return torch.stack([head(states) for head, _ in zip(self, range(num), strict=False)])
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of all heads."""
+        return sum(weights.numel() for weights in self.parameters())
+
+
+class _Block(nn.Module):
+    """What a head changes of the state: a layer, added to what it reads."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        added: Tensor = states + nn.functional.silu(self.linear(states))
+        return added
+
+
+def load_medusa_heads(source: str | Path, target: CausalModel) -> MedusaHeads:
+    """Heads for this target from a folder or hub id, in the target's dtype and on its device.
+
+    Takes the authors' layout: ``config.json`` with ``medusa_num_heads`` and ``medusa_num_layers``
+    beside ``medusa_lm_head.safetensors`` or ``.pt``. Their published files hold more heads than
+    their configuration counts: all that are there are taken, and fewer are an error. Raises
+    DraftwiseError that names a missing or unmatched key, a shape, or both sizes where they were
+    made for another target.
+    """
+    folder = find_folder(str(source), KIND, FILES)
+    what = f"{KIND} {folder}"
+    num_heads, num_layers = _counts(read_settings(folder, KIND), folder)
+    files = [folder / name for name in FILES if (folder / name).is_file()]
+    if not files:
+        raise DraftwiseError(f"{folder} has neither {FILES[0]} nor {FILES[1]}")
+    weights = read_weights(files[:1])
+    found = {number for name in weights if (number := name.partition(".")[0]).isdigit()}
+    num_heads = max(num_heads, len(found))
+    first = weights.get(f"0.{num_layers}.weight")
+    if first is not None and first.dim() == 2:
+        refuse_other_target(what, first.shape[1], first.shape[0], target)
+    with torch.device("meta"):  # the weights come from the file
+        heads = MedusaHeads(num_heads, num_layers, target.hidden_size, target.vocab_size)
+    wanted = {name: tuple(place.shape) for name, place in heads.state_dict().items()}
+    refuse_mismatch(what, wanted, weights)
+    cast = {name: tensor.to(target.device, target.dtype) for name, tensor in weights.items()}
+    heads.load_state_dict(cast, strict=True, assign=True)
+    return heads.eval().requires_grad_(False)
+
+
+def _counts(settings: Mapping[str, Any], folder: Path) -> tuple[int, int]:
+    """How many heads there are at least, and how many layers each has."""
+    heads, layers = (settings.get(f"medusa_num_{part}") for part in ("heads", "layers"))
+    if not (isinstance(heads, int) and isinstance(layers, int) and min(heads, layers) > 0):
+        raise DraftwiseError(
+            f"{folder}/config.json has medusa_num_heads={heads} and medusa_num_layers={layers}: "
+            "both must be numbers from 1 on"
+        )
+    return heads, layers

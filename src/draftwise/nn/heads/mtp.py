@@ -1,0 +1,325 @@
+"""MTP heads: the layer for tokens after the next that checkpoints bring, on the target's states."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from draftwise.nn.cpu.layout import lay_out
+from draftwise.nn.heads.eagle import Attend
+from draftwise.nn.heads.files import (
+    find_folder,
+    read_settings,
+    refuse_mismatch,
+    refuse_other_target,
+)
+from draftwise.nn.model import CausalModel
+from draftwise.types import DraftwiseError
+
+ATTENTION = "draftwise_head"
+"""The name under which ``transformers`` knows the attention of a layer that a head lent itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class MtpStyle:
+    """In what families of heads differ. hidden_first: the state stands before the embedding in
+    ``proj``'s input. returns_normed: what it drafts on from is what its ``norm`` made."""
+
+    hidden_first: bool = False
+    returns_normed: bool = True
+
+
+class MtpHead(nn.Module):
+    """One decoder layer of the target's own kind that reads a token beside a state.
+
+    Source: DeepSeek-V3 (2024, arXiv 2412.19437), section 2.2; what families do differently is as
+        in vLLM's models of them. Slot s reads token s + 1 and the target's last state after token
+        s, normed by the target; its output says what token s + 2 may be, and stands in place of
+        the target's states where it drafts on (vLLM does so, too, with heads of one layer).
+    Differs: vLLM blanks the embedding in slot 0 for DeepSeek and MiMo; here it is read.
+    State: the weights. Cost: one layer and the target's ``lm_head`` a token.
+    """
+
+    def __init__(self, target: CausalModel, style: MtpStyle, borrows: set[str]) -> None:
+        """borrows: which of ``embed`` and ``lm_head`` are the target's."""
+        super().__init__()
+        self._style, self.taps = style, (target.num_layers,)
+        module, size = target.module, target.hidden_size
+        self.proj = nn.Linear(2 * size, size, bias=False)
+        self.layer, rotary = _layer_like(target)
+        self.embed_norm, self.hidden_norm, self.norm = (_norm_like(target) for _ in range(3))
+        self.embed = None if "embed" in borrows else nn.Embedding(target.vocab_size, size)
+        self.lm_head = None
+        if "lm_head" not in borrows:
+            self.lm_head = nn.Linear(size, target.vocab_size, bias=False)
+        theirs = module.get_input_embeddings(), module.get_output_embeddings(), rotary
+        self._borrowed = theirs  # in a tuple, so that torch does not count them as ours
+
+    @property
+    def title(self) -> str:
+        """What it is, in a word."""
+        return "MTP"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return self.proj.weight.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Of keys and values, about: attention may keep them in another form."""
+        attention = self.layer.self_attn.config
+        heads = getattr(attention, "num_key_value_heads", None) or attention.num_attention_heads
+        dim = getattr(attention, "head_dim", None)
+        dim = dim or attention.hidden_size // attention.num_attention_heads
+        return int(2 * heads * dim * self.dtype.itemsize)
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights that a draft step multiplies with, at most: experts are all counted."""
+        own = sum(p.numel() for name, p in self.named_parameters() if not name.startswith("embed."))
+        lent = self._borrowed[1] if self.lm_head is None else None
+        return own + sum(p.numel() for p in lent.parameters()) if lent is not None else own
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's states [..., D] are read as they are."""
+        return states
+
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
+    ) -> Tensor:
+        """States [R, T, D] of tokens [R, T] with the target's or its own states beside them."""
+        embedded = self.embed_norm((self.embed or self._borrowed[0])(tokens))
+        pair = (embedded, self.hidden_norm(hidden))
+        mixed = self.proj(torch.cat(pair[::-1] if self._style.hidden_first else pair, dim=-1))
+        found = self.layer(
+            mixed,
+            attention_mask=None,
+            position_ids=positions,
+            past_key_values=None,
+            use_cache=False,
+            position_embeddings=self._borrowed[2](mixed, positions),
+            attend=attend,
+        )
+        found = found[0] if isinstance(found, tuple) else found
+        normed: Tensor = self.norm(found) if self._style.returns_normed else found
+        return normed
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., V] logits of its states."""
+        if not self._style.returns_normed:
+            states = self.norm(states)
+        found: Tensor = (self.lm_head or self._borrowed[1])(states)
+        return found
+
+
+def _layer_like(target: CausalModel) -> tuple[Any, Any]:
+    """An empty decoder layer of the kind of the target's last full attention, and its rotary.
+
+    Raises DraftwiseError for a target whose layers are not of the usual form.
+    """
+    inner = target.module.base_model
+    layers, rotary = getattr(inner, "layers", None), getattr(inner, "rotary_emb", None)
+    if layers is None or rotary is None or "layer_type" in signature(rotary.forward).parameters:
+        raise DraftwiseError(
+            f"{target.name} has no layers with one kind of rotary positions: no MTP head can be"
+        )
+    config = copy.deepcopy(target.module.config.get_text_config())
+    config._attn_implementation = ATTENTION
+    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * len(layers))
+    if "full_attention" not in kinds:
+        raise DraftwiseError(f"no layer of {target.name} sees all of a text: no MTP head can be")
+    place = len(kinds) - 1 - kinds[::-1].index("full_attention")
+    return type(layers[place])(config, place), rotary
+
+
+def _norm_like(target: CausalModel) -> nn.Module:
+    """A norm of the kind of the target's last."""
+    config = target.module.config.get_text_config()
+    made: nn.Module = type(target.module.base_model.norm)(
+        config.hidden_size, eps=config.rms_norm_eps
+    )
+    return made
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+) -> tuple[Tensor, None]:
+    """Attention by the ``attend`` that was handed to the layer, at the layer's own scale."""
+    scale = more.get("scaling")
+    if scale is not None:
+        query = query * (scale * query.shape[-1] ** 0.5)
+    return more["attend"](query, key, value).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, _attend)
+
+
+KIND = "MTP head"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How one family names its weights: a pattern with the layer's number, and names behind it."""
+
+    family: str
+    pattern: str
+    names: Mapping[str, str]
+    style: MtpStyle
+    shared: str = ""
+    """Begin of names outside the layer."""
+
+
+_MIMO = {
+    "token_layernorm": "embed_norm",
+    "hidden_layernorm": "hidden_norm",
+    "input_proj": "proj",
+    "final_layernorm": "norm",
+}
+_DEEPSEEK = {
+    "enorm": "embed_norm",
+    "hnorm": "hidden_norm",
+    "eh_proj": "proj",
+    "shared_head.norm": "norm",
+    "shared_head.head": "lm_head",
+    "embed_tokens": "embed",
+}
+_QWEN = {
+    "pre_fc_norm_embedding": "embed_norm",
+    "pre_fc_norm_hidden": "hidden_norm",
+    "fc": "proj",
+    "norm": "norm",
+}
+_EXPERT = re.compile(r"(.*experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+
+
+def _layouts(num_layers: int) -> tuple[_Layout, ...]:
+    return (
+        _Layout("speculators", r"mtp_layers\.(\d+)\.", _MIMO, MtpStyle()),
+        _Layout("MiMo", r"model\.mtp_layers\.(\d+)\.", _MIMO, MtpStyle(hidden_first=True)),
+        _Layout("Qwen3-Next", r"mtp\.layers\.(\d+)\.", _QWEN, MtpStyle(), "mtp."),
+        _Layout(
+            "DeepSeek-V3 and GLM",
+            rf"model\.layers\.({num_layers}|{num_layers + 1})\.",
+            _DEEPSEEK,
+            MtpStyle(returns_normed=False),
+        ),
+    )
+
+
+def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
+    """The MTP head in a checkpoint, in the target's dtype and on its device.
+
+    source: a folder or hub id, the target's own or one of ``speculators``. Read are the layouts of
+    DeepSeek-V3 and GLM (``model.layers.N.eh_proj``), Qwen3-Next (``mtp.fc``), MiMo
+    (``model.mtp_layers.0``) and ``speculators`` (``mtp_layers.0``); of a target's checkpoint only
+    these tensors. The layer is one of the target's own kind; embeddings and ``lm_head`` that are
+    not there are the target's. Raises DraftwiseError where there is none or more than one layer,
+    for a key that is missing or left over (as scales of 8-bit weights are), or another size.
+    """
+    folder = find_folder(str(source), KIND, ["*.safetensors", "*.json"])
+    layer = read_settings(folder, KIND)
+    layer = layer.get("transformer_layer_config") or layer.get("text_config") or layer
+    what = f"{KIND} {folder}"
+    refuse_other_target(what, layer.get("hidden_size", 0), layer.get("vocab_size", 0), target)
+    layout, weights = _find(folder, target.num_layers)
+    found = _fused(_renamed(weights, layout, what))
+    borrows = {name for name in ("embed", "lm_head") if f"{name}.weight" not in found}
+    with torch.device("meta"):  # the weights come from the file
+        head = MtpHead(target, layout.style, borrows)
+    refuse_mismatch(what, {n: tuple(p.shape) for n, p in head.state_dict().items()}, found)
+    cast = {n: t.to(target.device, _dtype_of(head, n, target)) for n, t in found.items()}
+    head.load_state_dict(cast, strict=True, assign=True)
+    lay_out(head)
+    return head.eval().requires_grad_(False)
+
+
+def _dtype_of(head: MtpHead, name: str, target: CausalModel) -> torch.dtype:
+    """Of weights the target's; of what is made to be finer (routers' biases), its own."""
+    is_buffer = name in dict(head.named_buffers())
+    return head.state_dict()[name].dtype if is_buffer else target.dtype
+
+
+def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:
+    """The layout whose names are in the folder's files, and the tensors that belong to it."""
+    files = sorted(folder.glob("*.safetensors"))
+    places: dict[str, Path] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                places |= dict.fromkeys(opened.keys(), file)
+        except Exception as error:
+            raise DraftwiseError(f"{file} cannot be read as weights: {error}") from error
+    for layout in _layouts(num_layers):
+        if any(re.match(layout.pattern, name) for name in places):
+            is_own = layout.family == "speculators"  # a folder of the head alone: all must fit
+            taken = [n for n in places if is_own or _belongs(n, layout)]
+            return layout, _read(places, taken)
+    raise DraftwiseError(
+        f"{folder} has no MTP head: no model.layers.{num_layers}.eh_proj, mtp.fc, "
+        "model.mtp_layers.0 or mtp_layers.0 in its safetensors"
+    )
+
+
+def _belongs(name: str, layout: _Layout) -> bool:
+    return bool(re.match(layout.pattern, name)) or (
+        bool(layout.shared) and name.startswith(layout.shared)
+    )
+
+
+def _read(places: Mapping[str, Path], names: list[str]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in sorted({places[name] for name in names}):
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in names if places[name] == file}
+    return found
+
+
+def _renamed(weights: Mapping[str, Tensor], layout: _Layout, what: str) -> dict[str, Tensor]:
+    """By our names; DraftwiseError for a second layer."""
+    numbers = {m.group(1) for name in weights if (m := re.match(layout.pattern, name))}
+    if len(numbers) > 1:
+        raise DraftwiseError(f"{what} has {len(numbers)} layers: only heads of one are served")
+    found = {}
+    for name, tensor in weights.items():
+        match = re.match(layout.pattern, name)
+        rest = name[match.end() :] if match else name.removeprefix(layout.shared)
+        begin, _, end = rest.rpartition(".")
+        is_named = begin in layout.names and (match is None) == bool(layout.shared)
+        if is_named:
+            found[f"{layout.names[begin]}.{end}"] = tensor
+        elif match:
+            found[f"layer.{rest}"] = tensor
+        else:
+            found[{"embed_tokens.weight": "embed.weight"}.get(rest, rest)] = tensor
+    return found
+
+
+def _fused(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Experts that are stored one by one, stacked as ``transformers`` has them in memory."""
+    found, experts = {}, dict[str, dict[int, dict[str, Tensor]]]()
+    for name, tensor in weights.items():
+        match = _EXPERT.fullmatch(name)
+        if match:
+            begin, number, part = match.groups()
+            experts.setdefault(begin, {}).setdefault(int(number), {})[part] = tensor
+        else:
+            found[name] = tensor
+    for begin, by_number in experts.items():
+        rows = [by_number[number] for number in sorted(by_number)]
+        if any(len(row) < 3 for row in rows):
+            raise DraftwiseError(f"{KIND}: an expert of {begin} lacks one of its three weights")
+        pairs = [torch.cat((row["gate_proj"], row["up_proj"])) for row in rows]
+        found[f"{begin}.gate_up_proj"] = torch.stack(pairs)
+        found[f"{begin}.down_proj"] = torch.stack([row["down_proj"] for row in rows])
+    return found

@@ -1,0 +1,142 @@
+"""Hidden states of some layers, taken by hooks on these alone: no others are kept.
+
+The library's ``output_hidden_states`` keeps those of all layers until a forward is over: for a
+prompt of 4,000 tokens and a model of 32 layers that is more than its keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Call = Callable[..., Any]
+"""A forward: takes more options of the library, returns its output."""
+
+
+class Taps:
+    """Which hidden states a module is asked for; numbered as the library does.
+
+    0 = embeddings, i = after layer i, the last normed. Whether the layers found are the ones the
+    library means is told by result: asked both ways once, they must be equal. Otherwise, and for a
+    module whose layers are not in one list, the library is asked each time. view: of the module,
+    which is what is called (``nn.shadow``); often the module itself.
+    """
+
+    def __init__(self, module: Any, view: Any, num_layers: int) -> None:
+        self._module, self._view, self._layers = module, view, _layers(view, num_layers)
+        self.places: tuple[int, ...] = ()
+
+    def ask(self, places: Iterable[int]) -> None:
+        """From now on these, too."""
+        self.places = tuple(sorted({*self.places, *places}))
+        if self._layers is not None and not self._agrees():
+            self._layers = None
+
+    def call(self, forward: Call, **options: Any) -> tuple[Any, Mapping[int, Tensor]]:
+        """The output of a forward of the module, and the hidden states [R, T, D] by place."""
+        if not self.places:
+            return forward(**options), {}
+        if self._layers is None:
+            output = forward(output_hidden_states=True, **options)
+            return output, {place: output.hidden_states[place] for place in self.places}
+        found: dict[int, Tensor] = {}
+        with ExitStack() as hooks:
+            for place in self.places:
+                hooks.callback(self._hook(self._layers, place, found).remove)
+            output = forward(**options)
+        return output, found
+
+    def _hook(self, layers: Sequence[nn.Module], place: int, found: dict[int, Tensor]) -> Any:
+        """Put the states of a place among those found, whenever it is passed."""
+
+        def before(layer: Any, args: Any, given: Any) -> None:
+            found[place] = args[0] if args else given["hidden_states"]
+
+        def after(decoder: Any, args: Any, output: Any) -> None:
+            found[place] = output[0]
+
+        if place < len(layers):
+            return layers[place].register_forward_pre_hook(before, with_kwargs=True)
+        return self._view.base_model.register_forward_hook(after)
+
+    @torch.inference_mode()
+    def _agrees(self) -> bool:
+        """Do the hooks find what the library says, on three tokens?
+
+        It is asked about the module itself: layers that a view shares with it would note twice.
+        """
+        ids = torch.arange(3, device=self._module.device)[None]
+        try:
+            said = self._module(input_ids=ids, output_hidden_states=True).hidden_states
+            found = self.call(self._view, input_ids=ids)[1]
+            return all(torch.equal(found[place], said[place]) for place in self.places)
+        except Exception:  # a layer that is called in a way of its own
+            return False
+
+
+def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
+    """The decoder's layers, if it has one list of so many."""
+    decoder = getattr(module, "base_model", None)
+    if decoder is None or decoder is module:
+        return None
+    lists = [own for own in decoder.modules() if isinstance(own, nn.ModuleList)]
+    fitting = [own for own in lists if len(own) == num_layers]
+    return list(fitting[0]) if fitting else None
+
+
+class Features:
+    """Hidden states [length, D] of each tapped layer after the tokens of one text.
+
+    Only what a verifying forward said about kept tokens is put here, so every position that a
+    drafter reads is the target's own, however long it did not look. State: per tap one tensor that
+    grows by doubling: D floats a token, as many tokens as the target has read. ``length``: those
+    known, one less than the text has, since its last token was not read yet.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._stored: dict[int, Tensor] = {}
+
+    def put(self, start: int, hidden: Mapping[int, Tensor]) -> None:
+        """Append [n, D] states by tap, of the positions from ``start`` on.
+
+        Raises ValueError unless ``start`` is where the known ones end.
+        """
+        if start != self.length:
+            raise ValueError(
+                f"hidden states of positions 0 to {self.length - 1} are known: those of {start} "
+                "do not follow"
+            )
+        for tap, states in hidden.items():
+            end = start + len(states)
+            stored = self._stored.get(tap)
+            if stored is None or end > len(stored):
+                grown = states.new_empty((max(64, 2 * end), states.shape[-1]))
+                if stored is not None:
+                    grown[:start] = stored[:start]
+                stored = self._stored[tap] = grown
+            stored[start:end] = states
+            self.length = end
+
+    def begin_like(self, other: Features, length: int) -> None:
+        """Take over the first ``length`` positions of another text that begins alike."""
+        length = min(length, other.length)
+        self._stored = {tap: states[:length].clone() for tap, states in other._stored.items()}
+        self.length = length
+
+    def get(self, taps: Sequence[int], start: int, end: int) -> Tensor:
+        """[end - start, taps x D] states of these taps side by side.
+
+        Raises ValueError for positions that are not known.
+        """
+        if end > self.length:
+            raise ValueError(
+                f"hidden states up to position {end - 1} are asked for, and only {self.length} "
+                "positions are known"
+            )
+        parts = [self._stored[tap][start:end] for tap in taps]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

@@ -1,0 +1,1 @@
+"""Recurrent and hybrid targets: state checkpoints and their rollback to what was accepted."""

@@ -1,0 +1,295 @@
+"""States of recurrent layers, a row at a time: known after every token that may have to be kept.
+
+Keys and values of a rejected draft are cut off by lowering a number. A running state cannot be cut,
+so each row remembers the state in which a forward found it and what went into the kernels
+(``nn.kernels``); the state after the tokens kept is made from these when the row goes on.
+``docs/hybrid.md`` draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftwise.nn.hybrid.kernels import STEPS, Call
+from draftwise.nn.hybrid.rollback import all_after
+
+MOST_STEPS = 24
+"""Forwards since the last ``settle`` that a row can go back by: more than any draft is long."""
+
+
+class Key(NamedTuple):
+    """One state: its layer, and which of that layer's."""
+
+    layer: int
+    number: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    """One row's after some token. conv: [1, C, K] the last inputs; recurrent: [1, ...]."""
+
+    conv: dict[Key, Tensor] = field(default_factory=dict)
+    recurrent: dict[Key, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both."""
+        both = (*self.conv.values(), *self.recurrent.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in both)
+
+
+class Trace:
+    """What one forward over R rows found, was given and left.
+
+    Kernels that are not known leave only the end: ``rewinds`` is False then.
+    """
+
+    def __init__(self, before: Sequence[State], width: int) -> None:
+        self.before, self.width = before, width
+        self.layer = 0  # whose turn it is
+        self.rewinds = True
+        self._handed: dict[Key, Tensor] = {}  # conv states given out; the kernel for one token
+        self._inputs: dict[Key, tuple[Tensor, int]] = {}  # works in them. [R, C, K + T] and K
+        self._states: dict[Key, Tensor] = {}  # states given out, or written back
+        self._calls: dict[int, list[Call]] = {}
+        self._again: dict[tuple[int, int, int], Tensor] = {}  # by layer, row, number of tokens
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no layer has asked for a state: then the model has none."""
+        return not (self._inputs or self._handed or self._states)
+
+    @property
+    def has_previous(self) -> bool:
+        """Whether any row has read something."""
+        return any(state.conv or state.recurrent for state in self.before)
+
+    def conv(self, key: Key) -> Tensor | None:
+        """[R, C, K] the last inputs of all rows, zeros where there were none; None = nowhere."""
+        if key not in self._handed:
+            found = _stacked([state.conv.get(key) for state in self.before])
+            if found is None:
+                return None
+            self._handed[key] = found
+        return self._handed[key]
+
+    def put_conv(self, key: Key, inputs: Tensor, size: int | None) -> Tensor:
+        """New inputs [R, C, T]; returns [R, C, K + T], those before them included."""
+        size = size or inputs.shape[-1]
+        before = self._handed.get(key)
+        if before is None:
+            before = inputs.new_zeros((*inputs.shape[:-1], size))
+        if inputs.shape[-1] != self.width:  # a layer that keeps only the end
+            self.rewinds = False
+        full = torch.cat([before, inputs], dim=-1)
+        self._inputs[key] = (full, size)
+        return full
+
+    def recurrent(self, key: Key) -> Tensor | None:
+        """[R, ...] the states of all rows, zeros where there were none; None = nowhere."""
+        self.layer = key.layer
+        found = _stacked([state.recurrent.get(key) for state in self.before])
+        if found is not None:
+            self._states[key] = found
+        return found
+
+    def put_recurrent(self, key: Key, states: Tensor) -> Tensor:
+        """[R, ...] the states after the last token that was fed."""
+        self._states[key] = states
+        if key.layer not in self._calls and self.width > 1:
+            self.rewinds = False
+        return states
+
+    def heads_state(self) -> Tensor | None:
+        """What the coming call starts from, where its kernel is not told (Mamba 1)."""
+        found = self._states.get(Key(self.layer)) if self.has_previous else None
+        head = len(self._calls.get(self.layer, ()))
+        return found if found is None or found.dim() == 3 else found[:, head]  # Zamba's heads
+
+    def note(self, call: Call) -> None:
+        """A kernel was called for the layer whose turn it is."""
+        self._calls.setdefault(self.layer, []).append(call)
+
+    def state(self, row: int, num: int) -> State | None:
+        """One row's after its first ``num`` tokens, 0 to T; None where that is not known."""
+        if num == 0:
+            return self.before[row]
+        if num < self.width and not self.rewinds:
+            return None
+        this = slice(row, row + 1)
+        conv = {key: handed[this].clone() for key, handed in self._handed.items()}
+        for key, (full, size) in self._inputs.items():
+            end = full.shape[-1] - self.width + num if self.rewinds else full.shape[-1]
+            conv[key] = full[this, ..., end - size : end].clone()
+        states = {key: self._recurrent(key, row, num) for key in self._states}
+        return State(conv, states)
+
+    def _recurrent(self, key: Key, row: int, num: int) -> Tensor:
+        if num == self.width:
+            return self._states[key][row : row + 1].clone()
+        if (key.layer, row, num) in self._again:
+            return self._again[key.layer, row, num]
+        heads = [call.after(row, num) for call in self._calls[key.layer]]
+        return heads[0] if len(heads) == 1 else torch.stack(heads, dim=1)
+
+    def run_again(self, rows: Sequence[int], nums: Sequence[int]) -> None:
+        """These rows go on after so many of their tokens: make all their states at once."""
+        cut = [(row, num) for row, num in zip(rows, nums, strict=True) if 0 < num < self.width]
+        known = [layer for layer, calls in self._calls.items() if len(calls) == 1]
+        if not (cut and known and self.rewinds):
+            return
+        made = all_after([self._calls[layer][0] for layer in known], *zip(*cut, strict=True))
+        for layer, states in zip(known, made or (), strict=False):
+            self._again |= {(layer, *at): new for at, new in zip(cut, states, strict=True)}
+
+
+@dataclass(slots=True)
+class _Step:
+    """A row's share of a forward: its tokens from ``start`` on. end: where all else was dropped."""
+
+    start: int
+    tokens: Sequence[int]
+    trace: Trace | None
+    row: int
+    before: State
+    end: State | None = None
+
+    def state(self, position: int) -> State | None:
+        if position == self.start:
+            return self.before
+        if self.trace is not None:
+            return self.trace.state(self.row, position - self.start)
+        return self.end if position == self.start + len(self.tokens) else None
+
+
+class States:
+    """The states of all rows of a cache, and how far each can go back."""
+
+    def __init__(self, is_used: bool = False) -> None:
+        self._base: dict[int, tuple[int, State]] = {}  # a position, and the state there
+        self._steps: dict[int, list[_Step]] = {}
+        self.trace = Trace((), 0)
+        self.is_used = is_used  # whether the model has any
+
+    def open(self, row: int) -> None:
+        """Nothing read."""
+        self._base[row], self._steps[row] = (0, State()), []
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Begin as another row, at a length that ``reachable`` gave."""
+        if self.is_used and length:
+            self._base[row], self._steps[row] = (length, self._at(source, length)), []
+
+    def reachable(self, row: int, length: int) -> int:
+        """The furthest position up to ``length`` whose state is known; -1 = none."""
+        if not self.is_used:
+            return length
+        return next((at for at in self._known(row, length)), -1)
+
+    def missing(self, row: int, length: int) -> list[int]:
+        """The tokens from there up to ``length``: they are to be fed again."""
+        first = self.reachable(row, length)
+        read = {
+            step.start + index: token
+            for step in self._steps[row]
+            for index, token in enumerate(step.tokens)
+        }
+        return [read[at] for at in range(first, length)]
+
+    def begin(
+        self, rows: Sequence[int], starts: Sequence[int], fed: Sequence[Sequence[int]]
+    ) -> None:
+        """A forward feeds these rows these tokens from there on."""
+        self._run_again(rows, starts)
+        before = [self._at(row, start) for row, start in zip(rows, starts, strict=True)]
+        self.trace = Trace(before, max(map(len, fed)))
+        for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
+            steps = [step for step in self._steps[row] if step.start < start]
+            if steps:
+                steps[-1].tokens = steps[-1].tokens[: start - steps[-1].start]
+            step = _Step(start, list(tokens), self.trace, index, before[index])
+            self._steps[row] = [*steps, step]
+            surplus = len(self._steps[row]) - MOST_STEPS
+            if surplus > 0:
+                self._forget(row, surplus)
+
+    def _run_again(self, rows: Sequence[int], starts: Sequence[int]) -> None:
+        """Rows that go on within the last forward: the kernels for all of them together."""
+        last = [
+            (self._steps[row][-1], start)
+            for row, start in zip(rows, starts, strict=True)
+            if self._steps[row]
+        ]
+        found = [
+            (step.row, start - step.start)
+            for step, start in last
+            if step.trace is self.trace and start > step.start
+        ]
+        if found:
+            self.trace.run_again(*zip(*found, strict=True))
+
+    def finish(self) -> None:
+        """The forward is over. Of a wide one only the end is kept: it would be much to hold."""
+        if self.trace.width <= 2 * STEPS:
+            return
+        fed = [steps[-1] for steps in self._steps.values() if steps]
+        for step in [step for step in fed if step.trace is self.trace]:
+            step.end, step.trace = step.state(step.start + len(step.tokens)), None
+        self.trace = Trace((), 0)
+
+    def settle(self, row: int, length: int) -> None:
+        """The row never goes back behind this length: forget what only that would need."""
+        if not self._steps[row]:
+            return
+        first = self.reachable(row, length)
+        num = sum(step.start <= first for step in self._steps[row])
+        self._forget(row, num - 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the states that rows would go back to."""
+        return sum(state.num_bytes for _, state in self._base.values())
+
+    def _forget(self, row: int, num: int) -> None:
+        """Let the first steps go."""
+        if num > 0:
+            self._steps[row] = self._steps[row][num:]
+            first = self._steps[row][0]
+            self._base[row] = (first.start, first.before)
+
+    def _known(self, row: int, length: int) -> Iterator[int]:
+        """Positions up to ``length`` whose states are known, from the last to the first."""
+        for step in reversed(self._steps[row]):
+            end = step.start + len(step.tokens)
+            if step.trace is not None and step.trace.rewinds and step.start <= length:
+                yield min(end, length)
+            elif end <= length:
+                yield end
+            if step.start <= length:
+                yield step.start
+        if self._base[row][0] <= length:
+            yield self._base[row][0]
+
+    def _at(self, row: int, position: int) -> State:
+        """The state of a row after so many tokens; ValueError where it is not known."""
+        for step in reversed(self._steps[row]):
+            if step.start <= position <= step.start + len(step.tokens):
+                found = step.state(position)
+                if found is not None:
+                    return found
+        if self._base[row][0] != position:
+            raise ValueError(f"the state of row {row} after {position} tokens is not known")
+        return self._base[row][1]
+
+
+def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """[R, ...] of [1, ...] each, zeros where there is none: a copy; None = nowhere."""
+    like = next((tensor for tensor in tensors if tensor is not None), None)
+    if like is None:
+        return None
+    return torch.cat([torch.zeros_like(like) if t is None else t for t in tensors])

@@ -1,0 +1,109 @@
+"""A second view of a module, with the same weights, whose kernels can be watched.
+
+The module itself is never changed, nor the library: a layer that calls a kernel of ``nn.kernels``
+by its name is copied (shallowly: parameters, buffers and submodules are the same), and the copy's
+``forward`` is the same code with another meaning of that name. Everything on the way to such a
+layer is copied, too. Two views share nothing but the weights, so each may have a thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from draftwise.nn.hybrid.kernels import FAMILIES, Call, Family, Kernel, given
+from draftwise.nn.hybrid.states import Trace
+
+_ASKS = {"get_conv_state", "update_conv_state", "get_recurrent_state", "get_linear_cache"}
+"""What a layer with a state calls a cache's method by."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+"""Tables of a module that the library adds to when states are asked for: each view has its own."""
+
+
+class Watch:
+    """Where the kernels of a view put what they were given: the trace of the forward that runs."""
+
+    def __init__(self) -> None:
+        self.trace: Trace | None = None
+
+    def kernel(self, family: Family, chunk: Kernel, step: Kernel) -> Kernel:
+        """The chunk kernel, noted; short feeds from a state go through the step kernel."""
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if self.trace is None:
+                return chunk(*args, **kwargs)
+            told = given(chunk, args, kwargs)
+            state = family.initial(told)
+            if family.untold:
+                state = self.trace.heads_state()
+            call = Call(family, chunk, step, told, state)
+            self.trace.note(call)
+            return call.run()
+
+        return noted
+
+
+def shadow(module: nn.Module, watch: Watch) -> nn.Module:
+    """The module, or a view of it if any of its layers calls a kernel that is known."""
+    return _view(module, watch, {})
+
+
+def keeps_states(module: nn.Module) -> bool:
+    """Whether any layer asks a cache for a state."""
+    # its class as it says it is: a module may be handed over as a weak proxy
+    classes = {layer.__class__ for layer in module.modules()}
+    forwards = [inspect.unwrap(one.forward) for one in classes]
+    return any(
+        isinstance(forward, FunctionType) and not _ASKS.isdisjoint(forward.__code__.co_names)
+        for forward in forwards
+    )
+
+
+def _view(module: nn.Module, watch: Watch, seen: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in seen:  # layers that are shared, as Zamba's
+        return seen[id(module)]
+    seen[id(module)] = module
+    children = {
+        name: child if child is None else _view(child, watch, seen)
+        for name, child in module._modules.items()
+    }
+    forward = _watched_forward(module, watch)
+    if forward is None and all(children[name] is module._modules[name] for name in children):
+        return module
+    view = copy.copy(module)
+    view.__dict__["_modules"] = children
+    for name in _HOOKS:
+        view.__dict__[name] = copy.copy(module.__dict__[name])
+    if forward is not None:
+        view.__dict__["forward"] = MethodType(forward, view)
+    seen[id(module)] = view
+    return view
+
+
+def _watched_forward(module: nn.Module, watch: Watch) -> Callable[..., Any] | None:
+    """A layer's ``forward`` with its kernels noted; None = it calls none, or is not its class's."""
+    if "forward" in module.__dict__:  # of accelerate: it is bound to the module itself
+        return None
+    forward = inspect.unwrap(module.__class__.forward)
+    names = set(forward.__code__.co_names) if isinstance(forward, FunctionType) else set()
+    scope = forward.__globals__
+    noted = {
+        family.chunk: watch.kernel(family, scope[family.chunk], scope[family.step])
+        for family in FAMILIES
+        if family.chunk in names and family.chunk in scope and family.step in scope
+    }
+    if not noted:
+        return None
+    return FunctionType(
+        forward.__code__,
+        {**scope, **noted},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )

@@ -1,0 +1,241 @@
+"""What policies share: probability vectors, checks of feedback, tallies, drawing a plan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from draftwise.policies.state import Kept, in_range
+from draftwise.types import Bools, Decision, Feedback, Floats
+
+
+def softmax(logits: Floats) -> Floats:
+    """[K] proportional to ``exp(logits)``, without overflow.
+
+    >>> softmax(np.array([1000.0, 1000.0])).tolist()
+    [0.5, 0.5]
+    """
+    weights = np.exp(logits - logits.max())
+    normalised: Floats = weights / weights.sum()
+    return normalised
+
+
+def draw(probabilities: Floats, rng: np.random.Generator) -> int:
+    """An index drawn from ``probabilities`` [K]; one that has probability 0 is never drawn.
+
+    >>> draw(np.array([0.0, 1.0, 0.0]), np.random.default_rng(0))
+    1
+    """
+    ladder = np.cumsum(probabilities)
+    index = int(np.searchsorted(ladder, rng.random() * ladder[-1], side="right"))
+    return min(index, int(np.searchsorted(ladder, ladder[-1])))
+
+
+def one_hot(index: int, num_plans: int) -> Floats:
+    """[K] all probability on one plan."""
+    vector = np.zeros(num_plans)
+    vector[index] = 1.0
+    return vector
+
+
+def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tuple[Floats, Bools]:
+    """``values`` [K] and ``seen`` [K] of a feedback that is fit to be learned from.
+
+    Only the seen entries are examined; the others may hold anything.
+    Errors: ValueError for a plan outside 0 .. K-1, a probability outside (0, 1], a shape that is
+    not [K], a ``seen`` that is not boolean, or a seen value that is not a number in [0, 1].
+
+    >>> fine = Feedback(np.array([0.5, 9.0]), np.array([True, False]))
+    >>> check_feedback(Decision(0, 1.0, 1), fine, 2)[1].tolist()
+    [True, False]
+    """
+    if not 0 <= decision.plan < num_plans:
+        raise ValueError(f"the decision's plan {decision.plan} is not one of 0..{num_plans - 1}")
+    if not 0.0 < decision.prob <= 1.0:
+        raise ValueError(f"the decision's probability {decision.prob} is not in (0, 1]")
+    values = np.asarray(feedback.values, dtype=np.float64)
+    seen = np.asarray(feedback.seen)
+    if values.shape != (num_plans,) or seen.shape != (num_plans,) or seen.dtype != np.bool_:
+        raise ValueError(
+            f"feedback has values {values.shape} and seen {seen.shape} of {seen.dtype}; "
+            f"both must be ({num_plans},), and seen boolean"
+        )
+    told = values[seen]
+    if told.size and not (np.minimum.reduce(told) >= 0.0 and np.maximum.reduce(told) <= 1.0):
+        raise ValueError(
+            f"a seen value lies outside [0, 1]: {told.tolist()}; rewards must be scaled to [0, 1]"
+        )
+    return values, seen
+
+
+class Tally(Kept):
+    """Running sums of the values seen.
+
+    State: counts [K] values seen; sums, squares [K] of the values; chosen [K] times chosen;
+    num_rounds: rounds learned from (feedback that showed nothing is none).
+
+    >>> tally = Tally(2)
+    >>> tally.add(np.array([0.25, 0.0]), np.array([True, False]))
+    >>> tally.means().tolist(), tally.unseen()
+    ([0.25, 0.0], 1)
+    """
+
+    KEPT = ("counts", "sums", "squares", "chosen", "num_rounds")
+
+    def __init__(self, num_plans: int) -> None:
+        self.counts: Floats = np.zeros(num_plans)
+        self.sums: Floats = np.zeros(num_plans)
+        self.squares: Floats = np.zeros(num_plans)
+        self.chosen: Floats = np.zeros(num_plans)
+        self.num_rounds = 0
+
+    def check_memory(self) -> None:
+        """Every round shows each plan one value in [0, 1], or none."""
+        in_range("num_rounds", self.num_rounds, 0)
+        in_range("counts", self.counts, 0, self.num_rounds)
+        in_range("sums", self.sums, 0, self.counts * (1 + 1e-9))
+        in_range("squares", self.squares, 0, self.counts * (1 + 1e-9))
+        in_range("chosen", self.chosen, 0)
+
+    def add(self, values: Floats, seen: Bools) -> None:
+        """Take one round's seen values."""
+        told = np.where(seen, values, 0.0)
+        self.counts += seen
+        self.sums += told
+        self.squares += told * told
+        self.num_rounds += bool(seen.any())
+
+    def choose(self, plan: int) -> int:
+        """Note that ``plan`` is being played; the number of choices so far, this one included."""
+        self.chosen[plan] += 1
+        return int(self.chosen.sum())
+
+    def means(self) -> Floats:
+        """[K] mean value seen; 0 where nothing was."""
+        average: Floats = self.sums / np.maximum(self.counts, 1.0)
+        return average
+
+    def unseen(self) -> int | None:
+        """A plan of which nothing was seen yet, the one chosen least (so that decisions in flight
+        do not all go to one plan); None when every plan was seen."""
+        if self.counts.min() > 0:
+            return None
+        return int(np.where(self.counts > 0, np.inf, self.chosen).argmin())
+
+
+def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Floats:
+    """[K] ``value - (mean value under the draw)`` of the seen plans, 0 of the others.
+
+    The mean is taken over the seen plans, with the probabilities renormalised to them.
+
+    >>> everyone = np.ones(2, dtype=bool)
+    >>> instant_regrets(np.array([1.0, 0.0]), everyone, np.array([0.25, 0.75])).tolist()
+    [0.75, -0.25]
+    """
+    if seen.all():
+        return values - float(probabilities @ values)
+    told = values[seen]
+    weights = probabilities[seen]
+    total = weights.sum()
+    # Plans of probability 0 may be the only ones seen; then they count equally.
+    mean = float(weights @ told) / total if total > 0.0 else told.mean()
+    regrets: Floats = np.zeros(len(values))
+    regrets[seen] = told - mean
+    return regrets
+
+
+class Drawn(Kept, ABC):
+    """Plays a plan drawn from ``probabilities``, which a leaf tells; counts what was seen."""
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
+
+    @abstractmethod
+    def probabilities(self) -> Floats:
+        """[K] with which each plan is played next."""
+
+    def choose(self) -> Decision:
+        """A plan drawn from ``probabilities``."""
+        probabilities = self.probabilities()
+        plan = draw(probabilities, self._rng)
+        return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
+
+
+class Hedging(Drawn):
+    """Draws by each plan's lead over the draw; a leaf says how leads move it.
+
+    Feedback: panoramic; a plan that was not seen sleeps, so bandit feedback moves nothing.
+    """
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        super().__init__(num_plans, rng)
+        self._known: Floats | None = None
+
+    @abstractmethod
+    def take(self, regrets: Floats) -> None:
+        """Learn each plan's lead [K] in one round: (mean loss of the draw) - loss; 0 if unseen."""
+
+    @abstractmethod
+    def weights(self) -> Floats:
+        """[K] the probabilities that follow from all leads."""
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Add each seen plan's lead over the draw."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        if seen.any():
+            self.take(instant_regrets(values, seen, self.probabilities()))
+            self._tally.add(values, seen)
+            self._known = None
+
+    def probabilities(self) -> Floats:
+        """[K] what the leads say."""
+        if self._known is None:
+            self._known = self.weights()
+        return self._known.copy()
+
+    def estimates(self) -> Floats:
+        """[K] mean value seen."""
+        return self._tally.means()
+
+    def forget_what_follows(self) -> None:
+        """The probabilities are computed anew."""
+        self._known = None
+
+
+class PlayedOnly(Kept, ABC):
+    """Draws from ``probabilities``, and learns from the played plan's value alone.
+
+    State: rounds learned and chosen, and what a leaf adds.
+    """
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        self._num_plans, self._rng = num_plans, rng
+        self._num_learned, self._num_chosen = 0, 0
+
+    def check_memory(self) -> None:
+        """Counts of rounds are not negative."""
+        in_range("num_learned", self._num_learned, 0)
+        in_range("num_chosen", self._num_chosen, 0)
+
+    @abstractmethod
+    def probabilities(self) -> Floats:
+        """[K] with which each plan is played next."""
+
+    @abstractmethod
+    def credit(self, plan: int, value: float, prob: float) -> None:
+        """Learn the value of a plan that was played with this probability."""
+
+    def choose(self) -> Decision:
+        """A plan drawn from ``probabilities``."""
+        probabilities = self.probabilities()
+        plan = draw(probabilities, self._rng)
+        self._num_chosen += 1
+        return Decision(plan, float(probabilities[plan]), self._num_chosen)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Credit the played plan; of richer feedback nothing else is used."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        if seen[decision.plan]:
+            self.credit(decision.plan, float(values[decision.plan]), decision.prob)
+            self._num_learned += 1

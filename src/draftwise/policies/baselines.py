@@ -1,0 +1,291 @@
+"""What learning is compared with: policies that do not learn while they run.
+
+``Router`` alone reads a file, once, when it is made.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from draftwise.checks import whole
+from draftwise.lines import TRACE_BYTES, numbered_lines, strict_json
+from draftwise.policies.base import Tally, check_feedback, one_hot
+from draftwise.policies.state import Fields, Kept, in_range
+from draftwise.types import Decision, Feedback, Floats, Ints, Plan
+
+
+class Fixed(Kept):
+    """Play one plan for ever.
+
+    Source: the static baseline of all five papers (Leviathan et al. 2023).
+    Update: none. Differs: none. Feedback: ignored (but checked).
+    State: the number of rounds. Cost: O(1).
+    Errors: ValueError if ``plan`` is not in 0 .. K-1.
+
+    >>> Fixed(num_plans=3, plan=2).choose()
+    Decision(plan=2, prob=1.0, round=1)
+    """
+
+    KEPT: ClassVar[Fields] = {"round": "_round"}
+
+    def __init__(self, num_plans: int, plan: int = 0) -> None:
+        if not 0 <= whole("plan", plan) < num_plans:
+            raise ValueError(f"plan {plan} is not one of the {num_plans} plans 0..{num_plans - 1}")
+        self._plan, self._num_plans, self._round = plan, num_plans, 0
+
+    def check_memory(self) -> None:
+        """The plan is one of those that there are."""
+        in_range("round", self._round, 0)
+        in_range("plan", self._plan, 0, self._num_plans - 1)
+
+    def choose(self) -> Decision:
+        """The one plan, with probability 1."""
+        self._round += 1
+        return Decision(self._plan, 1.0, self._round)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Nothing to learn; nonsense is turned away all the same."""
+        check_feedback(decision, feedback, self._num_plans)
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot."""
+        return one_hot(self._plan, self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] one-hot: the only opinion it has."""
+        return self.probabilities()
+
+
+class Random(Kept):
+    """Play a plan drawn uniformly.
+
+    Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random).
+    Update: none; means are kept for people to look at. Differs: none. Feedback: any.
+    State: a Tally [K]; the random generator. Cost: O(K) to learn, O(1) to choose.
+
+    >>> Random(num_plans=4, rng=np.random.default_rng(0)).probabilities().tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+
+    KEPT: ClassVar[Fields] = {"rng": "_rng", "tally": "_tally"}
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
+
+    def choose(self) -> Decision:
+        """A plan, each with probability 1/K."""
+        plan = int(self._rng.integers(self._num_plans))
+        return Decision(plan, 1.0 / self._num_plans, self._tally.choose(plan))
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Keep the means; they change no choice."""
+        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
+
+    def probabilities(self) -> Floats:
+        """[K] uniform."""
+        return np.full(self._num_plans, 1.0 / self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] mean value seen."""
+        return self._tally.means()
+
+
+class DraftAll(Kept):
+    """Play all plans at once: the baseline that shows what drafting and verifying all costs.
+
+    Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
+        candidate counts, and the verification grows linearly with their number.
+    Update: none; means are kept for people to look at.
+    Differs: a decision names one plan, so its player must look at ``plays_all`` and draft
+        every plan: the emitted tokens are those of the best draft, the seconds those of all of
+        them. Where drafts are drawn from a q, they are branches of one tree, tried one after
+        another; keeping the longest of several random drafts would change the output's law.
+    Feedback: any. State: a Tally [K]. Cost: O(K) a round.
+    Errors: ValueError from ``check_feedback``.
+
+    >>> DraftAll(num_plans=3).plays_all
+    True
+    """
+
+    plays_all: ClassVar[bool] = True
+
+    KEPT: ClassVar[Fields] = {"tally": "_tally"}
+
+    def __init__(self, num_plans: int) -> None:
+        self._num_plans, self._tally = num_plans, Tally(num_plans)
+
+    def choose(self) -> Decision:
+        """Plan 0 stands for all of them."""
+        return Decision(0, 1.0, self._tally.choose(0))
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Keep the means; they change no choice."""
+        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot on plan 0, which stands for all."""
+        return one_hot(0, self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] mean value seen."""
+        return self._tally.means()
+
+
+_TEXTS, _LABELS = ("text", "prompt"), ("plan", "drafter")
+
+
+def read_examples(
+    path: str, num_plans: int, plans: Sequence[Plan] | None
+) -> tuple[list[str], list[int]]:
+    """The texts and the plan's number of each, from a file with one JSON object a line.
+
+    A line has ``text`` (or ``prompt``) and ``plan``, a number, or ``drafter``, a name that stands
+    for the first of ``plans`` with that drafter. Empty lines are skipped.
+    Errors: ValueError if the file cannot be read, is no plain file or holds no example, and, naming
+    the line, for one that is not such an object, or whose plan or drafter is not there.
+    """
+    try:
+        lines = numbered_lines(Path(path), TRACE_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"examples {path}: {why}") from error
+    texts, labels = [], []
+    for number, line in lines:
+        try:
+            text, label = read_example(line, num_plans, plans)
+        except ValueError as error:
+            raise ValueError(f"examples {path}, line {number}: {error}") from error
+        texts.append(text)
+        labels.append(label)
+    if not texts:
+        raise ValueError(f"examples {path}: it holds no example")
+    return texts, labels
+
+
+def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tuple[str, int]:
+    """One line's text and plan; ValueError says what is wrong with it.
+
+    >>> read_example('{"prompt": "x = 1", "drafter": "code"}', 2, [Plan("sql", 4), Plan("code", 4)])
+    ('x = 1', 1)
+    """
+    fields = strict_json(line)
+    if not isinstance(fields, dict) or len(fields) != 2:
+        raise ValueError(f"it must be an object of {_names(_TEXTS)} and {_names(_LABELS)} alone")
+    text = fields[_only(fields, _TEXTS)]
+    if not isinstance(text, str):
+        raise ValueError(f"its text is {text!r}, which is not a string")
+    key = _only(fields, _LABELS)
+    if key == "drafter":
+        return text, _first_plan(fields[key], plans)
+    plan = fields[key]
+    if type(plan) is not int or not 0 <= plan < num_plans:
+        raise ValueError(f"plan {plan!r} is not one of the {num_plans} plans 0..{num_plans - 1}")
+    return text, plan
+
+
+def _first_plan(drafter: Any, plans: Sequence[Plan] | None) -> int:
+    """The first plan of this drafter."""
+    if plans is None:
+        raise ValueError('drafters have no names here: write "plan", a number')
+    names = [plan.drafter for plan in plans]
+    if drafter not in names:
+        known = ", ".join(dict.fromkeys(names))
+        raise ValueError(f"unknown drafter {drafter!r}; the drafters are: {known}")
+    return names.index(drafter)
+
+
+def _only(fields: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The one of these names that the object has."""
+    found = [name for name in names if name in fields]
+    if len(found) != 1:
+        raise ValueError(f"it must have {_names(names)}; it has {', '.join(fields)}")
+    return found[0]
+
+
+def _names(names: Sequence[str]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
+
+
+_MOST_CELLS = 16_384
+"""Cells of a plan's table at most, 128 KB: a request may set their number."""
+
+
+def trigram_cells(text: str, num_cells: int) -> Ints:
+    """The cells of a text's character trigrams under a fixed hash.
+
+    >>> len(trigram_cells("abcd", num_cells=16))
+    2
+    """
+    raw = text.encode("utf-8", "replace")
+    grams = [zlib.crc32(raw[i : i + 3]) % num_cells for i in range(max(len(raw) - 2, 0))]
+    return np.array(grams, dtype=np.int64)
+
+
+def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
+    """[K] log-likelihood of a text's cells under each plan's trigram counts [K, C], smoothed by 1.
+
+    >>> naive_bayes_scores(np.array([[3.0, 0.0], [0.0, 3.0]]), np.array([1])).argmax()
+    np.int64(1)
+    """
+    totals = counts.sum(axis=1) + counts.shape[1]
+    scores: Floats = np.log(counts[:, cells] + 1.0).sum(axis=1) - len(cells) * np.log(totals)
+    return scores
+
+
+class Router(Fixed):
+    """Play for ever the plan that a prompt classifier picked: the offline baseline.
+
+    Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
+    Update: none within a request. ``fit`` counts character trigrams of labelled prompts (at once,
+        if ``examples`` names a jsonl file: ``read_examples``), ``route`` picks by naive Bayes among
+        the plans that have any; without them, ``plan`` is the pick.
+    Differs: the papers fine-tune BERT; this needs numpy alone.
+    Feedback: ignored (but checked).
+    State: the plan; trigram counts float64[K, cells]; rounds chosen.
+    Cost: O(1) a round; ``route`` O(K T) for T characters.
+    Errors: ValueError if plan is not in 0 .. K-1, or texts and plans differ in number; for a line
+        of the examples that does not parse, with its number.
+
+    >>> router = Router(num_plans=2)
+    >>> router.fit(["SELECT name FROM users", "def add(a, b): return a + b"], [0, 1])
+    >>> router.route("SELECT id FROM orders"), router.choose().plan
+    (0, 0)
+    """
+
+    KEPT: ClassVar[Fields] = {"plan": "_plan", "counts": "_counts", "round": "_round"}
+
+    def __init__(
+        self, num_plans: int, plan: int = 0, num_cells: int = 1024, examples: str | None = None,
+        plans: Sequence[Plan] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(num_plans, plan)
+        self._num_cells = whole("num_cells", num_cells, 1, _MOST_CELLS)
+        self._counts: Floats = np.zeros((num_plans, self._num_cells))
+        if examples is not None:
+            self.fit(*read_examples(examples, num_plans, plans))
+
+    def check_memory(self) -> None:
+        """Counts of trigrams are not negative."""
+        super().check_memory()
+        in_range("counts", self._counts, 0)
+
+    def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
+        """Learn from prompts which plan was best for each; forgets what it knew."""
+        counts = np.zeros_like(self._counts)
+        for text, plan in zip(texts, plans, strict=True):
+            np.add.at(counts[plan], trigram_cells(text, self._num_cells), 1.0)
+        self._counts = counts
+
+    def route(self, prompt: str) -> int:
+        """Pick the plan of this prompt's request, and return it; the present one if not fitted."""
+        is_known = self._counts.any(axis=1)
+        if is_known.any():
+            scores = naive_bayes_scores(self._counts, trigram_cells(prompt, self._num_cells))
+            # Under a plan without examples all text is alike, which makes odd text likely.
+            self._plan = int(np.where(is_known, scores, -np.inf).argmax())
+        return self._plan

@@ -1,1 +1,0 @@
-"""What learning is compared with: policies that do not learn while they run."""

@@ -1,1 +1,0 @@
-"""What policies share: checks of their input, saved state, tallies, draws."""

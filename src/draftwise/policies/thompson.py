@@ -1,0 +1,231 @@
+"""Thompson sampling: play a plan as often as it is likely to be the best."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from draftwise.checks import LARGE, number, scale
+from draftwise.policies.base import Drawn, check_feedback
+from draftwise.policies.state import Fields
+from draftwise.types import Bools, Decision, Feedback, Floats, Ints
+
+_REACH = 6.0
+"""Standard deviations around a mean in which a number is looked for."""
+
+_FINEST = 0.25
+"""The finest cell begins at the scale of the smallest standard deviation over this many cells."""
+
+_TINY = 1e-30  # a distribution function of 0 would divide 0 by 0
+
+
+def shared_cells(
+    means: Floats, sds: Floats, num: int, least: float = -math.inf, most: float = math.inf
+) -> tuple[Ints, Floats, Floats]:
+    """Which numbers may be the largest, and [num] middles and widths of cells for all of them.
+
+    The largest number is hardly ever below ``low``, the highest of the lower ends ``mean - 6 sd``.
+    Whatever reaches beyond it with a standard deviation s lies within 12 s of it; so cells that
+    grow with their distance from ``low`` are as fine as each number needs, wherever it is. least,
+    most: the numbers' range.
+
+    >>> alive, middles, widths = shared_cells(np.array([0.5, 0.9]), np.array([0.01, 0.01]), 64)
+    >>> alive.tolist(), bool(widths[0] < 0.01 < middles[0] - 0.8), round(float(widths.sum()), 9)
+    ([1], True, 0.12)
+    """
+    highs = means + _REACH * sds
+    low = max(float((means - _REACH * sds).max()), least)
+    high = min(float(highs.max()), most)
+    alive = np.flatnonzero(highs > low)
+    stretch = math.log1p(_FINEST * (high - low) / float(sds[alive].min()))
+    edges = np.expm1(np.linspace(0.0, stretch, num + 1))
+    edges = low + (high - low) / edges[-1] * edges
+    return alive, 0.5 * (edges[1:] + edges[:-1]), edges[1:] - edges[:-1]
+
+
+def argmax_law(log_densities: Floats, widths: Floats) -> Floats:
+    """[K] probability that each number is the largest, from cells that all numbers share.
+
+    log_densities: [K, G] in the middles of the cells, which reach to the top of every number;
+    widths: [G]. With masses m and distribution functions F in the middles, P_i = sum_g m_i(g)
+    prod_{j != i} F_j(g); what lies below the first cell is what the masses leave of 1.
+    ``log_densities`` is overwritten.
+
+    >>> argmax_law(np.zeros((2, 64)), np.full(64, 1 / 64)).round(6).tolist()
+    [0.5, 0.5]
+    """
+    masses = np.exp(log_densities, out=log_densities)
+    masses *= widths
+    cdf = masses.cumsum(axis=1)
+    below = 1.0 - cdf[:, -1:]
+    cdf -= 0.5 * masses
+    cdf += below
+    np.maximum(cdf, _TINY, out=cdf)
+    weights = cdf.prod(axis=0) / cdf
+    weights *= masses
+    totals = weights.sum(axis=1)
+    normalised: Floats = totals / totals.sum()
+    return normalised
+
+
+_BETA_CELLS = 96
+
+
+def beta_log_scale(successes: float, failures: float) -> float:
+    """The logarithm of what normalises ``x^s (1 - x)^f`` to the density of Beta(1 + s, 1 + f).
+
+    >>> round(beta_log_scale(1.0, 1.0), 9) == round(math.log(6.0), 9)
+    True
+    """
+    total = math.lgamma(successes + failures + 2.0)
+    return total - math.lgamma(successes + 1.0) - math.lgamma(failures + 1.0)
+
+
+def beta_best_probabilities(successes: Floats, failures: Floats, log_scales: Floats) -> Floats:
+    """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3.
+
+    >>> none = np.zeros(2)
+    >>> beta_best_probabilities(none, none, none).tolist()
+    [0.5, 0.5]
+    """
+    a, n = successes + 1.0, successes + failures + 2.0
+    means = a / n
+    sds = np.sqrt(means * (1.0 - means) / (n + 1.0))
+    alive, middles, widths = shared_cells(means, sds, _BETA_CELLS, 0.0, 1.0)
+    logs = successes[alive, np.newaxis] * np.log(middles)
+    logs += failures[alive, np.newaxis] * np.log1p(-middles)
+    logs += log_scales[alive, np.newaxis]
+    probabilities = np.zeros(len(means))
+    probabilities[alive] = argmax_law(logs, widths)
+    return probabilities
+
+
+class ThompsonBernoulli(Drawn):
+    """Draw each plan with the probability that it is the best, under Beta beliefs.
+
+    Source: TapOut, section 3.3, token level: the standard Beta-Bernoulli configuration.
+    Update: Beta(1 + sum of values, 1 + sum of (1 - value)); plan = argmax of a sample from each.
+    Differs: (1) the plan is drawn from the law of that argmax, computed on 96 cells, instead of
+        from samples: the probability that travels with the decision is then exactly the one drawn
+        from; (2) a value between 0 and 1 counts as that share of a success; (3) every seen value
+        counts.
+    Feedback: bandit or richer, in any order.
+    State: a Tally: counts, sums float64[K] (unitless); rounds learned; the random generator. The
+        logarithms [K] that normalise the beliefs are a cache of it.
+    Cost: O(96 K) a choice. Errors: ValueError from ``check_feedback``.
+
+    >>> policy = ThompsonBernoulli(num_plans=4, rng=np.random.default_rng(0))
+    >>> policy.choose().prob
+    0.25
+    """
+
+    KEPT: ClassVar[Fields] = {"tally": "_tally", "rng": "_rng"}
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        super().__init__(num_plans, rng)
+        self._log_scales: Floats = np.zeros(num_plans)
+        self._stale: Bools = np.zeros(num_plans, dtype=np.bool_)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Count the seen values as successes and failures."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        self._tally.add(values, seen)
+        self._stale |= seen
+
+    def probabilities(self) -> Floats:
+        """[K] probability that each plan is the best."""
+        successes, counts = self._tally.sums, self._tally.counts
+        failures = np.maximum(counts - successes, 0.0)
+        for row in np.flatnonzero(self._stale).tolist():
+            self._log_scales[row] = beta_log_scale(float(successes[row]), float(failures[row]))
+        self._stale[:] = False
+        return beta_best_probabilities(successes, failures, self._log_scales)
+
+    def estimates(self) -> Floats:
+        """[K] posterior mean."""
+        average: Floats = (self._tally.sums + 1.0) / (self._tally.counts + 2.0)
+        return average
+
+    def forget_what_follows(self) -> None:
+        """The logarithms are computed anew."""
+        self._stale[:] = True
+
+
+_NORMAL_CELLS = 48
+_ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
+
+
+def gaussian_posterior(
+    sums: Floats, counts: Floats, prior_mean: float, prior_sd: float, noise_sd: float
+) -> tuple[Floats, Floats]:
+    """[K] mean and [K] standard deviation of N(prior) after ``counts`` values with known noise.
+
+    >>> mean, sd = gaussian_posterior(np.array([1.0]), np.array([1.0]), 0.0, 1.0, 1.0)
+    >>> mean.tolist(), (sd**2).round(9).tolist()
+    ([0.5], [0.5])
+    """
+    precision = 1.0 / prior_sd**2 + counts / noise_sd**2
+    means: Floats = (prior_mean / prior_sd**2 + sums / noise_sd**2) / precision
+    return means, 1.0 / np.sqrt(precision)
+
+
+def gaussian_best_probabilities(means: Floats, sds: Floats) -> Floats:
+    """[K] probability that a sample of N(mean, sd) is the largest of all, to 3e-4.
+
+    >>> gaussian_best_probabilities(np.array([0.5, 0.5]), np.array([0.1, 0.1])).tolist()
+    [0.5, 0.5]
+    """
+    alive, middles, widths = shared_cells(means, sds, _NORMAL_CELLS)
+    logs = (middles - means[alive, np.newaxis]) / sds[alive, np.newaxis]
+    logs *= -0.5 * logs
+    logs -= np.log(_ROOT_TWO_PI * sds[alive])[:, np.newaxis]
+    probabilities = np.zeros(len(means))
+    probabilities[alive] = argmax_law(logs, widths)
+    return probabilities
+
+
+class ThompsonGaussian(Drawn):
+    """Draw each plan with the probability that it is the best, under Gaussian beliefs.
+
+    Source: TapOut, section 3.3, sequence level: a Gaussian prior with a known noise variance.
+    Update: posterior by Bayes' rule (conjugate); plan = argmax of a sample from each posterior.
+    Differs: (1) the plan is drawn from the law of that argmax, computed on 48 cells, instead of
+        from samples: the probability that travels with the decision is then exactly the one drawn
+        from; (2) the paper names no numbers: N(0.5, 0.5) covers [0, 1], and 0.5 is the largest
+        standard deviation a value in [0, 1] can have; (3) every seen value counts.
+    Feedback: bandit or richer, in any order.
+    State: a Tally: counts, sums float64[K] (unitless); rounds learned; the random generator.
+    Cost: O(48 K) a round. Errors: ValueError if prior_sd or noise_sd is not from 1e-6 to 1e6.
+
+    >>> policy = ThompsonGaussian(num_plans=2, rng=np.random.default_rng(0))
+    >>> policy.choose().prob
+    0.5
+    """
+
+    KEPT: ClassVar[Fields] = {"tally": "_tally", "rng": "_rng"}
+
+    def __init__(
+        self, num_plans: int, rng: np.random.Generator, prior_mean: float = 0.5,
+        prior_sd: float = 0.5, noise_sd: float = 0.5,
+    ) -> None:  # fmt: skip
+        self._prior = number("prior_mean", prior_mean, -LARGE, LARGE), scale("prior_sd", prior_sd)
+        self._noise_sd = scale("noise_sd", noise_sd)
+        super().__init__(num_plans, rng)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Add the seen values to the sums of the posteriors."""
+        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
+
+    def probabilities(self) -> Floats:
+        """[K] probability that each plan is the best."""
+        return gaussian_best_probabilities(*self._posterior())
+
+    def estimates(self) -> Floats:
+        """[K] posterior mean."""
+        return self._posterior()[0]
+
+    def _posterior(self) -> tuple[Floats, Floats]:
+        tally = self._tally
+        return gaussian_posterior(tally.sums, tally.counts, *self._prior, self._noise_sd)

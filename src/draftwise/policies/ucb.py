@@ -1,0 +1,324 @@
+"""The UCB family: the plan with the highest mean plus a bonus for what was seen seldom."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+
+from draftwise.checks import scale, share, whole
+from draftwise.policies.base import Tally, check_feedback, one_hot
+from draftwise.policies.state import Fields, Kept, in_range
+from draftwise.types import Bools, Decision, Feedback, Floats, Ints
+
+
+class UpperBounds(Kept, ABC):
+    """Plays the plan with the highest index; a leaf says what its index is.
+
+    State: a Tally: counts, sums, squares, chosen float64[K] (unitless); rounds learned.
+    """
+
+    KEPT: ClassVar[Fields] = {"tally": "_tally"}
+
+    def __init__(self, num_plans: int) -> None:
+        self._num_plans, self._tally = num_plans, Tally(num_plans)
+
+    @abstractmethod
+    def indices(self, tally: Tally) -> Floats:
+        """[K] what each plan may be worth; something was seen of all of them."""
+
+    def choose(self) -> Decision:
+        """An untried plan, else the best index (ties go to the first)."""
+        plan = self._best()
+        return Decision(plan, 1.0, self._tally.choose(plan))
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Add the seen values to the means."""
+        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot on the plan that ``choose`` would play."""
+        return one_hot(self._best(), self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] mean value seen."""
+        return self._tally.means()
+
+    def _best(self) -> int:
+        untried = self._tally.unseen()
+        return int(self.indices(self._tally).argmax()) if untried is None else untried
+
+
+def ucb1_indices(means: Floats, counts: Floats, num_rounds: float, beta: float) -> Floats:
+    """[K] ``mean + beta * sqrt(2 ln t / n)``; counts [K] are all at least 1.
+
+    >>> ucb1_indices(np.array([0.5]), np.array([2.0]), num_rounds=1, beta=1.0).tolist()
+    [0.5]
+    """
+    bonus: Floats = beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
+    return means + bonus
+
+
+class UCB1(UpperBounds):
+    """Play the plan with the highest upper confidence bound.
+
+    Source: MetaSD (Kim et al.), Algorithm 2, lines 2-5 (each plan once) and 7-9; beta 0.01 is
+        their appendix F.4. TapOut (section 3.3) is ``beta=1``.
+    Update: plan = argmax mean + beta * sqrt(2 ln t / n), t the rounds learned from so far.
+    Differs: (1) a plan is owed its first try until something was SEEN of it, so late feedback and
+        replayed decisions are right; (2) every seen value counts, not only the played plan's; (3)
+        TapOut's t is the round being chosen, one more than MetaSD's and this one: its bonus is
+        larger by a factor sqrt(ln (t + 1) / ln t), 3% in round 10 and .1% in round 200.
+    Feedback: bandit or richer, in any order.
+    State: a Tally: counts, sums, chosen float64[K] (values are unitless); rounds learned.
+    Cost: O(K) a round.
+    Errors: ValueError if beta is not from 1e-6 to 1e6.
+
+    >>> policy = UCB1(num_plans=2, beta=1.0)
+    >>> first = policy.choose()
+    >>> from draftwise.types import Feedback
+    >>> policy.learn(first, Feedback(np.array([1.0, 0.0]), np.array([True, False])))
+    >>> policy.choose().plan
+    1
+    """
+
+    def __init__(self, num_plans: int, beta: float = 0.01) -> None:
+        super().__init__(num_plans)
+        self._beta = scale("beta", beta)
+
+    def indices(self, tally: Tally) -> Floats:
+        """[K] ``ucb1_indices``."""
+        return ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)
+
+
+def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_rounds: int) -> Floats:
+    """[K] ``mean + sqrt(ln t / n * min(1/4, V))``, ``V = variance + sqrt(2 ln t / n)``.
+
+    >>> one = np.ones(1)
+    >>> ucb_tuned_indices(0.5 * one, 0.0 * one, one, num_rounds=1).tolist()
+    [0.5]
+    """
+    log_rate = math.log(num_rounds) / counts
+    bound = np.minimum(0.25, variances + np.sqrt(2.0 * log_rate))
+    indices: Floats = means + np.sqrt(log_rate * bound)
+    return indices
+
+
+class UCBTuned(UpperBounds):
+    """Play the plan with the highest upper bound, tighter where values vary little.
+
+    Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002).
+    Update: plan = argmax mean + sqrt(ln t / n * min(1/4, V)), V = variance + sqrt(2 ln t / n).
+    Differs: as ``UCB1``: untried plans first, until seen; every seen value counts; the paper's t is
+        one more, the round being chosen.
+    Feedback: bandit or richer, in any order.
+    State: a Tally: counts, sums, squares, chosen float64[K] (unitless); rounds learned.
+    Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
+
+    >>> policy = UCBTuned(num_plans=3)
+    >>> [policy.choose().plan for _ in range(3)]
+    [0, 1, 2]
+    """
+
+    def indices(self, tally: Tally) -> Floats:
+        """[K] ``ucb_tuned_indices``."""
+        means = tally.means()
+        variances = np.maximum(tally.squares / tally.counts - means * means, 0.0)
+        return ucb_tuned_indices(means, variances, tally.counts, tally.num_rounds)
+
+
+def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
+    """[K] ``1/2 sqrt((1+n)/n^2 (1 + 2 log(K t^2 sqrt(1+n) / delta)))``; counts are at least 1.
+
+    >>> ucbspec_radii(np.array([3.0]), num_rounds=1, delta=0.5).round(6).tolist()
+    [0.647438]
+    """
+    scale = math.log(len(counts) * num_rounds**2 / delta)
+    inside = 1.0 + 2.0 * (scale + 0.5 * np.log1p(counts))
+    radii: Floats = 0.5 * np.sqrt((1.0 + counts) * inside) / counts
+    return radii
+
+
+class UCBSpec(UpperBounds):
+    """Play the plan with the highest bound, whose radius allows values that depend on the past.
+
+    Source: BanditSpec (Hou et al.), Algorithm 4 (full version: Algorithm 8).
+    Update: plan = argmax mean + radius, with the radius of ``ucbspec_radii``, t rounds so far.
+    Differs: (1) values are accepted / L in [0, 1] instead of Y in [1, L+1], so their L/2 becomes
+        1/2: the same choices; (2) each plan is first tried until seen, as in UCB1, and every seen
+        value counts; (3) the experiments name no delta; the default 1/2 is what the
+        proof of Theorem 4.3 takes (appendix D.2).
+    Feedback: bandit or richer, in any order.
+    State: a Tally: counts, sums, chosen float64[K] (unitless); rounds learned.
+    Cost: O(K) a round.
+    Errors: ValueError if delta is not in (0, 1].
+
+    >>> policy = UCBSpec(num_plans=2)
+    >>> from draftwise.types import Feedback
+    >>> policy.learn(policy.choose(), Feedback(np.ones(2), np.ones(2, dtype=bool)))
+    >>> policy.choose().plan
+    0
+    """
+
+    def __init__(self, num_plans: int, delta: float = 0.5) -> None:
+        super().__init__(num_plans)
+        self._delta = share("delta", delta)
+
+    def indices(self, tally: Tally) -> Floats:
+        """[K] means and their radii."""
+        return tally.means() + ucbspec_radii(tally.counts, tally.num_rounds, self._delta)
+
+
+_LEAST = 1e-9  # values seen; a plan unseen for ages must not divide by an underflown 0
+
+
+class DiscountedUCB(Kept):
+    """Play the plan with the highest upper bound on its discounted mean.
+
+    Source: MetaSD, Algorithm 6 (Kocsis and Szepesvari 2006).
+    Update: every round all counts and sums are multiplied by ``discount``, then the seen values
+        are added; plan = argmax sum / n + beta * sqrt(2 ln t / n), n the discounted count and t
+        the sum of all n.
+    Differs: (1) line 9 as printed divides the discounted sum by the plain count, so that every
+        mean falls to 0; the cited work divides by the discounted count, and so does this; (2) line
+        9 as printed leaves the means of the other plans alone; here their counts fade, which is
+        what makes them due again; (3) line 7 prints ln of the rounds; the cited work takes the
+        discounted total, and so does this: with n bounded, the other bonus would grow for ever and
+        end in playing all plans alike; (4) untried plans and seen values as in ``UCB1``.
+    Feedback: bandit or richer; the order matters, as older values count less.
+    State: discounted counts and sums float64[K] (unitless); a Tally: plain counts, rounds learned.
+    Cost: O(K) a round.
+    Errors: ValueError if beta is not from 1e-6 to 1e6 or discount not in (0, 1].
+
+    >>> policy = DiscountedUCB(num_plans=2, discount=0.5)
+    >>> for value in (1.0, 0.0):
+    ...     policy.learn(Decision(0, 1.0, 1), Feedback(np.full(2, value), np.array([True, False])))
+    >>> policy.estimates().round(6).tolist()
+    [0.333333, 0.0]
+    """
+
+    KEPT: ClassVar[Fields] = {"tally": "_tally", "counts": "_counts", "sums": "_sums"}
+
+    def __init__(self, num_plans: int, beta: float = 0.01, discount: float = 0.98) -> None:
+        self._beta = scale("beta", beta)
+        self._discount = share("discount", discount)
+        self._num_plans, self._tally = num_plans, Tally(num_plans)
+        self._counts: Floats = np.zeros(num_plans)
+        self._sums: Floats = np.zeros(num_plans)
+
+    def check_memory(self) -> None:
+        """Fading only makes less."""
+        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))
+        in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
+
+    def choose(self) -> Decision:
+        """An untried plan, else the best index (ties go to the first)."""
+        plan = self._best()
+        return Decision(plan, 1.0, self._tally.choose(plan))
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Fade what is known, then add the seen values."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        if not seen.any():
+            return
+        self._tally.add(values, seen)
+        self._counts = self._discount * self._counts + seen
+        self._sums = self._discount * self._sums + np.where(seen, values, 0.0)
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot on the plan that ``choose`` would play."""
+        return one_hot(self._best(), self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] discounted mean value seen."""
+        average: Floats = self._sums / np.maximum(self._counts, _LEAST)
+        return average
+
+    def _best(self) -> int:
+        untried = self._tally.unseen()
+        if untried is not None:
+            return untried
+        counts = np.maximum(self._counts, _LEAST)
+        total = max(float(counts.sum()), 1.0)  # ln of less would be below 0
+        return int(ucb1_indices(self.estimates(), counts, total, self._beta).argmax())
+
+
+_LONGEST = 10_000
+"""Rounds of the longest window: every round reads all of it."""
+
+
+class SlidingUCB(Kept):
+    """Play the plan with the highest upper bound on its mean over the last ``window`` rounds.
+
+    Source: MetaSD, Algorithm 8 (Garivier and Moulines 2011).
+    Update: mean and n over the last ``window`` rounds; plan = argmax mean + beta sqrt(2 ln t / n).
+    Differs: (1) a plan that has left the window (n = 0) is due at once, the one chosen longest ago
+        first; the box leaves 0/0 open; (2) the default window of 100 rounds is ours, the paper
+        names none; (3) every seen value counts.
+    Feedback: bandit or richer; the order matters once the window is full.
+    State: values float64[window, K] and seen bool[window, K], a ring; the round in which each plan
+        was last chosen int64[K]; rounds learned.
+    Cost: O(window K) a round.
+    Errors: ValueError if beta is not from 1e-6 to 1e6, or window not from 1 to 10,000.
+
+    >>> policy = SlidingUCB(num_plans=1, window=2)
+    >>> for value in (1.0, 0.5, 0.25):
+    ...     policy.learn(Decision(0, 1.0, 1), Feedback(np.array([value]), np.array([True])))
+    >>> policy.estimates().tolist()
+    [0.375]
+    """
+
+    KEPT: ClassVar[Fields] = {
+        "values": "_values",
+        "seen": "_seen",
+        "chosen": "_chosen",
+        "num_rounds": "_num_rounds",
+    }
+
+    def __init__(self, num_plans: int, beta: float = 0.01, window: int = 100) -> None:
+        self._beta, self._window = scale("beta", beta), whole("window", window, 1, _LONGEST)
+        self._num_plans, self._num_rounds = num_plans, 0
+        self._values: Floats = np.zeros((window, num_plans))
+        self._seen: Bools = np.zeros((window, num_plans), dtype=np.bool_)
+        self._chosen: Ints = np.zeros(num_plans, dtype=np.int64)
+
+    def check_memory(self) -> None:
+        """Values lie in [0, 1]; no row is filled before its round."""
+        in_range("values", self._values, 0, 1)
+        in_range("chosen", self._chosen, 0)
+        in_range("num_rounds", self._num_rounds, int(self._seen.any(axis=1).sum()))
+
+    def choose(self) -> Decision:
+        """A plan that the window does not know, else the best index."""
+        plan = self._best()
+        self._chosen[plan] = round_ = int(self._chosen.max()) + 1
+        return Decision(plan, 1.0, round_)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Let the newest round take the place of the oldest."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        if not seen.any():
+            return
+        place = self._num_rounds % self._window
+        self._values[place], self._seen[place] = np.where(seen, values, 0.0), seen
+        self._num_rounds += 1
+
+    def probabilities(self) -> Floats:
+        """[K] one-hot on the plan that ``choose`` would play."""
+        return one_hot(self._best(), self._num_plans)
+
+    def estimates(self) -> Floats:
+        """[K] mean value seen in the window; 0 where nothing was."""
+        average: Floats = self._values.sum(axis=0) / np.maximum(self._seen.sum(axis=0), 1)
+        return average
+
+    def _best(self) -> int:
+        counts = self._seen.sum(axis=0)
+        if counts.min() == 0:
+            last = np.iinfo(np.int64).max
+            return int(np.where(counts > 0, last, self._chosen).argmin())
+        means = self._values.sum(axis=0) / counts
+        indices = ucb1_indices(means, counts.astype(np.float64), self._num_rounds, self._beta)
+        return int(indices.argmax())

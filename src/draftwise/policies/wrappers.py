@@ -1,0 +1,417 @@
+"""Policies around a policy: they change when it learns, or which requests share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from draftwise.checks import MANY, whole
+from draftwise.policies.base import check_feedback
+from draftwise.policies.state import Fields, Kept, dump, load
+from draftwise.protocols import Policy
+from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, Scores
+
+Told = tuple[Decision, Feedback]
+
+
+def freeze(decision: Decision, feedback: Feedback) -> Told:
+    """The pair with arrays of its own, so that the caller may reuse his.
+
+    >>> values = np.zeros(1)
+    >>> _, kept = freeze(Decision(0, 1.0, 1), Feedback(values, np.ones(1, dtype=bool)))
+    >>> values[0] = 1.0
+    >>> float(kept.values[0])
+    0.0
+    """
+    values, seen = np.array(feedback.values, dtype=np.float64), np.array(feedback.seen)
+    return decision, Feedback(values, seen, feedback.evidence, feedback.more)
+
+
+def told_to_json(told: Told) -> dict[str, Any]:
+    """The pair as plain JSON; values that were not seen are written as 0."""
+    decision, feedback = told
+    evidence = feedback.evidence
+    return {
+        "decision": [decision.plan, decision.prob, decision.round],
+        "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),
+        "seen": feedback.seen.tolist(),
+        "evidence": None if evidence is None else evidence_to_json(evidence),
+        "more": feedback.more,
+    }
+
+
+def told_list(plain: Any, num_plans: int) -> list[Told]:
+    """What ``told_to_json`` wrote, one after another; ValueError if it is damaged."""
+    try:
+        found = [told_from_json(told) for told in plain]
+        for decision, feedback in found:
+            check_feedback(decision, feedback, num_plans)
+            whole("round", decision.round), whole("more", feedback.more, 0)
+    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        raise ValueError("feedback that was waiting is damaged") from error
+    return found
+
+
+def told_from_json(plain: Mapping[str, Any]) -> Told:
+    """What ``told_to_json`` wrote."""
+    evidence = None if plain["evidence"] is None else evidence_from_json(plain["evidence"])
+    values, seen = np.array(plain["values"]), np.array(plain["seen"], dtype=np.bool_)
+    return Decision(*plain["decision"]), Feedback(values, seen, evidence, plain.get("more", 0))
+
+
+def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
+    """Evidence as plain JSON."""
+    plan, costs = evidence.plan, evidence.costs
+    return {
+        "plan": [plan.drafter, plan.length, plan.rule],
+        "counts": [evidence.num_drafted, evidence.num_accepted, evidence.emitted_start],
+        "scores": {name: _scores_to_json(scores) for name, scores in evidence.scores.items()},
+        "drafted_alphas": evidence.drafted_alphas.tolist(),
+        "seconds": evidence.seconds,
+        "costs": None if costs is None else [costs.target_s.tolist(), dict(costs.draft_s)],
+        "matches": dict(evidence.matches),
+    }
+
+
+def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
+    """What ``evidence_to_json`` wrote.
+
+    >>> told = Evidence(Plan("a", 2), 2, 1, costs=Costs(np.ones(1), {"a": 0.5}))
+    >>> again = evidence_from_json(evidence_to_json(told))
+    >>> again.plan == told.plan, again.num_accepted, again.costs.draft_s
+    (True, 1, {'a': 0.5})
+    """
+    num_drafted, num_accepted, start = plain["counts"]
+    costs = plain["costs"]
+    return Evidence(
+        Plan(*plain["plan"]),
+        num_drafted,
+        num_accepted,
+        {name: _scores_from_json(scores) for name, scores in plain["scores"].items()},
+        np.array(plain["drafted_alphas"], dtype=np.float64),
+        start,
+        plain["seconds"],
+        None if costs is None else Costs(np.array(costs[0], dtype=np.float64), costs[1]),
+        plain["matches"],
+    )
+
+
+def _scores_to_json(scores: Scores) -> list[Any]:
+    matches = None if scores.matches is None else scores.matches.tolist()
+    return [scores.start, scores.alphas.tolist(), scores.ratios.tolist(), matches]
+
+
+def _scores_from_json(plain: list[Any]) -> Scores:
+    start, alphas, ratios, matches = plain
+    found = None if matches is None else np.array(matches, dtype=np.int64)
+    return Scores(start, np.array(alphas, np.float64), np.array(ratios, np.float64), found)
+
+
+class OnePlan(Kept):
+    """Choose once a round, for all rows that share this policy; learn from each of them.
+
+    Source: BanditSpec, section 6.2: the speculation length is the batch's, as all rows wait for the
+        longest draft.
+    Update: the base chooses once; every row's feedback on that choice goes to the base, in order.
+    Differs: the paper rewards the batch's throughput once a round; here every row's own counts, so
+        the base learns as often a round as there are rows, from the same mean.
+    Feedback: what the base takes. State: the base's. Cost: the base's, less for larger batches.
+    Errors: what the base raises.
+
+    >>> from draftwise.registry import make_policy
+    >>> policy = make_policy("one-plan:base=ucb1", num_plans=3)
+    >>> [decision.plan for decision in OnePlan.choose_together([policy] * 4)]
+    [0, 0, 0, 0]
+    """
+
+    KEPT: ClassVar[Fields] = {"base": "_base"}
+
+    def __init__(
+        self, num_plans: int, rng: np.random.Generator,
+        make_base: Callable[[str, np.random.Generator], Policy], base: str = "ucbspec",
+    ) -> None:  # fmt: skip
+        self._num_plans, self._base = num_plans, make_base(base, rng)
+
+    @staticmethod
+    def choose_together(policies: Sequence[OnePlan], costs: Costs | None = None) -> list[Decision]:
+        """One decision for each policy, at every row that has it; costs are not looked at."""
+        made: dict[int, Decision] = {}
+        for policy in policies:
+            if id(policy) not in made:
+                made[id(policy)] = policy.choose()
+        return [made[id(policy)] for policy in policies]
+
+    def choose(self) -> Decision:
+        """What the base chooses."""
+        return self._base.choose()
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Tell the base."""
+        check_feedback(decision, feedback, self._num_plans)
+        self._base.learn(decision, feedback)
+
+    def probabilities(self) -> Floats:
+        """[K] the base's."""
+        return self._base.probabilities()
+
+    def estimates(self) -> Floats:
+        """[K] the base's."""
+        return self._base.estimates()
+
+
+_DELAYED_FIELDS = {"base": "_base"}
+_LONGEST = 10_000
+"""Feedbacks that the queue holds at most."""
+
+
+class Delayed:
+    """Hold feedback back while others come in; then feed it to the base, first in, first out.
+
+    Source: HedgeSpec, Algorithm 1 (QFI-D, after Joulani et al. 2013, Algorithm 2): one queue of
+        feedback, emptied into BASE before the next prediction.
+    Update: the queue holds ``rounds`` feedbacks; one more, and the base learns the oldest.
+    Differs: the delay is made here, on purpose (simulations, tests of robustness); in the engine it
+        arises in the panoramic feedback, whose queue this is.
+    Feedback: what the base takes.
+    State: the base's; the queue, oldest first.
+    Cost: the base's. Errors: ValueError if rounds is not from 0 to 10,000; what the base raises.
+
+    >>> from draftwise.registry import make_policy
+    >>> policy = make_policy("delayed:base=ucb1,rounds=1", num_plans=2)
+    >>> for value in (0.75, 0.25):
+    ...     policy.learn(policy.choose(), Feedback(np.full(2, value), np.ones(2, dtype=bool)))
+    ...     print(policy.estimates().tolist())
+    [0.0, 0.0]
+    [0.75, 0.75]
+    """
+
+    def __init__(
+        self, num_plans: int, rng: np.random.Generator,
+        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
+        rounds: int = 0,
+    ) -> None:  # fmt: skip
+        self._num_plans, self._rounds = num_plans, whole("rounds", rounds, 0, _LONGEST)
+        self._base = make_base(base, rng)
+        self._queue: list[Told] = []
+
+    def choose(self) -> Decision:
+        """What the base chooses."""
+        return self._base.choose()
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Queue the feedback; the base learns what has waited long enough."""
+        check_feedback(decision, feedback, self._num_plans)
+        self._queue.append(freeze(decision, feedback))
+        while len(self._queue) > self._rounds:
+            self._base.learn(*self._queue.pop(0))
+
+    def probabilities(self) -> Floats:
+        """[K] the base's, with what it has learned so far."""
+        return self._base.probabilities()
+
+    def estimates(self) -> Floats:
+        """[K] the base's."""
+        return self._base.estimates()
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, _DELAYED_FIELDS) | {"queue": [told_to_json(told) for told in self._queue]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        rest = dict(state)
+        queue = told_list(rest.pop("queue", []), self._num_plans)
+        load(self, _DELAYED_FIELDS, rest)
+        self._queue = queue
+
+
+_LARGEST = 10_000
+"""Rounds of the largest batch, whose feedback waits in memory."""
+
+_BATCHED_FIELDS = {
+    "base": "_base",
+    "num_chosen": "_num_chosen",
+    "num_told": "_num_told",
+    "last_batch": "_last_batch",
+}
+
+
+class Batched:
+    """Learn everything for some rounds, then one feedback in ``skip``, ``batch`` rounds at a time.
+
+    Source: HedgeSpec, appendix B.5 ("skipping updates"): a warm-up of 6 rounds with full updates,
+        then feedback in batches of 12 rounds and one update per 6 tokens.
+    Update: in the first ``warmup`` rounds, or of the first ``warmup`` feedbacks, all is learned at
+        once. After that one feedback of every ``skip`` is kept, the others are dropped, and what
+        was kept is learned, in order, as soon as ``batch`` choices or more have gone by since the
+        last time (rows that share the policy choose several times in a round).
+    Differs: the paper gives numbers and no box. Its unit of skipping is a token, which is one
+        feedback in the token-level game (``panoramic:per_token=true``); with one feedback a round
+        it is a round. To spare the SCORING as well, use ``panoramic:every=12,warmup=6``.
+    Feedback: what the base takes.
+    State: the base's; what was kept and not yet learned; rounds chosen; feedbacks told.
+    Cost: the base's, ``skip`` times less often.
+    Errors: ValueError if warmup is not from 0 to 100,000, skip not from 1 to that, or batch
+        not from 1 to 10,000; what the base raises.
+
+    >>> from draftwise.registry import make_policy
+    >>> policy = make_policy("batched:base=ucb1,warmup=0,batch=2,skip=1", num_plans=1)
+    >>> means = []
+    >>> for _ in range(3):
+    ...     policy.learn(policy.choose(), Feedback(np.ones(1), np.ones(1, dtype=bool)))
+    ...     means.append(float(policy.estimates()[0]))
+    >>> means
+    [0.0, 1.0, 1.0]
+    """
+
+    def __init__(
+        self, num_plans: int, rng: np.random.Generator,
+        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
+        warmup: int = 6, batch: int = 12, skip: int = 6,
+    ) -> None:  # fmt: skip
+        self._warmup, self._skip = whole("warmup", warmup, 0, MANY), whole("skip", skip, 1, MANY)
+        self._batch, self._num_plans = whole("batch", batch, 1, _LARGEST), num_plans
+        self._base = make_base(base, rng)
+        self._num_chosen, self._num_told, self._last_batch = 0, 0, self._warmup
+        self._kept: list[Told] = []
+
+    def choose(self) -> Decision:
+        """What the base chooses."""
+        self._num_chosen += 1
+        return self._base.choose()
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Keep or drop the feedback; pass on what was kept when its batch is full."""
+        check_feedback(decision, feedback, self._num_plans)
+        self._num_told += 1
+        if min(self._num_chosen, self._num_told) <= self._warmup:
+            self._base.learn(decision, feedback)
+            return
+        if (self._num_told - self._warmup - 1) % self._skip == 0:
+            self._kept.append(freeze(decision, feedback))
+        if self._num_chosen - self._last_batch >= self._batch:
+            for told in self._kept:
+                self._base.learn(*told)
+            self._kept, self._last_batch = [], self._num_chosen
+
+    def probabilities(self) -> Floats:
+        """[K] the base's."""
+        return self._base.probabilities()
+
+    def estimates(self) -> Floats:
+        """[K] the base's."""
+        return self._base.estimates()
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return dump(self, _BATCHED_FIELDS) | {"kept": [told_to_json(told) for told in self._kept]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        rest = dict(state)
+        kept = told_list(rest.pop("kept", []), self._num_plans)
+        load(self, _BATCHED_FIELDS, rest)
+        self._kept = kept
+
+
+class Copies:
+    """Let every decision be made by a copy of the base that is not waiting for feedback.
+
+    Source: Joulani et al. 2013, Algorithm 1, as HedgeSpec uses it in Theorem 4 and appendix A.3:
+        a blackbox reduction for bounded delays that need not be constant.
+    Update: choose with the first copy that has no decision in flight, a new one if all have; all
+        feedback of a decision goes to the copy that made it, and the last of it frees the copy (in
+        the token-level game a decision has one feedback for each token, ``Feedback.more``).
+    Differs: feedback of a decision that no copy made (a replay) goes to the first copy.
+    Feedback: what the base takes, in any order as far as the decisions are different copies'.
+    State: the copies' states; which copy made each decision in flight, by round.
+    Cost: the base's, and memory for as many copies as decisions are ever in flight at once.
+    Errors: what the base raises.
+
+    >>> from draftwise.registry import make_policy
+    >>> policy = make_policy("copies:ucb1", num_plans=3)
+    >>> [policy.choose().plan for _ in range(2)], policy.num_copies
+    ([0, 0], 2)
+    """
+
+    def __init__(
+        self, num_plans: int, rng: np.random.Generator,
+        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
+    ) -> None:  # fmt: skip
+        self._num_plans, self._rng = num_plans, rng
+        self._make_base, self._spec = make_base, base
+        self._num_chosen = 0
+        self._maker: dict[int, int] = {}
+        self._copies = [self._new()]
+
+    @property
+    def num_copies(self) -> int:
+        """How many copies were ever needed."""
+        return len(self._copies)
+
+    def choose(self) -> Decision:
+        """What an idle copy chooses."""
+        index = self._idle()
+        if index == len(self._copies):
+            self._copies.append(self._new())
+        made = self._copies[index].choose()
+        self._num_chosen += 1
+        self._maker[self._num_chosen] = index
+        return Decision(made.plan, made.prob, self._num_chosen)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Tell the copy that made the decision; nothing more to come frees it."""
+        check_feedback(decision, feedback, self._num_plans)
+        self._copies[self._maker.get(decision.round, 0)].learn(decision, feedback)
+        if not feedback.more:
+            self._maker.pop(decision.round, None)
+
+    def probabilities(self) -> Floats:
+        """[K] those of the copy that would choose; of a copy yet to be made, a fresh one's."""
+        index = self._idle()
+        if index < len(self._copies):
+            return self._copies[index].probabilities()
+        fresh = self._make_base(self._spec, np.random.default_rng(0))
+        return fresh.probabilities()
+
+    def estimates(self) -> Floats:
+        """[K] mean of the copies' estimates."""
+        average: Floats = np.mean([each.estimates() for each in self._copies], axis=0)
+        return average
+
+    def state(self) -> dict[str, Any]:
+        """The memory as plain JSON."""
+        return {
+            "copies": [each.state() for each in self._copies],
+            "maker": [[round_, index] for round_, index in sorted(self._maker.items())],
+            "num_chosen": self._num_chosen,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved memory; ValueError if it does not fit."""
+        if set(state) != set(self.state()):
+            raise ValueError(f"this state holds {sorted(state)}, but Copies needs its own fields")
+        saved, making = state["copies"], state["maker"]
+        if not isinstance(saved, list) or not saved:
+            raise ValueError("its copies are no list: the file is damaged")
+        copies = [self._make_base(self._spec, np.random.default_rng(0)) for _ in saved]
+        for each, own in zip(copies, saved, strict=True):
+            each.load_state(own)
+        try:
+            maker = {whole("round", r, 1): whole("copy", i, 0, len(copies) - 1) for r, i in making}
+            num_chosen = whole("num_chosen", state["num_chosen"], 0)
+            self._rng.bit_generator.state = state["rng"]
+        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            raise ValueError("what copies wait for is damaged") from error
+        self._copies, self._num_chosen, self._maker = copies, num_chosen, maker
+
+    def _idle(self) -> int:
+        """The first copy with no decision in flight; the number of copies if there is none."""
+        busy = set(self._maker.values())
+        return next(index for index in range(len(busy) + 1) if index not in busy)
+
+    def _new(self) -> Policy:
+        return self._make_base(self._spec, np.random.default_rng(self._rng.integers(2**63)))

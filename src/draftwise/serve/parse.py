@@ -1,0 +1,438 @@
+"""Calls of tools in a model's text: what they look like, and where they begin.
+
+Two forms are read: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM) and bare JSON, one
+object or a list (Llama 3, and what ``tool_choice`` forces); its arguments stand under
+``arguments`` or ``parameters``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from draftwise.chat import Prompt, encode, render
+from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
+from draftwise.serve.schemas import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    Message,
+    NamedTool,
+    TokenizeRequest,
+    Tool,
+)
+from draftwise.serve.worker import Ask
+from draftwise.types import DraftwiseError, SamplingParams
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def calls_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
+    """The JSON schema of a call that ``tool_choice`` forces: of one tool, or of any."""
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    schemas = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "arguments": tool.function.parameters or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+class ToolText:
+    """Tells content from calls while an answer grows; what may begin a call waits.
+
+    State: what was shown, and what waits.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = set(names)
+        self._text, self._num_shown = "", 0
+
+    def push(self, piece: str) -> str:
+        """The content that this piece makes certain."""
+        self._text += piece
+        return self._show(self._certain())
+
+    def finish(self) -> tuple[str, list[dict[str, Any]]]:
+        """The rest of the content, and the calls; what is no valid call stays content."""
+        at = self._certain()
+        calls = read_calls(self._text[at:], self._names)
+        return self._show(at if calls else len(self._text)), calls
+
+    def _certain(self) -> int:
+        """Characters that are content for sure."""
+        text = self._text
+        if text.lstrip()[:1] in ("{", "[", ""):
+            return 0
+        at = text.find(_OPEN)
+        if at >= 0:
+            return at
+        held = (n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n]))
+        return len(text) - next(held, 0)
+
+    def _show(self, end: int) -> str:
+        shown, self._num_shown = self._text[self._num_shown : end], max(end, self._num_shown)
+        return shown
+
+
+def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
+    """The calls in a text that consists of calls, as OpenAI writes them; empty if it does not.
+
+    >>> read_calls('{"name": "add", "arguments": {"a": 1}}', {"add"})[0]["function"]
+    {'name': 'add', 'arguments': '{"a": 1}'}
+    """
+    bodies = [part.split(_CLOSE)[0] for part in text.split(_OPEN)[1:]] or [text]
+    calls: list[dict[str, Any]] = []
+    for body in bodies:
+        try:
+            found = json.loads(body)
+            made = [_call(call, names) for call in (found if isinstance(found, list) else [found])]
+        except (ValueError, RecursionError):  # a model may write brackets without an end
+            return []
+        if None in made:
+            return []
+        calls += filter(None, made)
+    return calls
+
+
+def _call(found: Any, names: set[str]) -> dict[str, Any] | None:
+    if not isinstance(found, dict) or found.get("name") not in names:
+        return None
+    arguments = found.get("arguments", found.get("parameters", {}))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    function = {"name": found["name"], "arguments": text}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""For base models: what the messages say, end to end, is the text that is continued."""
+
+
+class Codec:
+    """One model's tokenizer, as requests use it. chat_template: in place of the tokenizer's own.
+
+    A tokenizer that has none gets ``PLAIN_TEMPLATE``. State: texts of tokens that were asked for.
+    """
+
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, max_positions: int, chat_template: str | None = None
+    ) -> None:
+        if tokenizer is None:
+            raise DraftwiseError("a server needs a tokenizer: the target has none")
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self.max_positions = max_positions
+        self.has_template = chat_template is not None or tokenizer.chat_template is not None
+        if not self.has_template:
+            chat_template = PLAIN_TEMPLATE
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        if chat_template is not None:
+            self._check_template()
+        # what cannot fit is not even read: that would take far more memory than the text itself
+        self._max_chars = max_positions * max(map(len, tokenizer.get_vocab()))
+        self.takes_tools = "tools" in str(tokenizer.chat_template)
+        self.text_of = lru_cache(maxsize=65_536)(self._text_of)
+        self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Prompt:
+        """A conversation as the prompt of the next turn. Raises DraftwiseError."""
+        turns = [_turn(message) for message in messages]
+        self._check_size(sum(len(str(turn.get("content", ""))) for turn in turns))
+        if not tools:
+            return self._checked(render(turns, self._tokenizer))
+        if not self.takes_tools:
+            raise DraftwiseError(
+                "tools: this model's chat template has no place for them; serve a model whose "
+                "template has, or give one with --chat-template"
+            )
+        listed = [tool.model_dump(exclude_none=True) for tool in tools]
+        return self._checked(render(turns, self._tokenizer, tools=listed))
+
+    def prompts(self, given: Sequence[str | list[int]]) -> list[Prompt]:
+        """The prompts of a completion, each text or ids. Raises DraftwiseError."""
+        return [self._checked(self._prompt(one)) for one in given]
+
+    def _check_template(self) -> None:
+        """A template that refuses the simplest message is its owner's mistake, not a client's."""
+        try:
+            render([{"role": "user", "content": "Hello"}], self._tokenizer)
+        except DraftwiseError as error:
+            raise DraftwiseError(f"--chat-template: {error}") from None
+
+    def tokens(self, body: TokenizeRequest) -> list[int]:
+        """The ids that ``/tokenize`` tells. Raises DraftwiseError."""
+        if body.messages is not None:
+            return list(self.chat(body.messages, None).tokens)
+        text = body.prompt or ""
+        self._check_size(len(text))
+        ids: list[int] = self._tokenizer(text, add_special_tokens=body.add_special_tokens)[
+            "input_ids"
+        ]
+        return ids
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids. Raises DraftwiseError for one outside the vocabulary."""
+        if tokens and max(tokens) >= self._vocab_size:
+            raise DraftwiseError(
+                f"tokens: {max(tokens)} is outside the vocabulary of {self._vocab_size}"
+            )
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
+
+    def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
+        """``logit_bias`` by token id. Raises DraftwiseError for what is no token."""
+        bias = {}
+        for key, value in (given or {}).items():
+            token = int(key[:12]) if key.isascii() and key.isdigit() else self._vocab_size
+            if token >= self._vocab_size or key != str(token):  # "01" would be "1" once more
+                raise DraftwiseError(
+                    f"logit_bias: {key[:32]!r} is no token id; write a whole number from 0 to "
+                    f"{self._vocab_size - 1}, without leading zeros"
+                )
+            bias[token] = value
+        return bias
+
+    def _prompt(self, given: str | list[int]) -> Prompt:
+        if given == "":
+            raise DraftwiseError("prompt: it is empty: there is nothing to continue")
+        if not isinstance(given, str):
+            return Prompt(given)
+        self._check_size(len(given))
+        return encode(given, self._tokenizer)
+
+    def _check_size(self, num_chars: int) -> None:
+        if num_chars > self._max_chars:
+            raise DraftwiseError(
+                f"the prompt has {num_chars} characters, and no text of more than "
+                f"{self._max_chars} fits the model's {self.max_positions} positions"
+            )
+
+    def _checked(self, prompt: Prompt) -> Prompt:
+        tokens = prompt.tokens
+        if not tokens:
+            raise DraftwiseError("the prompt has no tokens: there is nothing to continue")
+        if max(tokens) >= self._vocab_size:
+            raise DraftwiseError(
+                f"the prompt has the token {max(tokens)}, outside the vocabulary of "
+                f"{self._vocab_size}"
+            )
+        return prompt
+
+    def _text_of(self, token: int) -> str:
+        text: str = self._tokenizer.decode(
+            [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _bytes_of(self, token: int) -> bytes:
+        """The token's own bytes, half characters too, where the vocabulary spells them."""
+        text = self._text_of(token)
+        if "\ufffd" not in text:
+            return text.encode()
+        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        if piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:-1], 16)])
+        known = _byte_letters()
+        if all(letter in known for letter in piece):
+            return bytes(known[letter] for letter in piece)
+        return text.encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_letters() -> dict[str, int]:
+    """The letters by which byte-level vocabularies spell bytes (GPT-2's table)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    letters = {chr(byte): byte for byte in shown}
+    return letters | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: without empty fields, arguments of calls as objects."""
+    turn = message.model_dump(exclude_none=True)
+    for call in turn.get("tool_calls", ()):
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        except ValueError:
+            continue  # a model once wrote them, and templates print text as it is
+        except RecursionError:
+            raise DraftwiseError(
+                "messages: the arguments of a call are nested too deeply"
+            ) from None
+    return turn
+
+
+_DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for completions; a chat may go on to the last position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may ask for. max_prompt_tokens, max_new_tokens: None = the model's own.
+
+    max_answers: of one request, its prompts times ``n``; None = as many as it likes.
+    """
+
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    deadline_s: float | None = None
+    max_answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request as the engine takes it: ``n`` asks a prompt, prompt by prompt."""
+
+    prompts: Sequence[Prompt]
+    asks: Sequence[Ask]
+    n: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt counted once, however many answers it gets."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Makes asks. eos: the tokens that end the model's answers by themselves."""
+
+    codec: Codec
+    eos: frozenset[int]
+    limits: Limits = field(default_factory=Limits)
+    allowed: Callable[[str, str], None] = lambda kind, name: None
+    """Raises DraftwiseError for a preset or policy that requests may not name."""
+
+    def chat(self, body: ChatRequest, grammars: Grammars) -> Wanted:
+        """Raises DraftwiseError or ValueError, as ``completion``."""
+        tools = None if body.tool_choice == "none" else body.tools
+        self._check_num(body.n)
+        prompt = self.codec.chat(body.messages, tools)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        grammar = grammar_of(body.response_format, body.structured_outputs)
+        if isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required":
+            if grammar is not None:
+                raise DraftwiseError("tool_choice already says which form the answer has")
+            grammar = json_grammar(calls_schema(body.tools or (), body.tool_choice))
+        budget = body.max_completion_tokens or body.max_tokens
+        return self._wanted(body, [prompt], grammars, grammar, logprobs, budget, {})
+
+    def completion(self, body: CompletionRequest, grammars: Grammars) -> Wanted:
+        """Raises DraftwiseError for what this model or server cannot do; ValueError."""
+        self._check_num(body.n * len(body.prompts))
+        prompts = self.codec.prompts(body.prompts)
+        grammar = grammar_of(body.response_format, body.structured_outputs)
+        budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+        more = {"prompt_logprobs": True} if body.echo and body.logprobs is not None else {}
+        return self._wanted(body, prompts, grammars, grammar, body.logprobs, budget, more)
+
+    def _check_num(self, num: int) -> None:
+        """More than can ever be on their way would be told to come again for ever."""
+        most = self.limits.max_answers
+        if most is not None and num > most:
+            raise DraftwiseError(f"n: {num} answers are asked for, and at most {most} fit in here")
+
+    def _wanted(
+        self,
+        body: Common,
+        prompts: Sequence[Prompt],
+        grammars: Grammars,
+        grammar: str | None,
+        logprobs: int | None,
+        budget: int | None,
+        more: dict[str, Any],
+    ) -> Wanted:
+        own, asks = body.draftwise, []
+        for kind, name in (("preset", own.preset), ("policy", own.policy)):
+            if name is not None:
+                self.allowed(kind, name)
+        options: dict[str, Any] = {
+            **_given(preset=own.preset, policy=own.policy, lengths=own.plans, label=own.label),
+            **_given(private=own.private, priority=own.priority, tenant=own.tenant or body.user),
+            **_given(stop=body.stops),
+            **more,
+        }
+        if logprobs is not None:
+            options["logprobs"] = logprobs
+        deadlines = [s for s in (own.deadline_s, self.limits.deadline_s) if s is not None]
+        held: Iterator[Any] = itertools.repeat(None)
+        if grammar is not None:
+            nums = [len(prompt.tokens) for prompt in prompts for _ in range(body.n)]
+            held = grammars.constraints(grammar, nums)
+        for index, prompt in enumerate(prompts):
+            room = self._room(prompt, budget)
+            own_ends = frozenset() if body.ignore_eos else self.eos | prompt.turn_ends
+            ends = own_ends | frozenset(body.stop_token_ids or ())
+            for sample in range(body.n):
+                each = {
+                    "max_new_tokens": room,
+                    "sampling": self._sampling(body, next(held)),
+                    "eos_token_ids": sorted(ends),
+                    "seed": seed_of(body.seed, index * body.n + sample),
+                }
+                asks.append(Ask(prompt.tokens, options | each, min(deadlines, default=None)))
+        return Wanted(prompts, asks, body.n)
+
+    def _room(self, prompt: Prompt, budget: int | None) -> int:
+        """Tokens that the answer may have."""
+        num, limits = len(prompt.tokens), self.limits
+        most = self.codec.max_positions - 1
+        if limits.max_prompt_tokens is not None:
+            most = min(most, limits.max_prompt_tokens)
+        if num > most:
+            raise DraftwiseError(f"the prompt has {num} tokens, and at most {most} are taken")
+        room = self.codec.max_positions - num
+        if budget is not None and budget > room:
+            raise DraftwiseError(
+                f"max_tokens: {num} prompt tokens leave room for {room} of the model's "
+                f"{self.codec.max_positions} positions, and {budget} were asked for"
+            )
+        most_new = limits.max_new_tokens
+        if budget is not None and most_new is not None and budget > most_new:
+            raise DraftwiseError(f"max_tokens: {budget} is above this server's limit of {most_new}")
+        return min(b for b in (room, budget, most_new) if b is not None)
+
+    def _sampling(self, body: Common, process: Any) -> SamplingParams:
+        return SamplingParams(
+            temperature=body.temperature,
+            top_k=max(0, body.top_k),
+            top_p=body.top_p,
+            repetition_penalty=body.repetition_penalty,
+            **_given(
+                min_p=body.min_p,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                logit_bias=self.codec.logit_bias(body.logit_bias),
+                process=process,
+            ),
+        )
+
+
+def seed_of(seed: int | None, sample: int) -> int | None:
+    """The seed of one sample: the first has the request's own, the others what follows from it."""
+    if seed is None:
+        return None
+    seed %= 2**64
+    if sample == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, sample]).generate_state(1, np.uint64)[0])
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Options that say something: what was left out is left to the engine."""
+    return {name: value for name, value in options.items() if value}

@@ -1,0 +1,464 @@
+"""Log-probabilities as both endpoints write them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from draftwise.engine.attribution import Painter
+from draftwise.engine.request import Stats
+from draftwise.serve.errors import Refused, error_body
+from draftwise.serve.parse import Codec, ToolText
+from draftwise.serve.schemas import ChatRequest, CompletionRequest, StreamOptions
+from draftwise.serve.worker import Delta, Logprob, Mailbox, Ticket, Worker
+
+_LEAST = -9999.0
+"""What stands for minus infinity, which JSON does not have (as OpenAI and vLLM do)."""
+
+
+def chat_logprobs(found: Sequence[Logprob], codec: Codec) -> dict[str, Any]:
+    """``logprobs`` of a chat's choice."""
+    content = [
+        {
+            **_entry(one.token, one.logprob, codec),
+            "top_logprobs": [_entry(token, logprob, codec) for token, logprob in one.top],
+        }
+        for one in found
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    tokens: Sequence[int], found: Sequence[Logprob | None], codec: Codec, offset: int
+) -> dict[str, Any]:
+    """``logprobs`` of a completion's choice; the first of an echoed prompt has none.
+
+    offset: characters of the text before these tokens; below 0 where the first are not in it.
+    """
+    texts = [codec.text_of(token) for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(max(0, offset))
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [None if one is None else _finite(one.logprob) for one in found],
+        "top_logprobs": [None if one is None else _by_text(one, codec) for one in found],
+        "text_offset": offsets,
+    }
+
+
+def _entry(token: int, logprob: float, codec: Codec) -> dict[str, Any]:
+    raw = list(codec.bytes_of(token))
+    return {"token": codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
+
+
+def _by_text(one: Logprob, codec: Codec) -> dict[str, float]:
+    """The likeliest tokens and the chosen one; of tokens with one text the likelier counts."""
+    found: dict[str, float] = {}
+    for token, logprob in [*one.top, (one.token, one.logprob)]:
+        text = codec.text_of(token)
+        found[text] = max(_finite(logprob), found.get(text, _LEAST))
+    return found
+
+
+def _finite(logprob: float) -> float:
+    return max(float(logprob), _LEAST)
+
+
+def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int) -> dict[str, Any]:
+    """vLLM's form. rounds: (drafted, accepted) a round; those without a draft are no spec steps.
+
+    >>> speculative_decoding([(2, 1), (0, 0), (2, 2)], 2)["acceptance_histogram"]
+    [0, 1, 1]
+    """
+    steps = [(drafted, accepted) for drafted, accepted in rounds if drafted]
+    num_drafted, num_accepted = (sum(step[i] for step in steps) for i in (0, 1))
+    histogram = Counter(min(accepted, num_spec_tokens) for _, accepted in steps)
+    return {
+        "mean_acceptance_length": 1 + num_accepted / len(steps) if steps else 1.0,
+        "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else 0.0,
+        "acceptance_histogram": [histogram[n] for n in range(num_spec_tokens + 1)],
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": num_accepted,
+        "num_draft_tokens": num_drafted,
+        "num_spec_tokens": num_spec_tokens,
+    }
+
+
+def own_counts(stats: Iterable[Stats]) -> dict[str, Any]:
+    """Rounds, emitted tokens and pulls by drafter over all answers of a response."""
+    pulls: Counter[str] = Counter()
+    num_rounds = num_emitted = 0
+    for one in stats:
+        pulls += one.pulls
+        num_rounds, num_emitted = num_rounds + one.num_rounds, num_emitted + one.num_emitted
+    return {
+        "num_rounds": num_rounds,
+        "mean_accepted_tokens": num_emitted / num_rounds if num_rounds else 0.0,
+        "pulls": dict(pulls),
+    }
+
+
+REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+"""The engine's words for a proper end, and OpenAI's."""
+
+
+class Form(Protocol):
+    """What the two endpoints write differently; one object a response, its choices by index."""
+
+    kind: str
+    whole_kind: str
+    chunk_kind: str
+    is_empty: bool
+    """Whether the prompt is all that is wanted: the token that the engine adds is not told."""
+
+    def opening(self, index: int) -> Mapping[str, Any] | None:
+        """The choice of a chunk that comes before any token, if there is one."""
+
+    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
+        """The choice of a chunk; None where there is nothing to tell yet."""
+
+    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
+        """A choice of the whole response, of which this is all."""
+
+
+@dataclass(slots=True)
+class Envelope:
+    """What is the same in all responses. State: what its answers did so far."""
+
+    form: Form
+    model: str
+    num_prompt_tokens: int
+    num_spec_tokens: int
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_tokens: int = 0
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    stats: list[Stats] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.id = self.id or f"{self.form.kind}-{uuid.uuid4().hex}"
+
+    def count(self, delta: Delta) -> None:
+        """Take part of an answer into usage and metrics."""
+        self.num_tokens += 0 if self.form.is_empty else len(delta.tokens)
+        self.rounds += delta.rounds
+        if delta.finish_reason is not None and delta.stats is not None:
+            self.stats.append(delta.stats)
+
+    def whole(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The response with all choices."""
+        return {
+            **self._head(self.form.whole_kind),
+            "choices": choices,
+            "usage": self.usage(),
+            **self._facts(),
+        }
+
+    def chunk(self, choice: Mapping[str, Any], usage: str) -> dict[str, Any]:
+        """A chunk of one choice. usage: ``no``, ``last`` (null until the last), ``each``."""
+        body = {**self._head(self.form.chunk_kind), "choices": [choice]}
+        if usage != "no":
+            body["usage"] = self.usage() if usage == "each" else None
+        return body
+
+    def last_chunk(self) -> dict[str, Any]:
+        """Usage and metrics, without a choice."""
+        head = self._head(self.form.chunk_kind)
+        return {**head, "choices": [], "usage": self.usage(), **self._facts()}
+
+    def usage(self) -> dict[str, int]:
+        """Tokens so far."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_tokens,
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _facts(self) -> dict[str, Any]:
+        metrics = speculative_decoding(self.rounds, self.num_spec_tokens)
+        return {
+            "metrics": {"speculative_decoding": metrics},
+            "draftwise": own_counts(self.stats),
+        }
+
+
+class Pieces:
+    """The drafter of each piece of text, for the choices of a response that asked for it."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], num: int) -> None:
+        self._painters = [Painter(tokenizer, stops) for _ in range(num)]
+        self._texts = [""] * num
+
+    def of(self, index: int, delta: Delta) -> dict[str, Any]:
+        """``draftwise`` of a choice: the pieces that this part adds."""
+        painter = self._painters[index]
+        self._texts[index] += delta.text
+        pieces = painter.grow(delta, self._texts[index])
+        if delta.finish_reason is not None:
+            pieces += painter.finish(self._texts[index])
+        return {"draftwise": {"pieces": pieces}}
+
+
+class CompletionForm:
+    """``/v1/completions``. echoes: by choice, the text and ids of its prompt, where it comes first.
+
+    State: characters that each choice has shown.
+    """
+
+    kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        codec: Codec,
+        echoes: Sequence[tuple[str, Sequence[int]]],
+        pieces: Pieces | None,
+    ) -> None:
+        self._codec, self._echoes, self._pieces = codec, echoes, pieces
+        self._has_logprobs, self.is_empty = body.logprobs is not None, body.max_tokens == 0
+        self._shown: dict[int, int] = {}
+
+    def opening(self, index: int) -> Mapping[str, Any] | None:
+        """A completion begins with its first token."""
+        return None
+
+    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
+        """The text, behind the prompt's if it is echoed."""
+        if self.is_empty:
+            reason = delta.finish_reason and "length"
+            delta = replace(
+                delta, text="", tokens=[], sources=[], logprobs=[], finish_reason=reason
+            )
+        if not (delta.text or delta.tokens or delta.finish_reason):
+            return None
+        text, offset = delta.text, self._shown.get(index)
+        logprobs = None
+        if offset is None:
+            offset = 0
+            if self._echoes:
+                text = self._echoes[index][0] + text
+        if self._has_logprobs:
+            logprobs = self._logprobs(index, delta, offset)
+        self._shown[index] = offset + len(text)
+        reason = REASONS.get(delta.finish_reason or "")
+        more = {} if self._pieces is None else self._pieces.of(index, delta)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
+
+    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
+        """The same, of all of it."""
+        choice = self.piece(index, answer)
+        assert choice is not None, "a whole answer has a finish reason"
+        return choice
+
+    def _logprobs(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
+        tokens, found = list(delta.tokens), list(delta.logprobs)
+        if self._echoes and index not in self._shown:
+            text, ids = self._echoes[index]
+            # what the tokenizer set in front is no part of the text
+            offset = len(text) - sum(len(self._codec.text_of(token)) for token in ids)
+            tokens = [*ids, *tokens]
+            found = [*(delta.prompt_logprobs or ()), *found]  # type: ignore[list-item]
+        num = min(len(tokens), len(found))
+        return completion_logprobs(tokens[:num], found[:num], self._codec, offset)
+
+
+class ChatForm:
+    """``/v1/chat/completions``. State: by choice, the text in which calls are looked for."""
+
+    kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    is_empty = False
+
+    def __init__(self, body: ChatRequest, codec: Codec, num: int, pieces: Pieces | None) -> None:
+        self._codec, self._pieces, self._has_logprobs = codec, pieces, body.logprobs
+        names = [tool.function.name for tool in body.tools or ()]
+        calls = names and body.tool_choice != "none"
+        self._texts = [ToolText(names) for _ in range(num)] if calls else []
+
+    def opening(self, index: int) -> Mapping[str, Any] | None:
+        """The speaker's role."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
+        """New content; calls come whole, with the end."""
+        if not (delta.text or delta.tokens or delta.finish_reason):
+            return None
+        content, calls = self._split(index, delta)
+        change: dict[str, Any] = {"content": content} if content or not calls else {}
+        if calls:
+            change["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        more = {} if self._pieces is None else self._pieces.of(index, delta)
+        return {"index": index, "delta": change, **self._end(delta, calls), **more}
+
+    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
+        """The whole message."""
+        content, calls = self._split(index, answer)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message |= {"content": content or None, "tool_calls": calls}
+        more = {} if self._pieces is None else self._pieces.of(index, answer)
+        return {"index": index, "message": message, **self._end(answer, calls), **more}
+
+    def _split(self, index: int, delta: Delta) -> tuple[str, list[dict[str, Any]]]:
+        """Content and calls that this part adds."""
+        if not self._texts:
+            return delta.text, []
+        content = self._texts[index].push(delta.text)
+        if delta.finish_reason is None:
+            return content, []
+        rest, calls = self._texts[index].finish()
+        return content + rest, calls
+
+    def _end(self, delta: Delta, calls: Sequence[Any]) -> dict[str, Any]:
+        logprobs = chat_logprobs(delta.logprobs, self._codec) if self._has_logprobs else None
+        reason = REASONS.get(delta.finish_reason or "")
+        return {"logprobs": logprobs, "finish_reason": "tool_calls" if calls else reason}
+
+
+_STATUS = {"refused": 400, "late": 408, "cancelled": 503}
+
+
+class Answers:
+    """Tickets of one HTTP request. Iterate once; ``close`` lets go of what is not finished."""
+
+    def __init__(self, worker: Worker, tickets: list[Ticket], mailbox: Mailbox) -> None:
+        self._worker, self._mailbox = worker, mailbox
+        self._open = dict(enumerate(tickets))
+
+    async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(choice, part) until all have ended. Raises Refused where one did not end properly."""
+        while self._open:
+            for index, delta in sorted((await self._mailbox.take()).items()):
+                if delta.finish_reason is not None:
+                    self._open.pop(index, None)
+                    if delta.finish_reason not in REASONS:
+                        raise failure(delta)
+                yield index, delta
+
+    def close(self) -> None:
+        """The rest is not waited for."""
+        if self._open:
+            self._worker.cancel(self._open.values())
+            self._open = {}
+
+
+def failure(delta: Delta) -> Refused:
+    """How an answer that did not end properly is told."""
+    reason = delta.finish_reason or ""
+    message = delta.error or f"the answer ended with: {reason}"
+    again_s = 5 if reason == "cancelled" else None  # the server is going down
+    code = reason.replace(" ", "_")
+    return Refused(_STATUS.get(reason, 500), message, code=code, retry_after_s=again_s)
+
+
+async def gather(answers: Answers, envelope: Envelope, num: int) -> dict[str, Any]:
+    """The whole response. Raises Refused."""
+    whole = [Delta() for _ in range(num)]
+    async for index, delta in answers.parts():
+        envelope.count(delta)
+        whole[index].add(delta)
+    choices = [envelope.form.choice(index, answer) for index, answer in enumerate(whole)]
+    return envelope.whole(choices)
+
+
+async def events(
+    answers: Answers, envelope: Envelope, options: StreamOptions
+) -> AsyncIterator[bytes]:
+    """Server-sent events: a chunk a part, usage as asked for, an error as its own event.
+
+    Raises Refused where there is no event before the error: the response has not begun then.
+    """
+    usage = "each" if options.continuous_usage_stats else "last" if options.include_usage else "no"
+    opened: set[int] = set()
+    try:
+        async for index, delta in answers.parts():
+            envelope.count(delta)
+            if index not in opened:
+                opened.add(index)
+                if (opening := envelope.form.opening(index)) is not None:
+                    yield _event(envelope.chunk(opening, usage))
+            if (choice := envelope.form.piece(index, delta)) is not None:
+                yield _event(envelope.chunk(choice, usage))
+        if options.include_usage:
+            yield _event(envelope.last_chunk())
+    except Refused as refused:
+        if not opened:
+            raise
+        yield _event(error_body(refused.status, refused.message, code=refused.code))
+    yield b"data: [DONE]\n\n"
+
+
+class EventStream(Response):
+    """Events to one reader. A reader that takes nothing for ``patience_s`` is let go."""
+
+    def __init__(
+        self,
+        first: bytes,
+        rest: AsyncIterator[bytes],
+        patience_s: float,
+        close: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+        del self.headers["content-length"]
+        self._first, self._rest = first, rest
+        self._patience_s, self._close = patience_s, close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end, or until the client leaves."""
+        try:
+            await until_gone(self._send(send), receive)
+        finally:
+            self._close()
+
+    async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        await self._send_part(send, self._first)
+        async for part in self._rest:
+            await self._send_part(send, part)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_part(self, send: Send, part: bytes) -> None:
+        async with asyncio.timeout(self._patience_s):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:
+    """The result of ``work``; None, and the work cancelled, where the client leaves before it."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(_leaves(receive))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    except (TimeoutError, OSError):  # a reader that does not read, or a broken connection
+        return None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"

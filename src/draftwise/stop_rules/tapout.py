@@ -1,0 +1,150 @@
+"""Several rules at once: the first that stops (``any-of``), or a bandit by position (TapOut)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from draftwise.protocols import Policy, StopRule
+from draftwise.types import Decision, DraftStep, DraftwiseError, Feedback
+
+TABLE_1 = "max-confidence+svip+adaedl+svip-difference+logit-margin"
+"""The five rules of TapOut's table 1, each with the paper's threshold."""
+
+
+def split_rules(text: str) -> list[str]:
+    """``"a:x=1;y=2+b"`` to the specs of its rules; ValueError if there is none.
+
+    >>> split_rules("adaedl:gamma=0.3;alpha=0.8+svip:0.5")
+    ['adaedl:gamma=0.3,alpha=0.8', 'svip:0.5']
+    """
+    specs = [part.strip().replace(";", ",") for part in text.split("+")]
+    if not all(specs):
+        raise ValueError(f"rules is {text!r}: write rules joined by +, such as svip+max-confidence")
+    return specs
+
+
+def hidden_size(rules: Sequence[StopRule]) -> int:
+    """The size of the hidden states that some of the rules read; 0 where none does.
+
+    Raises DraftwiseError where they read states of different sizes.
+    """
+    sizes = sorted({rule.needs_hidden for rule in rules} - {0})
+    if len(sizes) > 1:
+        raise DraftwiseError(f"rules read hidden states of sizes {sizes}: one drafter has one size")
+    return sizes[0] if sizes else 0
+
+
+def waits_for_hidden(rules: Sequence[StopRule]) -> bool:
+    """Whether some rule judges the token kept last by its hidden state."""
+    return any(rule.waits_for_hidden for rule in rules)
+
+
+class AnyOf:
+    """Stop as soon as any of several rules stops.
+
+    Source: this project's own. Written ``any-of:rules=svip:0.5+max-confidence``: rules are joined
+    by ``+``; inside one, ``;`` stands for the comma between options (``adaedl:gamma=0.3;alpha=1``).
+    Update: each rule's own; all of them see every step and hear of every draft. Differs: none.
+    State: the rules'. Cost: the sum of theirs. Errors: ValueError for an empty rule, DraftwiseError
+    for an unknown one.
+
+    >>> from draftwise.registry import make_guide
+    >>> rule = make_guide("any-of:rules=svip:0.5+max-confidence:0.6")
+    >>> rule.goes_on(DraftStep(depth=1, length=5, max_prob=0.7, entropy=0.3))
+    False
+    """
+
+    always_goes_on = False
+
+    def __init__(self, make_rule: Callable[[str], StopRule], rules: str = TABLE_1) -> None:
+        self._rules = [make_rule(spec) for spec in split_rules(rules)]
+        self.needs_probs = any(rule.needs_probs for rule in self._rules)
+        self.is_pure = all(rule.is_pure for rule in self._rules)
+        self.waits_for_hidden = waits_for_hidden(self._rules)
+
+    @property
+    def needs_hidden(self) -> int:
+        """The size of the hidden states that its rules read, 0 = none."""
+        return hidden_size(self._rules)
+
+    def goes_on(self, step: DraftStep) -> bool:
+        """Whether all rules go on; each is asked, as some remember what they said."""
+        return all([rule.goes_on(step) for rule in self._rules])
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """Tell every rule how the common draft ended."""
+        for rule in self._rules:
+            rule.learn(num_drafted, num_accepted)
+
+
+class TapOutToken:
+    """Behind each token a bandit of that position picks the rule which decides whether to go on.
+
+    Source: TapOut, sections 3.1 to 3.3, token level: ``bandit=ucb1:beta=1`` (UCB1) or
+        ``bandit=thompson-bernoulli`` (Beta-Bernoulli Thompson sampling); the rules of table 1.
+    Update: the bandit of position i learns, for the rule that it picked there, 1 if the token at
+        position i was accepted and 0 if not, after the round.
+    Differs: (1) that reward is read as it is printed, of the token AT the position, which is drawn
+        before the rule is picked: it tells rules apart only through noise and through the drafts
+        that reach the position, so expect a nearly uniform mix of rules (the paper too finds the
+        token level weaker, section 4.2.1); tokens behind the first rejection count as not accepted;
+        (2) every rule sees every step and hears of every draft, so AdaEDL's lambda learns from
+        drafts that other rules ended; (3) the last position of the longest length has no bandit, as
+        there is nothing left to decide.
+    State: a policy for each position reached so far; the decisions of the draft that grows; the
+        rules'. Cost: all rules and one choice a token. Errors: as ``any-of`` for rules;
+        DraftwiseError for a bandit that is no policy.
+
+    >>> from draftwise.registry import make_guide
+    >>> guide = make_guide("tapout-token:rules=max-confidence:0.9+logit-margin:0.0")
+    >>> def play(num_accepted: int) -> bool:
+    ...     _, answer = [guide.goes_on(DraftStep(d, 3, max_prob=0.5, margin=0.1)) for d in (0, 1)]
+    ...     guide.learn(2, num_accepted)
+    ...     return answer
+    >>> play(0), play(2), play(2)  # the first rule stops, the second goes on and is liked
+    (False, True, True)
+    """
+
+    is_pure = always_goes_on = False
+
+    def __init__(
+        self, make_rule: Callable[[str], StopRule], make_bandit: Callable[[str, int], Policy],
+        bandit: str = "ucb1:beta=1", rules: str = TABLE_1,
+    ) -> None:  # fmt: skip
+        self._rules = [make_rule(spec) for spec in split_rules(rules)]
+        self.needs_probs = any(rule.needs_probs for rule in self._rules)
+        self._bandit, self._make_bandit = bandit.replace(";", ","), make_bandit
+        self._bandits = [self._new_bandit()]
+        self._made: list[Decision] = []
+        self.waits_for_hidden = waits_for_hidden(self._rules)
+
+    @property
+    def needs_hidden(self) -> int:
+        """The size of the hidden states that its rules read, 0 = none."""
+        return hidden_size(self._rules)
+
+    def goes_on(self, step: DraftStep) -> bool:
+        """What the rule says that this position's bandit picks; always at depth 0."""
+        answers = [rule.goes_on(step) for rule in self._rules]
+        if step.depth == 0:
+            self._made = []
+            return True
+        if len(self._bandits) < step.depth:
+            self._bandits.append(self._new_bandit())
+        self._made.append(self._bandits[step.depth - 1].choose())
+        return answers[self._made[-1].plan]
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """Each position's bandit hears whether its token was accepted."""
+        for position, decision in enumerate(self._made):
+            values, seen = np.zeros(len(self._rules)), np.zeros(len(self._rules), dtype=np.bool_)
+            values[decision.plan], seen[decision.plan] = float(position < num_accepted), True
+            self._bandits[position].learn(decision, Feedback(values, seen))
+        self._made = []
+        for rule in self._rules:
+            rule.learn(num_drafted, num_accepted)
+
+    def _new_bandit(self) -> Policy:
+        return self._make_bandit(self._bandit, len(self._rules))
