@@ -111,11 +111,10 @@ class Controller:
             grown(name, (length,), np.int32)
         for name in ("_played", "_proposed", "_after_proposed"):
             grown(name, (3,), np.int64)
-        for name in ("_num_offered", "_lengths"):
+        for name in ("_num_offered", "_lengths", "_groups"):
             grown(name, (), np.int64)
         grown("_survival", (3, length), np.float64)
         self.acceptance.resize(num)
-        self._look_ahead.resize(num)
         self._num_slots = num
 
     def begin(
@@ -131,7 +130,7 @@ class Controller:
         self._slots[name] = slot
         self._lengths[slot] = len(tokens)
         self.acceptance.forget(slot)
-        self._look_ahead.earlier[slot] = -1
+        self._groups[slot] = 0
         for array in (self._played, self._proposed, self._after_proposed, self._num_offered):
             array[slot] = 0
 
@@ -227,7 +226,7 @@ class Controller:
         if whole.any():
             rows = slots[whole]
             self._look_ahead.learn_after(
-                self._look_ahead.earlier[rows], self._survival[rows, 2], int(offered[whole].max())
+                self._groups[rows], self._survival[rows, 2], int(offered[whole].max())
             )
 
     def choose(
@@ -258,7 +257,8 @@ class Controller:
         rate = self._rate[0] / self._rate[1] if self._rate[1] else 0.0
         joint = float(np.clip(self._joint[0] / self._joint[1], 0.0, 1.0))
         # 4. choice: one price of a token for all requests
-        if seconds is not None and most > 0 and self.guard.allows_drafts:
+        # what the model wrote is paid for: an empty account does not waste it
+        if seconds is not None and most > 0 and (width or self.guard.allows_drafts):
             drafted, expected, price = choose(
                 model, match, after, np.minimum(self._num_offered[slots], room), room, joint,
                 self.limits.branches, seconds, rate, parts,
@@ -337,22 +337,21 @@ class Controller:
         """What the model drafter is to write during the coming step."""
         num, length = match.shape
         groups = np.array([bucket_of(int(m)) for m in self._proposed[slots, 1]], np.int64)
+        self._groups[slots] = groups
         step = min(2 * num, len(seconds) - 1 - drafted)
         # before a stair a token costs what it displaces, elsewhere what it takes
         if step > 0:
             price = min(price, max(0.0, rate * (seconds[drafted + step] - seconds[drafted]) / step))
         every = self._look_ahead.after[:, groups].transpose(1, 0, 2).copy()
-        if width:
-            every[:, width - 1] = after
         worth = np.empty((num, length + 1))
         surplus_by_length(
             full, match, every, room, joint, self.limits.branches, price, worth
         )
-        self._look_ahead.learn(slots, groups, worth)
+        self._look_ahead.learn(worth)
         longest = max(1, 2 * self.costs.longest)
         lengths = range(min(longest, length) + 1)
         spent = np.array([self.costs.draft_seconds(k) for k in lengths])
-        gains = self._look_ahead.worth(groups)[: len(lengths)] - rate * spent
+        gains = num * self._look_ahead.worth[: len(lengths)] - rate * spent
         best = int(gains.argmax()) if self.guard.allows_drafts else 0
         if best == 0 and self.guard.may_probe(self._last_s, spent[1]):
             best = 1

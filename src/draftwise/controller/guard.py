@@ -12,11 +12,11 @@ of the period, CREDIT plain steps, and one step (as far as ``plain`` is right).
 
 from __future__ import annotations
 
-CREDIT = 6.0
+CREDIT = 12.0
 """Plain steps that may be lost at the start, and at most after a good time."""
 SHARE = 0.004
 """Of the time, that drafting which does not pay may cost."""
-PROBE_SHARE = 0.005
+PROBE_SHARE = 0.003
 """Of the time, that drafts of a drafter which does not pay at present may cost."""
 RECENT = 0.995
 """Discount of a step in the recent speed."""

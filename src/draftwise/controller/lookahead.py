@@ -1,8 +1,8 @@
 """Look ahead: how many tokens the model drafter is to write during the coming step.
 
 A model drafter writes at the end of a step, for all requests, before it is known what the step
-emitted. What a draft of each length will be worth is therefore learnt: at every step, what it
-would have been worth to each request, by the class that the request had one step earlier.
+emitted. What a draft of each length is worth is therefore a mean over the latest requests and
+steps: at every step each request says what each length would have been worth to it.
 """
 
 from __future__ import annotations
@@ -11,84 +11,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.controller.acceptance import NUM_MATCHES
-from draftwise.controller.compiled import compiled, warms_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DISCOUNT = 0.998
-"""Of what was learnt of a class, for each observation."""
-CLASS_WEIGHT = 5.0
-"""Observations that the mean of all classes is worth in each class."""
+"""Of what was learnt, for each observation."""
 AFTER_DISCOUNT = 0.99
 """Of the mean survival of retrieval after the model's draft, for each observation."""
-
-
-@compiled
-def _learn(
-    slots: Ints, earlier: Ints, now: Ints, worth: Floats, sums: Floats, nums: Floats
-) -> None:
-    for i in range(len(slots)):
-        group = earlier[slots[i]]
-        if group >= 0:
-            nums[group] = nums[group] * DISCOUNT + 1.0
-            for k in range(worth.shape[1]):
-                sums[group, k] = sums[group, k] * DISCOUNT + worth[i, k]
-        earlier[slots[i]] = now[i]
+AFTER_PRIOR = 0.05
+"""Survival of retrieval after a draft, before any was seen."""
 
 
 class LookAhead:
-    """State: worth of each length by class; mean survival after each length by class."""
+    """What a draft of 0, 1, .. tokens by the model is worth, in expected tokens a request.
+
+    State: ``after`` [lengths, buckets of match, length], mean survival of retrieval after accepted
+    drafts of each length, by the match that the text had before; lengths that were never drafted
+    take the nearest one that was. ``worth`` [lengths + 1].
+    """
 
     def __init__(self, max_draft: int) -> None:
-        self._sums = np.zeros((NUM_MATCHES, max_draft + 1))
-        self._nums = np.zeros(NUM_MATCHES)
-        self.after = np.full((max_draft, NUM_MATCHES, max_draft), 0.05)
+        self.after = np.full((max_draft, NUM_MATCHES, max_draft), AFTER_PRIOR)
         self._is_seen = np.zeros(max_draft, bool)
-        self.earlier = np.zeros(0, np.int64)
-
-    def resize(self, num_slots: int) -> None:
-        """Make room for so many slots."""
-        earlier = np.full(num_slots, -1, np.int64)
-        earlier[: len(self.earlier)] = self.earlier
-        self.earlier = earlier
+        self._sums = np.zeros(max_draft + 1)
+        self._num = 0.0
 
     def learn_after(self, groups: Ints, survival: Floats, num_drafted: int) -> None:
-        """Requests, [n], whose num_drafted tokens were all accepted; survival after: [n, length]."""
-        if not len(groups):
-            return
+        """Requests of [n] buckets whose num_drafted tokens were accepted; survival: [n, length]."""
         k = num_drafted - 1
-        if not self._is_seen[k]:
-            seen = np.flatnonzero(self._is_seen)
-            if len(seen):
-                self.after[k] = self.after[seen[np.abs(seen - k).argmin()]]
-            self._is_seen[k] = True
-        for group in range(NUM_MATCHES):
+        self._is_seen[k] = True
+        for group in np.unique(groups):
             rows = groups == group
-            num = int(rows.sum())
-            if num:
-                keep = AFTER_DISCOUNT**num
-                self.after[k, group] = keep * self.after[k, group] + (1 - keep) * survival[
-                    rows
-                ].mean(axis=0)
-        if len(seen := np.flatnonzero(self._is_seen)) < len(self._is_seen):
-            for other in np.flatnonzero(~self._is_seen):
-                self.after[other] = self.after[seen[np.abs(seen - other).argmin()]]
+            keep = AFTER_DISCOUNT ** int(rows.sum())
+            mean = survival[rows].mean(axis=0)
+            self.after[k, group] = keep * self.after[k, group] + (1 - keep) * mean
+        seen = np.flatnonzero(self._is_seen)
+        for other in np.flatnonzero(~self._is_seen):
+            self.after[other] = self.after[seen[np.abs(seen - other).argmin()]]
 
-    def learn(self, slots: Ints, groups: Ints, worth: Floats) -> None:
-        """worth: [rows, lengths + 1] of requests that are in these classes now."""
-        _learn(slots, self.earlier, groups, worth, self._sums, self._nums)
+    def learn(self, worth: Floats) -> None:
+        """What each length would have been worth now: [rows, lengths + 1]."""
+        keep = DISCOUNT ** len(worth)
+        self._sums = keep * self._sums + (1 - keep) * worth.mean(axis=0)
+        self._num = keep * self._num + (1 - keep)
 
-    def worth(self, groups: Ints) -> Floats:
-        """[lengths + 1] expected worth of each length for requests of these classes."""
-        total = self._sums.sum(axis=0) / max(self._nums.sum(), 1e-9)
-        means = (self._sums + CLASS_WEIGHT * total) / (self._nums + CLASS_WEIGHT)[:, None]
-        counts = np.bincount(groups, minlength=NUM_MATCHES)
-        worth: Floats = counts @ means
-        return worth
-
-
-@warms_up
-def _warm_up() -> None:
-    one = np.zeros(1, np.int64)
-    _learn(one, one, one, np.zeros((1, 2)), np.zeros((1, 2)), np.zeros(1))
+    @property
+    def worth(self) -> Floats:
+        """[lengths + 1] expected tokens that a draft adds for one request, less their price."""
+        return self._sums / max(self._num, 1e-9)
