@@ -7,7 +7,6 @@ places that have it; a request's own text comes before the history of its tenant
 
 from __future__ import annotations
 
-import mmap
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +36,6 @@ PROMPT_TAIL = 8
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
-_LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -242,7 +240,7 @@ class CompiledIndex(RetrievalIndex):
         self._table = np.zeros((16, kernels.NUM_COLUMNS), np.int64)
         size = max(2, self._ring_size)
         self._newest = size  # so that no place is 0, which means none
-        self._ring = kernels.Chains(*(np.zeros(size * width, np.int32) for width in (1, 1, 4, 4)))
+        self._ring = kernels.Ring(*(np.zeros(size * width, np.int32) for width in (1, 1, 4, 4)))
         self._room(64)
         self._tokens = np.zeros(1024, np.int32)
 
@@ -274,7 +272,7 @@ class CompiledIndex(RetrievalIndex):
 
     def _place(self, slot: int, capacity: int) -> Int32:
         """Give a slot a block of zeros."""
-        block = new_block(9 * capacity)
+        block = np.zeros(9 * capacity, np.int32)
         self._blocks[slot] = block
         self._table[slot, : kernels.LENGTH] = block.ctypes.data, capacity
         return block
@@ -310,7 +308,7 @@ class CompiledIndex(RetrievalIndex):
 
     def _index(self, slot: int, max_tokens: int) -> None:
         until = min(max_tokens, int(self._table[slot, kernels.LENGTH]))
-        kernels.index_text(self._table[slot], until)
+        kernels.index_text(self._table, slot, until)
 
     def _index_texts(self, max_tokens: int) -> tuple[int, bool]:
         return kernels.index_texts(self._table, max_tokens)
@@ -384,13 +382,6 @@ class CompiledIndex(RetrievalIndex):
             raise ValueError(_REFUSALS[code])
         num_tokens, match, hits, agree = found[:, :num]
         return Proposals(tokens[:num], num_tokens, match, hits, agree, shared[:num])
-
-
-def new_block(num: int) -> Int32:
-    """Zeros; many of them are taken from the system page by page as they are used."""
-    if num * 4 < _LARGE_BYTES:
-        return np.zeros(num, np.int32)
-    return np.frombuffer(mmap.mmap(-1, num * 4), np.int32)
 
 
 _REFUSALS = {
