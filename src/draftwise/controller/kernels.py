@@ -1,10 +1,13 @@
 """Compiled functions of the retrieval index: hash chains over texts in flat int32 arrays.
 
-A text is ``tokens`` [size], ``links`` [4 * size] and ``heads`` [4 * number of buckets], sizes being
-powers of two. A place is the position of a token that may be proposed. For each order (1, 2, 4, 8)
-``heads`` holds the newest place after a context of that many tokens, by bucket of the context's
-hash, and ``links`` leads from a place to the next older one of its bucket. The history is a ring:
-its places are counted on for ever and stored modulo 2**32, and ``age`` tells what is overwritten.
+A text is ``tokens`` [size], ``links`` [4 * size] and ``heads`` [4 * buckets], sizes being powers of
+two, with a bucket for every two tokens of a running text and for each token of the history. A place
+is the position of a token that may be proposed. For each order (1, 2, 4, 8) ``heads`` holds the
+newest place after a context of that many tokens, by bucket of the context's hash, and ``links``
+leads from a place to the next older one of its bucket. The history is a ring: its places are
+counted on for ever and stored modulo 2**32, and their age tells which of them are overwritten.
+Memory that a row needs is fetched while other rows are worked on, since waiting for it takes longer
+than all the rest.
 ``retrieval.PlainIndex`` says the same in plain Python.
 """
 
@@ -334,7 +337,7 @@ def index_text(table: Int64, slot: int, until: int) -> None:
     """Make the places of a running text findable, up to ``until``."""
     capacity = table[slot, CAPACITY]
     chains = chains_at(table[slot, ADDRESS], capacity)
-    shift = shift_for(capacity)
+    shift = shift_for(capacity // 2)
     for place in range(table[slot, INDEXED], until):
         insert(chains, shift, 0, place, place)
     table[slot, INDEXED] = until
@@ -486,7 +489,7 @@ def fetch_heads(
             ending[j] = drafts[i, drafted - 1 - j]
         for j in range(drafted, num_ending):
             ending[j] = chains.tokens[length + drafted - 1 - j]
-        heads_after(shift_for(capacity), 0, ending, num_ending, heads, i, 0)
+        heads_after(shift_for(capacity // 2), 0, ending, num_ending, heads, i, 0)
         heads_after(ring_shift, table[slot, TENANT] + 1, ending, num_ending, heads, i, NUM_ORDERS)
         for level in range(NUM_ORDERS):
             if 1 << level <= num_ending:

@@ -226,10 +226,10 @@ def capacity_for(num_tokens: int) -> int:
 
 
 class CompiledIndex(RetrievalIndex):
-    """The index in flat arrays: one block of 36 bytes a token for each running text.
+    """The index in flat arrays: a block of 28 bytes a token for each running text.
 
-    A block has the text's tokens, links and heads. It doubles when it is full: each bucket of the
-    old heads becomes two. Memory: at most 36 * 4 * (n + 64) bytes, and 40 a token of the history.
+    A block has room for ``capacity_for`` tokens and doubles when it is full; then each bucket
+    becomes two. Memory: 28 to 112 bytes a token, and 40 a token of the history.
     """
 
     def __init__(self, max_draft: int = 16, history_tokens: int = 1 << 18) -> None:
@@ -272,7 +272,7 @@ class CompiledIndex(RetrievalIndex):
 
     def _place(self, slot: int, capacity: int) -> Int32:
         """Give a slot a block of zeros."""
-        block = np.zeros(9 * capacity, np.int32)
+        block = np.zeros(7 * capacity, np.int32)
         self._blocks[slot] = block
         self._table[slot, : kernels.LENGTH] = block.ctypes.data, capacity
         return block
@@ -283,8 +283,8 @@ class CompiledIndex(RetrievalIndex):
         new = self._place(slot, 2 * num)
         new[:num] = old[:num]
         new[2 * num : 6 * num] = old[num : 5 * num]
-        heads = old[5 * num :].reshape(num, 1, 4)
-        new[10 * num :].reshape(num, 2, 4)[:] = heads
+        heads = old[5 * num :].reshape(num // 2, 1, 4)
+        new[10 * num :].reshape(num // 2, 2, 4)[:] = heads
 
     def _close(self, slot: int) -> None:
         self._table[slot] = 0
@@ -462,7 +462,7 @@ class PlainIndex(RetrievalIndex):
         return slot in self._texts
 
     def _open(self, slot: int, text: Int32, tenant: int) -> None:
-        self._texts[slot] = _Text(text.tolist(), tenant, _Chains(capacity_for(len(text))))
+        self._texts[slot] = _Text(text.tolist(), tenant, _Chains(capacity_for(len(text)) // 2))
 
     def _close(self, slot: int) -> None:
         del self._texts[slot]
@@ -527,7 +527,7 @@ class PlainIndex(RetrievalIndex):
         for text, num in zip(texts, nums, strict=True):
             text.tokens += flat[at : at + num]
             at += num
-            while len(text.tokens) > text.chains.num_buckets:
+            while len(text.tokens) > 2 * text.chains.num_buckets:
                 text.chains.double()
             if len(text.tokens) - text.indexed <= CATCH_UP:
                 text.index(len(text.tokens))
