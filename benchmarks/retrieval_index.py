@@ -1,11 +1,12 @@
-"""The retrieval index of all running requests: a step, a prompt, memory, compiling
+"""The retrieval index of all running requests: time of a step and of a prompt, memory, compiling.
 
     python -m benchmarks retrieval_index
     python -m benchmarks retrieval_index --requests 64 --cold
 
 Texts are Python sources of the standard library, cut as a tokenizer would; an answer rewrites its
 request's prompt of 2,000 tokens with edits. A step emits what was accepted of the proposals and one
-token more. Times are CPU time of the thread; ``--cold``: other work empties the caches in between.
+token more; each batch is run without a history and with 260,000 tokens of other answers in it.
+Times are CPU time of the thread; ``--cold``: other work empties the caches in between.
 ``after``: ``propose_after`` a draft of 2 tokens. Compiling is timed in a process of its own, with
 an empty cache and again with the one it left.
 """
@@ -31,11 +32,12 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise.controller.compiled import warm_up
-from draftwise.controller.retrieval import SLICE, make_index
+from draftwise.controller.retrieval import SLICE, RetrievalIndex, make_index
 
 PROMPT, ANSWER = 2000, 1200
 LIMIT = 16
 WARM_UP = 60
+HISTORY = 1 << 18
 AIMS_MS = {1: 0.02, 16: 0.05, 64: 0.14, 256: 0.5}
 AIMS_OPEN_MS = {2000: 0.6, 128_000: 25.0}
 
@@ -78,9 +80,23 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return 1e3 * (time.thread_time() - begin_s), result
 
 
-def steps(texts: list[list[int]], num: int, cold: bool, compiled: bool) -> dict[str, Any]:
+def remember(index: RetrievalIndex, texts: list[list[int]]) -> None:
+    """Fill the history with the ends of files."""
+    for text in texts[: 2 * HISTORY // ANSWER]:
+        index.open(0, [])
+        index.extend([0], text[-ANSWER:], [len(text[-ANSWER:])])
+        index.close(0)
+        while index.work(SLICE):
+            pass
+
+
+def steps(
+    texts: list[list[int]], num: int, has_history: bool, cold: bool, compiled: bool
+) -> dict[str, Any]:
     """Steps of a batch in which every request decodes."""
-    index = make_index(LIMIT, compiled=compiled)
+    index = make_index(LIMIT, HISTORY, compiled=compiled)
+    if has_history:
+        remember(index, texts)
     batch = requests(texts, num)
     for slot, (prompt, _) in enumerate(batch):
         index.open(slot, prompt)
@@ -110,11 +126,12 @@ def steps(texts: list[list[int]], num: int, cold: bool, compiled: bool) -> dict[
         at += counts
         emitted += len(flat)
     kept = np.array(times[WARM_UP:])
-    total, extend, propose, after, work = np.median(kept, 0)
+    total, extend, propose, after, work = np.median(kept, 0).tolist()
     return {
-        "requests": num, "compiled": compiled, "cold": cold, "steps": len(kept),
+        "requests": num, "history": has_history, "compiled": compiled, "cold": cold,
+        "steps": len(kept),
         "tokens_a_step": emitted / len(times) / num,
-        "step_ms": total, "p99_ms": np.percentile(kept[:, 0], 99),
+        "step_ms": total, "p99_ms": float(np.percentile(kept[:, 0], 99)),
         "extend_ms": extend, "propose_ms": propose, "after_ms": after, "work_ms": work,
         "aim_ms": AIMS_MS.get(num),
     }  # fmt: skip
@@ -193,7 +210,12 @@ def main() -> None:
     warm_up()
     texts = sources(seed=0)
     kinds = (True, False) if args.plain else (True,)
-    rows = [steps(texts, num, args.cold, kind) for num in args.requests for kind in kinds]
+    rows = [
+        steps(texts, num, has_history, args.cold, kind)
+        for num in args.requests
+        for has_history in (False, True)
+        for kind in kinds
+    ]
     show(rows, "a step")
     opened = [prompts(texts, num, repeats) for num, repeats in ((2000, 200), (128_000, 20))]
     show(opened, "a prompt")

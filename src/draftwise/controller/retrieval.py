@@ -7,7 +7,6 @@ places that have it; a request's own text comes before the history of its tenant
 
 from __future__ import annotations
 
-import mmap
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +36,6 @@ PROMPT_TAIL = 8
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
-_LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -228,10 +226,10 @@ def capacity_for(num_tokens: int) -> int:
 
 
 class CompiledIndex(RetrievalIndex):
-    """The index in flat arrays: one block of 36 bytes a token for each running text.
+    """The index in flat arrays: a block of 28 bytes a token for each running text.
 
-    A block has the text's tokens, links and heads. It doubles when it is full: each bucket of the
-    old heads becomes two. Memory: at most 36 * 4 * (n + 64) bytes, and 40 a token of the history.
+    A block has room for ``capacity_for`` tokens and doubles when it is full; then each bucket
+    becomes two. Memory: 28 to 112 bytes a token, and 40 a token of the history.
     """
 
     def __init__(self, max_draft: int = 16, history_tokens: int = 1 << 18) -> None:
@@ -242,7 +240,7 @@ class CompiledIndex(RetrievalIndex):
         self._table = np.zeros((16, kernels.NUM_COLUMNS), np.int64)
         size = max(2, self._ring_size)
         self._newest = size  # so that no place is 0, which means none
-        self._ring = kernels.Chains(*(np.zeros(size * width, np.int32) for width in (1, 1, 4, 4)))
+        self._ring = kernels.Ring(*(np.zeros(size * width, np.int32) for width in (1, 1, 4, 4)))
         self._room(64)
         self._tokens = np.zeros(1024, np.int32)
 
@@ -274,7 +272,7 @@ class CompiledIndex(RetrievalIndex):
 
     def _place(self, slot: int, capacity: int) -> Int32:
         """Give a slot a block of zeros."""
-        block = new_block(9 * capacity)
+        block = np.zeros(7 * capacity, np.int32)
         self._blocks[slot] = block
         self._table[slot, : kernels.LENGTH] = block.ctypes.data, capacity
         return block
@@ -285,8 +283,8 @@ class CompiledIndex(RetrievalIndex):
         new = self._place(slot, 2 * num)
         new[:num] = old[:num]
         new[2 * num : 6 * num] = old[num : 5 * num]
-        heads = old[5 * num :].reshape(num, 1, 4)
-        new[10 * num :].reshape(num, 2, 4)[:] = heads
+        heads = old[5 * num :].reshape(num // 2, 1, 4)
+        new[10 * num :].reshape(num // 2, 2, 4)[:] = heads
 
     def _close(self, slot: int) -> None:
         self._table[slot] = 0
@@ -310,7 +308,7 @@ class CompiledIndex(RetrievalIndex):
 
     def _index(self, slot: int, max_tokens: int) -> None:
         until = min(max_tokens, int(self._table[slot, kernels.LENGTH]))
-        kernels.index_text(self._table[slot], until)
+        kernels.index_text(self._table, slot, until)
 
     def _index_texts(self, max_tokens: int) -> tuple[int, bool]:
         return kernels.index_texts(self._table, max_tokens)
@@ -384,13 +382,6 @@ class CompiledIndex(RetrievalIndex):
             raise ValueError(_REFUSALS[code])
         num_tokens, match, hits, agree = found[:, :num]
         return Proposals(tokens[:num], num_tokens, match, hits, agree, shared[:num])
-
-
-def new_block(num: int) -> Int32:
-    """Zeros; many of them are taken from the system page by page as they are used."""
-    if num * 4 < _LARGE_BYTES:
-        return np.zeros(num, np.int32)
-    return np.frombuffer(mmap.mmap(-1, num * 4), np.int32)
 
 
 _REFUSALS = {
@@ -471,7 +462,7 @@ class PlainIndex(RetrievalIndex):
         return slot in self._texts
 
     def _open(self, slot: int, text: Int32, tenant: int) -> None:
-        self._texts[slot] = _Text(text.tolist(), tenant, _Chains(capacity_for(len(text))))
+        self._texts[slot] = _Text(text.tolist(), tenant, _Chains(capacity_for(len(text)) // 2))
 
     def _close(self, slot: int) -> None:
         del self._texts[slot]
@@ -536,7 +527,7 @@ class PlainIndex(RetrievalIndex):
         for text, num in zip(texts, nums, strict=True):
             text.tokens += flat[at : at + num]
             at += num
-            while len(text.tokens) > text.chains.num_buckets:
+            while len(text.tokens) > 2 * text.chains.num_buckets:
                 text.chains.double()
             if len(text.tokens) - text.indexed <= CATCH_UP:
                 text.index(len(text.tokens))
