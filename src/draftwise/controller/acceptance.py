@@ -63,8 +63,8 @@ AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0
 
 # columns of the facts of a slot
 OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
-PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM = range(7, 14)
-NUM_FACTS = 14
+PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 15)
+NUM_FACTS = 15
 # which tokens of a slot, which survival, whose factor
 MODEL, OWN, AFTER = range(3)
 OBSERVED, EXPECTED = 0, 1
@@ -76,7 +76,8 @@ class Slots(NamedTuple):
     facts: [slots, NUM_FACTS] offered tokens of the model; found tokens, match and kind of
     retrieval, and of retrieval after all of the model's tokens; what is being verified: tokens of
     the model, of retrieval (after the model's where both are in one chain), and 1 where they are
-    two branches; the last draft's outcome, length of the text, bucket of the match, and room.
+    two branches; the last draft's outcome, length of the text, bucket of the match, room, and how
+    many tokens of the model were right in the latest step.
     tokens: [slots, 3, length] what the model wrote, retrieval proposed, and proposed after it.
     survival: [slots, 3, length] probability that the first j + 1 of them are accepted; the model's
     for a draft as long as may be. factors: [slots, 2, 2] rejections by drafter, observed and
@@ -302,21 +303,28 @@ def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> 
 @compiled
 def _learn_after(facts: Ints, survival: Floats, after: Floats) -> None:
     """What retrieval had to say after a draft of the model that was accepted whole."""
-    row = after[facts[OFFERED] - 1, facts[GROUP]]
+    _add_after(
+        after, facts[OFFERED], facts[GROUP], survival[AFTER], facts[AFTER_FOUND]
+    )
+
+
+@compiled
+def _add_after(after: Floats, drafted: int, group: int, survival: Floats, num: int) -> None:
+    row = after[drafted - 1, group]
     length = len(row) - 1
     if row[length] == 0.0:  # the nearest length that was seen, of the same match, is the prior
         nearest = -1
         for k in range(after.shape[0]):
-            if after[k, facts[GROUP], length] > 0.0 and (
-                nearest < 0 or abs(k + 1 - facts[OFFERED]) < abs(nearest + 1 - facts[OFFERED])
+            if after[k, group, length] > 0.0 and (
+                nearest < 0 or abs(k + 1 - drafted) < abs(nearest + 1 - drafted)
             ):
                 nearest = k
         if nearest >= 0:
-            row[:length] = after[nearest, facts[GROUP], :length]
+            row[:length] = after[nearest, group, :length]
     row[length] += 1.0
     weight = max(1.0 - AFTER_DISCOUNT, 1.0 / (row[length] + AFTER_WEIGHT))
     for j in range(length):
-        value = survival[AFTER, j] if j < facts[AFTER_FOUND] else 0.0
+        value = survival[j] if j < num else 0.0
         row[j] += weight * (value - row[j])
 
 
@@ -357,6 +365,7 @@ def learn(
             if is_rejected:
                 break
             kept += 1
+        facts[KEPT] = kept
         kept = min(kept, num_model)
         if num_model:
             facts[LAST] = 1 if kept == 0 else 2 if kept < num_model else 3
@@ -381,6 +390,49 @@ def learn(
             facts[column] = 0
 
 
+@compiled
+def sample(
+    slots: Ints, first: int, known: Slots, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
+    groups: Ints,
+) -> int:  # fmt: skip
+    """Starts of the model's drafts, after which retrieval is to be looked up; returns how many.
+
+    Beginning with slots[first], and as many as rows has room for.
+    """
+    count = 0
+    for i in range(len(slots)):
+        slot = slots[(first + i) % len(slots)]
+        facts = known.facts[slot]
+        for num in range(1, facts[OFFERED]):
+            if count == len(rows):
+                return count
+            rows[count], nums[count], groups[count] = slot, num, facts[GROUP]
+            left[count] = max(facts[ROOM] - num, 0)
+            for j in range(num):
+                drafts[count, j] = known.tokens[slot, MODEL, j]
+            count += 1
+    return count
+
+
+@compiled
+def learn_samples(
+    rows: Ints, nums: Ints, groups: Ints, num_found: Int32, match: Int32, known: Slots,
+    tables: Tables,
+) -> None:  # fmt: skip
+    """What retrieval had to say after starts of drafts, of those that turned out to be right."""
+    facts, _, _, factors = known
+    hazards = _hazards(tables.matches)
+    survival = np.empty((1, 1, tables.after.shape[0]))
+    for i in range(len(rows)):
+        slot = rows[i]
+        if facts[slot, KEPT] >= nums[i]:
+            _match_survival(
+                hazards, 1 + min(nums[i], 3), match[i], num_found[i], _factor(factors, slot, OWN),
+                survival, 0, 0,
+            )  # fmt: skip
+            _add_after(tables.after, nums[i], groups[i], survival[0, 0], num_found[i])
+
+
 @warms_up
 def _warm_up() -> None:
     one, none = np.zeros(1, np.int64), np.zeros(0, np.int64)
@@ -390,3 +442,5 @@ def _warm_up() -> None:
     find(one, tokens, row, row, row, row, known, tables, 0.0, one, tokens.copy(), one, one)
     find_after(one, tokens, row, row, known, tables)
     learn(one, row, one, none, known, tables)
+    sample(one, 0, known, one, tokens.copy(), one, one, one)
+    learn_samples(one, one, one, row, row, known, tables)
