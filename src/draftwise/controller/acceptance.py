@@ -113,8 +113,9 @@ def new_slots(num: int, max_draft: int, old: Slots | None = None) -> Slots:
         np.zeros((num, 3, max_draft)), np.zeros((num, 2, 2)),
     )  # fmt: skip
     if old is not None:
-        for array, before in zip(slots, old, strict=True):
-            array[: len(before)] = before
+        num_old = len(old.facts)
+        slots.facts[:num_old], slots.tokens[:num_old] = old.facts, old.tokens
+        slots.survival[:num_old], slots.factors[:num_old] = old.survival, old.factors
     return slots
 
 
@@ -144,17 +145,16 @@ def bucket_of(match: int) -> int:
 @compiled
 def _factor(factors: Floats, slot: int, drafter: int) -> float:
     weight = REQUEST_WEIGHT[drafter]
-    return (factors[slot, drafter, OBSERVED] + weight) / (
-        factors[slot, drafter, EXPECTED] + weight
-    )
+    return (factors[slot, drafter, OBSERVED] + weight) / (factors[slot, drafter, EXPECTED] + weight)
 
 
 @compiled
 def _hazards(table: Floats) -> Floats:
     """[n, m] of a table of rejections and observations."""
-    out = np.empty(table.shape[:2])
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
+    num, width, _ = table.shape
+    out = np.empty((num, width))
+    for i in range(num):
+        for j in range(width):
             out[i, j] = table[i, j, 0] / table[i, j, 1]
     return out
 
@@ -303,9 +303,7 @@ def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> 
 @compiled
 def _learn_after(facts: Ints, survival: Floats, after: Floats) -> None:
     """What retrieval had to say after a draft of the model that was accepted whole."""
-    _add_after(
-        after, facts[OFFERED], facts[GROUP], survival[AFTER], facts[AFTER_FOUND]
-    )
+    _add_after(after, facts[OFFERED], facts[GROUP], survival[AFTER], facts[AFTER_FOUND])
 
 
 @compiled

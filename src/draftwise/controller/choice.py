@@ -54,6 +54,35 @@ def _pair(one: float, other: float, joint: float) -> float:
 
 
 @compiled
+def _branches(
+    model: Floats, match: Floats, num_model: int, num_match: int, joint: float, value: Floats,
+    parts: Ints,
+) -> int:  # fmt: skip
+    """Two branches, where they are better than one; the widest that are."""
+    top, deep, flat, total = 0, 0, 0, 0.0
+    for w in range(1, num_model + num_match + 1):
+        gain_deep, gain_flat = -1.0, -1.0
+        if deep < num_model:
+            other = match[deep] if deep < flat else 0.0
+            gain_deep = _pair(model[deep], other, joint) - other
+        if flat < num_match:
+            other = model[flat] if flat < deep else 0.0
+            gain_flat = _pair(other, match[flat], joint) - other
+        if gain_deep <= 0.0 and gain_flat <= 0.0:
+            break
+        total += max(gain_deep, gain_flat)
+        if gain_deep >= gain_flat:
+            deep += 1
+        else:
+            flat += 1
+        if deep and flat and total > value[w]:
+            value[w] = total
+            parts[w, 0], parts[w, 1], parts[w, 2] = deep, flat, 1
+            top = w
+    return top
+
+
+@compiled
 def curve(
     survival: Floats, facts: Ints, joint: float, branches: bool, value: Floats, parts: Ints
 ) -> int:
@@ -63,11 +92,11 @@ def curve(
     it is a chain of both), and 1 for two branches. Returns the largest w.
     """
     model, match, after = survival[MODEL], survival[OWN], survival[AFTER]
-    room = facts[ROOM]
-    num_model, num_match = min(facts[OFFERED], room), min(facts[FOUND], room)
-    value[:] = -1.0
+    room = int(facts[ROOM])
+    num_model, num_match = min(int(facts[OFFERED]), room), min(int(facts[FOUND]), room)
+    for w in range(len(value)):
+        value[w] = -1.0
     value[0] = 0.0
-    parts[0] = 0
     top, total = 0, 0.0
     for w in range(1, num_model + 1):
         total += model[w - 1]
@@ -88,27 +117,7 @@ def curve(
             parts[w, 0], parts[w, 1], parts[w, 2] = 0, w, 0
     top = max(top, num_match)
     if branches and num_model and num_match:
-        deep, flat, total = 0, 0, 0.0
-        for w in range(1, num_model + num_match + 1):
-            gain_deep, gain_flat = -1.0, -1.0
-            if deep < num_model:
-                other = match[deep] if deep < flat else 0.0
-                gain_deep = _pair(model[deep], other, joint) - other
-            if flat < num_match:
-                other = model[flat] if flat < deep else 0.0
-                gain_flat = _pair(other, match[flat], joint) - other
-            if gain_deep <= 0.0 and gain_flat <= 0.0:
-                break
-            if gain_deep >= gain_flat:
-                total += gain_deep
-                deep += 1
-            else:
-                total += gain_flat
-                flat += 1
-            if deep and flat and total > value[w]:
-                value[w] = total
-                parts[w, 0], parts[w, 1], parts[w, 2] = deep, flat, 1
-                top = max(top, w)
+        top = max(top, _branches(model, match, num_model, num_match, joint, value, parts))
     return top
 
 

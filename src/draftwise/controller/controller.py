@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ FLOOR_SHARE = 0.7
 FLOOR_CHECK = 64
 """Steps between two in which what follows is looked up for all drafts."""
 IDLE_STEPS = 64
-"""Steps without a draft after which texts are searched less often by one in two, then in three .."""
+"""Steps without a draft after which texts are searched in one of two steps, then of three, .."""
 IDLE_MOST = 8
 """Steps between two searches, at most."""
 NUM_SAMPLES = 8
@@ -276,7 +276,7 @@ class Controller:
         return self._num_choices % every == 0
 
     def _most_tokens(self, num: int) -> int:
-        """Drafted tokens of a step: within the engine's limit, and not far beyond what was priced."""
+        """Drafted tokens of a step: within the engine's limit, not far beyond what was priced."""
         if not self.costs.is_known:
             return 0
         length = self.limits.max_draft * (2 if self.limits.branches else 1)
@@ -289,12 +289,14 @@ class Controller:
         if not self.limits.model or not self.costs.is_known:
             self.num_to_draft = 0
             return
-        length = self._look_ahead.best(num, self._rate, self.costs)
-        if not self.guard.allows_drafts:
-            length = 0
-        if length == 0 and self.guard.may_probe(self._last_s, self.costs.draft_seconds(1)):
-            length = 1
-        self.num_to_draft = self._look_ahead.probe(length, self.costs)
+        length = 0
+        if self.guard.allows_drafts:
+            length = self._look_ahead.best(num, self._rate, self.costs)
+        if length:
+            self.num_to_draft = self._look_ahead.probe(length, self.costs)
+        else:
+            price_s = self.costs.draft_seconds(1)
+            self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
 
     def _learn_lengths(self) -> None:
         """What each length of the model's draft would have been worth at the latest choice."""
@@ -309,10 +311,13 @@ class Controller:
     def _read(self, branch: int, num: int) -> list[list[int]]:
         bounds = self._bounds[branch, : num + 1].tolist()
         flat = self._drafts[branch, : bounds[-1]].tolist()
-        return [flat[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+        return [flat[begin:end] for begin, end in pairwise(bounds)]
 
     def work(self) -> bool:
-        """What the next step does not need; call it while the engine computes. True: more is left."""
+        """What the next step does not need, to be called while the engine computes.
+
+        Returns whether more is left.
+        """
         if self.limits.model and self.limits.retrieval:
             self._learn_starts()
         self._learn_lengths()
@@ -336,10 +341,56 @@ class Controller:
             counts, match = found.num_tokens.copy(), found.match.copy()
             self._samples = rows[:num], nums[:num], groups[:num], counts, match
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> dict[str, Any]:
         """What the next run on the same machine, model and settings may begin with; plain JSON."""
         return {
+            "version": STATE_VERSION,
+            "max_draft": self.limits.max_draft,
             "costs": self.costs.state(),
-            "model": self._tables.model.tolist(),
-            "matches": self._tables.matches.tolist(),
+            "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
+            "look_ahead": self._look_ahead.sums.tolist(),
+            "guard": self.guard.state(),
+            "rate": [self._rate_tokens, self._rate_s],
         }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state`` gave. Errors: ValueError, and nothing is changed."""
+        if state.get("version") != STATE_VERSION:
+            raise ValueError(
+                f"the state has version {state.get('version')!r}, not {STATE_VERSION}:"
+                " delete it, and the controller learns from the beginning"
+            )
+        if state.get("max_draft") != self.limits.max_draft:
+            raise ValueError(
+                f"the state is of drafts of up to {state.get('max_draft')!r} tokens,"
+                f" not {self.limits.max_draft}"
+            )
+        costs, guard = StepCosts(), Guard()
+        try:
+            tables = acceptance.Tables(
+                *(
+                    _like(table, state["acceptance"][name])
+                    for name, table in self._tables._asdict().items()
+                )
+            )
+            sums = _like(self._look_ahead.sums, state["look_ahead"])
+            rate = _like(np.zeros(2), state["rate"])
+            costs.load_state(state["costs"])
+            guard.load_state(state["guard"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the state is damaged: {error!r}") from error
+        if min(tables.model.min(), tables.matches.min(), tables.after.min(), rate.min()) < 0 or (
+            min(tables.model[..., 1].min(), tables.matches[..., 1].min()) <= 0
+        ):
+            raise ValueError("the state is damaged: a count is negative")
+        self._tables, self.costs, self.guard = tables, costs, guard
+        self._look_ahead.sums = sums
+        self._rate_tokens, self._rate_s = rate.tolist()
+
+
+def _like(array: NDArray[np.float64], values: Any) -> NDArray[np.float64]:
+    """Numbers of a state, of the shape that they must have."""
+    found = np.array(values, float)
+    if found.shape != array.shape or not np.isfinite(found).all():
+        raise ValueError(f"the state is damaged: {array.shape} numbers were expected")
+    return found

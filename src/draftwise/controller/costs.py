@@ -109,13 +109,18 @@ def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> Non
     run = int(scalars[RUN])
     scalars[RATIOS + run % SCALE_STEPS] = ratio
     scalars[RUN] = run + 1
-    ratios = scalars[RATIOS:]
     if run + 1 < SCALE_STEPS:
         return
-    if ratios.min() > 1 + SCALE_CHANGE or ratios.max() < 1 / (1 + SCALE_CHANGE):
-        factor = np.sort(ratios)[SCALE_STEPS // 2]
-        mean *= factor
-        spread *= factor * factor
+    low, high = ratio, ratio
+    for i in range(SCALE_STEPS):
+        low, high = min(low, scalars[RATIOS + i]), max(high, scalars[RATIOS + i])
+    if low > 1 + SCALE_CHANGE or high < 1 / (1 + SCALE_CHANGE):
+        # the mildest change: the rest follows with the next steps
+        factor = low if low > 1.0 else high
+        for i in range(len(mean)):
+            mean[i] *= factor
+            for j in range(len(mean)):
+                spread[i, j] *= factor * factor
         scalars[PLAIN] *= factor
         scalars[VARIANCE] *= factor * factor
         scalars[RUN] = 0
@@ -290,7 +295,7 @@ class StepCosts:
             slope = (prices[-1] - prices[-2]) / (tokens[-1] - tokens[-2])
             values += slope * np.maximum(ends - tokens[-1], 0.0)
         self._mean[NUM_OTHERS:] = np.diff(values)
-        known = np.flatnonzero(EDGES < tokens[-1]) + NUM_OTHERS
+        known = np.flatnonzero(tokens[-1] > EDGES) + NUM_OTHERS
         self._spread[known, known] = (TABLE_SPREAD * prices[0]) ** 2
         if draft_s is not None:
             self._mean[[DRAFTS, LENGTH]] = draft_s
