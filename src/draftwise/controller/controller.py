@@ -171,7 +171,7 @@ class Controller:
             return
         seconds = step.seconds + step.own_seconds
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
-            plain = step.seconds
+            plain = seconds  # what the controller takes in a plain step is not lost by drafting
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         self._rate_tokens = RATE_DISCOUNT * self._rate_tokens + num_emitted
         self._rate_s = RATE_DISCOUNT * self._rate_s + seconds
