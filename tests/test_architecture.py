@@ -53,6 +53,7 @@ ARROWS: dict[str, set[str]] = {
     "rewards": WORDS,
     "feedback": WORDS | {"rewards"},
     "policies": WORDS,
+    "controller": WORDS,
     "stop_rules": WORDS,
     "presets": {"types", "checks"},
     "registry": WORDS | {"feedback"},
@@ -86,6 +87,7 @@ WITHOUT_TORCH = {
     "feedback",
     "policies",
     "stop_rules",
+    "controller",
 } | {
     "presets",
     "registry",

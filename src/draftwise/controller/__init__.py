@@ -1,0 +1,1 @@
+"""One controller for all engines: what to draft for every running request."""

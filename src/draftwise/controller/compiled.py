@@ -1,0 +1,54 @@
+"""Functions over flat arrays that are compiled where numba is installed, and their warm-up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+try:
+    import numba
+except ImportError:  # not installed, or it does not know this numpy
+    numba = None
+
+_log = logging.getLogger(__name__)
+F = TypeVar("F", bound=Callable[..., Any])
+HAS_NUMBA = numba is not None
+_warm_ups: list[Callable[[], object]] = []
+
+
+def compiled(function: F) -> F:
+    """Compile a function when it is first called; without numba, return it as it is.
+
+    Machine code is cached on disk. The cache notices changes of the function's own file only, so a
+    compiled function calls compiled functions of its own module, and no others.
+    """
+    if numba is None:
+        return function
+    try:
+        return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # no folder to cache in: a read-only file system without a home
+        return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
+
+
+def warms_up(function: F) -> F:
+    """Register a function without arguments that calls the compiled functions of its module."""
+    _warm_ups.append(function)
+    return function
+
+
+def warm_up() -> float:
+    """Compile everything that is registered, or load it from the cache; seconds that this took.
+
+    To be called before the first request. One log line; without numba nothing is done.
+    """
+    if numba is None:
+        _log.info("numba is not installed: drafting runs uncompiled (pip install numba)")
+        return 0.0
+    begin_s = time.perf_counter()
+    for function in _warm_ups:
+        function()
+    took_s = time.perf_counter() - begin_s
+    _log.info("compiled functions are ready after %.1f s", took_s)
+    return took_s

@@ -1,0 +1,396 @@
+"""One controller for every engine: what to draft for all running requests.
+
+A reader sees four steps in ``choose``: acceptance, expected tokens, seconds, choice. Around them
+stand the guard (never slower than plain decoding), the look-ahead (the model drafter's length is
+decided one step early) and retrieval. No torch, no engine and no clock in here: an engine reports
+the facts of its steps and takes drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.controller import acceptance
+from draftwise.controller.acceptance import LENGTH, new_slots, new_tables
+from draftwise.controller.choice import choose
+from draftwise.controller.costs import Step, StepCosts
+from draftwise.controller.guard import Guard
+from draftwise.controller.lookahead import LookAhead
+from draftwise.controller.retrieval import make_index
+
+RATE_DISCOUNT = 0.98
+"""Of the engine's rate in tokens a second, for each step."""
+PRICE_DISCOUNT = 0.8
+"""Of the price of a token, for each step, where it says which drafts may be worth continuing."""
+FLOOR_SHARE = 0.7
+"""Of that price, below which a draft's last token is not worth a look at what follows it."""
+FLOOR_CHECK = 64
+"""Steps between two in which what follows is looked up for all drafts."""
+IDLE_STEPS = 64
+"""Steps without a draft after which texts are searched in one of two steps, then of three, .."""
+IDLE_MOST = 8
+"""Steps between two searches, at most."""
+NUM_SAMPLES = 8
+"""Lookups of what follows starts of the model's drafts, in one call of ``work``."""
+SLICE = 4096
+"""Tokens that one call of ``work`` indexes."""
+STATE_VERSION = 1
+
+Ints = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+_NOTHING = np.zeros(0, np.int64)
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine allows.
+
+    max_draft: tokens of a request's draft, in each branch. max_step_tokens: tokens of a step.
+    model: whether the engine has a model drafter, which drafts for all requests or for none.
+    branches: whether the target verifies trees. retrieval: whether texts are searched.
+    """
+
+    max_draft: int = 16
+    max_step_tokens: int = 8192
+    model: bool = False
+    branches: bool = False
+    retrieval: bool = True
+
+
+class Controller:
+    """Learns from every step what to draft for every running request.
+
+    Each step, in this order: ``observe`` what it did, ``end`` and ``begin`` for requests that went
+    and came, ``choose`` the next drafts; ``work`` while the engine computes. ``num_to_draft`` is
+    the number of tokens that the model drafter is to write for each request during the coming step.
+
+    State: by slot, what was offered, proposed and is being verified; the tables of acceptance, the
+    cost model, the guard's account and the look-ahead, which all requests share.
+    """
+
+    def __init__(self, limits: Limits, *, history_tokens: int = 1 << 18) -> None:
+        self.limits = limits
+        length = limits.max_draft
+        self.costs = StepCosts()
+        self.guard = Guard()
+        self.num_to_draft = 0
+        self.branches: list[list[int]] = []
+        self.promised = self.kept = 0.0
+        self._tables = new_tables(length)
+        self._index = make_index(length, history_tokens)
+        self._look_ahead = LookAhead(length)
+        self._rate_tokens = self._rate_s = 0.0
+        self._price = 0.0
+        self._last_s = 0.0
+        self._num_choices = self._num_idle = 0
+        self._to_learn: tuple[Ints, float] | None = None
+        self._samples: tuple[Ints, Ints, Ints, Int32, Int32] | None = None
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._num_slots = 0
+        self._known = new_slots(0, length)
+        self._grow(16)
+
+    def _grow(self, num: int) -> None:
+        length = self.limits.max_draft
+        self._free += range(num - 1, self._num_slots - 1, -1)
+        self._known = new_slots(num, length, self._known)
+        self._rows, self._nums, self._left = np.zeros((3, num), np.int64)
+        self._offered = np.zeros((num, length), np.int32)
+        self._drafts = np.zeros((2, num * length), np.int32)
+        self._bounds = np.zeros((2, num + 1), np.int64)
+        self._num_slots = num
+
+    def begin(
+        self, name: str, tokens: Sequence[int], *, tenant: int = 0, shares: bool = True
+    ) -> None:
+        """A request whose prompt was read, with its text so far, begins to decode.
+
+        tenant: texts of other tenants are never proposed. shares: whether its answer may be
+        proposed to other requests of its tenant.
+        """
+        if name in self._slots:
+            self.end(name)
+        if not self._free:
+            self._grow(2 * self._num_slots)
+        slot = self._free[-1]
+        self._index.open(slot, tokens, tenant=tenant, shares=shares)
+        self._free.pop()
+        self._slots[name] = slot
+        self._known.facts[slot] = 0
+        self._known.factors[slot] = 0.0
+        self._known.facts[slot, LENGTH] = len(tokens)
+
+    def end(self, name: str) -> None:
+        """A request is gone: finished, cancelled, or never known."""
+        slot = self._slots.pop(name, None)
+        if slot is not None:
+            self._index.close(slot)
+            self._free.append(slot)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._slots
+
+    def observe(
+        self,
+        step: Step,
+        names: Sequence[str],
+        emitted: Sequence[Sequence[int]],
+        num_verified: Sequence[int] | None = None,
+    ) -> None:
+        """What a step took, and what it emitted for each request.
+
+        num_verified: drafted tokens that were verified, where the engine shortened drafts (from
+        their end; a draft with a branch is verified whole or, at 0, not at all).
+        """
+        self._learn_lengths()
+        num = len(names)
+        slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
+        counts = np.fromiter(map(len, emitted), np.int64, num)
+        tokens = np.fromiter(chain.from_iterable(emitted), np.int32)
+        context = step.num_context
+        if context is None:
+            context = int(self._known.facts[slots, LENGTH].sum())
+        self._account(step, context, len(tokens))
+        verified = _NOTHING if num_verified is None else np.fromiter(num_verified, np.int64, num)
+        acceptance.learn(slots, tokens, counts, verified, self._known, self._tables)
+        self.kept += len(tokens)
+        self._index.extend(slots, tokens, counts)
+
+    def _account(self, step: Step, context: int, num_emitted: int) -> None:
+        """Prices, the guard's account and the rate."""
+        plain = self.costs.observe(step, context)
+        if not self.costs.is_known or step.num_requests == 0:
+            return
+        seconds = step.seconds + step.own_seconds
+        if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
+            plain = seconds  # what the controller takes in a plain step is not lost by drafting
+        self.guard.observe(num_emitted / step.num_requests, seconds, plain)
+        self._rate_tokens = RATE_DISCOUNT * self._rate_tokens + num_emitted
+        self._rate_s = RATE_DISCOUNT * self._rate_s + seconds
+        self._last_s = seconds
+
+    def choose(
+        self,
+        names: Sequence[str],
+        rooms: Sequence[int],
+        offers: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[int]]:
+        """The chains of the coming step, one for each request; empty where plain decoding is best.
+
+        Second branches stand in ``branches``, in the same order, where ``Limits.branches`` is set.
+        rooms: tokens that a draft may have. offers: what the model drafter wrote.
+        """
+        num = len(names)
+        self.branches = [[] for _ in names] if self.limits.branches else []
+        if num == 0:
+            return []
+        self._learn_lengths()
+        self._num_choices += 1
+        slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
+        # 1. acceptance: how likely each further token is
+        width = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
+        most = self._most_tokens(num)
+        # what the model wrote is paid for: an empty account does not waste it
+        if most <= 0 or not (width or self.guard.allows_drafts):
+            self.promised += num
+            self._decide_length(num)
+            return [[] for _ in names]
+        # 2. and 3. expected tokens, and seconds by the number of tokens
+        context = int(self._known.facts[slots, LENGTH].sum())
+        seconds = self.costs.seconds(num, context, 0, most)
+        # 4. choice: one price of a token for all requests
+        drafted, expected, price = choose(
+            slots, self._known, self._joint, self.limits.branches, seconds, self._rate,
+            self._drafts, self._bounds,
+        )  # fmt: skip
+        self.promised += num + expected
+        self._num_idle = 0 if drafted else self._num_idle + 1
+        self._price += (1 - PRICE_DISCOUNT) * (price - self._price)
+        # before a stair a token costs what it displaces, elsewhere what it takes
+        step = min(2 * num, most - drafted)
+        if step > 0:
+            ahead = seconds.item(drafted + step) - seconds.item(drafted)
+            price = min(price, max(0.0, self._rate * ahead / step))
+        self._to_learn = slots, price
+        self._decide_length(num)
+        if not drafted:
+            return [[] for _ in names]
+        if self.limits.branches:
+            self.branches = self._read(1, num)
+        return self._read(0, num)
+
+    @property
+    def _rate(self) -> float:
+        """Tokens a second."""
+        return self._rate_tokens / self._rate_s if self._rate_s else 0.0
+
+    @property
+    def _joint(self) -> float:
+        """What a second branch adds, of what it would if it were independent."""
+        seen, expected = self._tables.joint.tolist()
+        return float(min(max(seen / expected, 0.0), 1.0)) if expected > 0 else 0.0
+
+    def _survivals(
+        self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None
+    ) -> int:  # fmt: skip
+        """Fill survivals of the model's draft, of retrieval, and of it after the model's draft.
+
+        Returns the longest draft of the model.
+        """
+        known, tables, num = self._known, self._tables, len(slots)
+        written, lengths = _NO_TOKENS, _NOTHING
+        if offers is not None:
+            lengths = np.fromiter(map(len, offers), np.int64, num)
+            written = np.fromiter(chain.from_iterable(offers), np.int32)
+        width = int(
+            acceptance.offer(slots, rooms, written, lengths, known, tables, self.limits.model)
+        )
+        if not self.limits.retrieval or (not width and not self._is_search_due):
+            return width
+        found = self._index.propose(slots, rooms)
+        floor = FLOOR_SHARE * self._price if self._num_choices % FLOOR_CHECK else 0.0
+        rows = acceptance.find(
+            slots, found.tokens, found.num_tokens, found.match, found.hits, found.agree, known,
+            tables, floor, self._rows, self._offered, self._nums, self._left,
+        )  # fmt: skip
+        if rows:
+            after = self._rows[:rows]
+            found = self._index.propose_after(
+                after, self._offered[:rows, :width], self._nums[:rows], self._left[:rows]
+            )
+            acceptance.find_after(after, found.tokens, found.num_tokens, found.match, known, tables)
+        return width
+
+    @property
+    def _is_search_due(self) -> bool:
+        """Texts where nothing is worth drafting for long are searched less often."""
+        every = min(1 + self._num_idle // IDLE_STEPS, IDLE_MOST)
+        return self._num_choices % every == 0
+
+    def _most_tokens(self, num: int) -> int:
+        """Drafted tokens of a step: within the engine's limit, not far beyond what was priced."""
+        if not self.costs.is_known:
+            return 0
+        length = self.limits.max_draft * (2 if self.limits.branches else 1)
+        largest = self.costs.largest
+        priced = max(num, largest + max(8, largest // 4) - num)
+        return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
+
+    def _decide_length(self, num: int) -> None:
+        """What the model drafter is to write during the coming step."""
+        if not self.limits.model or not self.costs.is_known:
+            self.num_to_draft = 0
+            return
+        length = 0
+        if self.guard.allows_drafts:
+            length = self._look_ahead.best(num, self._rate, self.costs)
+        if length:
+            self.num_to_draft = self._look_ahead.probe(length, self.costs)
+        else:
+            price_s = self.costs.draft_seconds(1)
+            self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
+
+    def _learn_lengths(self) -> None:
+        """What each length of the model's draft would have been worth at the latest choice."""
+        if self._to_learn is not None and self.limits.model:
+            slots, price = self._to_learn
+            self._look_ahead.learn(
+                slots, self._known, self._tables, self._joint, self.limits.branches, price,
+                self.costs.longest,
+            )  # fmt: skip
+        self._to_learn = None
+
+    def _read(self, branch: int, num: int) -> list[list[int]]:
+        bounds = self._bounds[branch, : num + 1].tolist()
+        flat = self._drafts[branch, : bounds[-1]].tolist()
+        return [flat[begin:end] for begin, end in pairwise(bounds)]
+
+    def work(self) -> bool:
+        """What the next step does not need, to be called while the engine computes.
+
+        Returns whether more is left.
+        """
+        if self.limits.model and self.limits.retrieval:
+            self._learn_starts()
+        self._learn_lengths()
+        return self._index.work(SLICE)
+
+    def _learn_starts(self) -> None:
+        """What retrieval says after shorter drafts of the model than the one that it wrote."""
+        if self._samples is not None:
+            acceptance.learn_samples(*self._samples, self._known, self._tables)
+            self._samples = None
+        if self._to_learn is None:
+            return
+        slots, _ = self._to_learn
+        rows, nums, left, groups = np.empty((4, NUM_SAMPLES), np.int64)
+        drafts = np.empty((NUM_SAMPLES, self.limits.max_draft), np.int32)
+        num = acceptance.sample(
+            slots, self._num_choices % len(slots), self._known, rows, drafts, nums, left, groups
+        )
+        if num:
+            found = self._index.propose_after(rows[:num], drafts[:num], nums[:num], left[:num])
+            counts, match = found.num_tokens.copy(), found.match.copy()
+            self._samples = rows[:num], nums[:num], groups[:num], counts, match
+
+    def state(self) -> dict[str, Any]:
+        """What the next run on the same machine, model and settings may begin with; plain JSON."""
+        return {
+            "version": STATE_VERSION,
+            "max_draft": self.limits.max_draft,
+            "costs": self.costs.state(),
+            "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
+            "look_ahead": self._look_ahead.sums.tolist(),
+            "guard": self.guard.state(),
+            "rate": [self._rate_tokens, self._rate_s],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state`` gave. Errors: ValueError, and nothing is changed."""
+        if state.get("version") != STATE_VERSION:
+            raise ValueError(
+                f"the state has version {state.get('version')!r}, not {STATE_VERSION}:"
+                " delete it, and the controller learns from the beginning"
+            )
+        if state.get("max_draft") != self.limits.max_draft:
+            raise ValueError(
+                f"the state is of drafts of up to {state.get('max_draft')!r} tokens,"
+                f" not {self.limits.max_draft}"
+            )
+        costs, guard = StepCosts(), Guard()
+        try:
+            tables = acceptance.Tables(
+                *(
+                    _like(table, state["acceptance"][name])
+                    for name, table in self._tables._asdict().items()
+                )
+            )
+            sums = _like(self._look_ahead.sums, state["look_ahead"])
+            rate = _like(np.zeros(2), state["rate"])
+            costs.load_state(state["costs"])
+            guard.load_state(state["guard"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the state is damaged: {error!r}") from error
+        if min(tables.model.min(), tables.matches.min(), tables.after.min(), rate.min()) < 0 or (
+            min(tables.model[..., 1].min(), tables.matches[..., 1].min()) <= 0
+        ):
+            raise ValueError("the state is damaged: a count is negative")
+        self._tables, self.costs, self.guard = tables, costs, guard
+        self._look_ahead.sums = sums
+        self._rate_tokens, self._rate_s = rate.tolist()
+
+
+def _like(array: NDArray[np.float64], values: Any) -> NDArray[np.float64]:
+    """Numbers of a state, of the shape that they must have."""
+    found = np.array(values, float)
+    if found.shape != array.shape or not np.isfinite(found).all():
+        raise ValueError(f"the state is damaged: {array.shape} numbers were expected")
+    return found

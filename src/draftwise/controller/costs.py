@@ -1,0 +1,394 @@
+"""Seconds of a step: tokens in it, requests, context and the model drafter's length.
+
+The model is linear, and a Kalman filter learns it:
+
+    seconds = base + a * requests + b * context tokens + c * prefill tokens
+            + d * (the model drafts) + e * its length + stairs below the number of tokens
+
+A stair is a jump between two numbers of tokens, so a price may rise anywhere: evenly on a CPU, by
+a third from 128 to 129 tokens on a GPU. Jumps that were not measured are believed to be small and
+share what the steps around them show. What was measured long ago is believed less (a random walk),
+by shape: a step informs about the jumps below its own number of tokens and about no others. A
+change of all seconds by one factor (a slower clock, a busier machine) is followed within a few
+steps. Single slow steps (outliers) count little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.controller.compiled import compiled, warms_up
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EDGES = np.array(
+    [*range(1, 32), *range(32, 256, 8), *range(256, 1024, 32), *range(1024, 8192, 256)], np.int64
+)
+"""Numbers of tokens after which a step may take longer."""
+BASE, REQUESTS, CONTEXT, PREFILL, DRAFTS, LENGTH = range(6)
+"""Coefficients that stand before those of the stairs."""
+NUM_OTHERS = 6
+SIZE = NUM_OTHERS + len(EDGES)
+
+JUMP = 0.03
+"""Prior mean of a doubling of the tokens, as a share of a plain step."""
+JUMP_SPREAD = 0.1
+"""Prior standard deviation of one jump, as a share of a plain step."""
+DRAFT_SHARE = 0.04
+"""Prior of a token of the model drafter, as a share of a plain step."""
+NOISE = 0.01
+"""Standard deviation of a measurement at the start, as a share of it."""
+DRIFT = 2e-4
+"""Standard deviation by which a jump may change in one step, as a share of a plain step."""
+LEAST_NOISE = 2e-3
+"""Standard deviation of a measurement at least, as a share of a plain step."""
+NOISE_DISCOUNT = 0.98
+"""Of the measured noise, for each step."""
+FIRST_STEPS = 16
+"""Steps within which a step that takes half of the first one makes the prior begin again."""
+OUTLIER = 4.0
+"""Standard deviations beyond which a measurement is cut."""
+NEW = 4.0
+"""Times the noise, from which on the variance of a belief says that a shape is not known yet."""
+SCALE_STEPS = 6
+"""Steps in a row that are slower (or faster) by SCALE_CHANGE before all seconds are rescaled."""
+SCALE_CHANGE = 0.12
+TABLE_SPREAD = 0.02
+"""Standard deviation of a jump that was given, as a share of a plain step."""
+
+PLAIN, VARIANCE, RUN, STRIKES, RATIOS = range(5)
+"""Scalars: the plain step that the prior was made for, the variance of a measurement, steps since
+seconds were rescaled, whether the latest step of a new shape was an outlier, and from RATIOS on
+what the latest steps took compared with the belief."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step of the engine did and took.
+
+    num_requests: requests that decoded. num_tokens: tokens in it, verified drafts and prefill
+    included. seconds: of the engine, without the controller's own work. num_drafted: tokens that
+    the model drafter wrote for each request during the step (0: it did not draft).
+    num_context: tokens of all texts before the step; None: the controller's own count of those it
+    knows. num_prefill: tokens of prompts that were read. own_seconds: that the controller's calls
+    added to the step.
+    """
+
+    num_requests: int
+    num_tokens: int
+    seconds: float
+    num_drafted: int = 0
+    num_context: int | None = None
+    num_prefill: int = 0
+    own_seconds: float = 0.0
+
+
+@compiled
+def _features(
+    tokens: int, requests: int, context: int, prefill: int, length: int, edges: Ints,
+    scales: Floats, x: Floats,
+) -> int:  # fmt: skip
+    """Fill x with the factors of the coefficients; how many of them may differ from 0."""
+    x[BASE] = 1.0
+    x[REQUESTS] = requests * scales[REQUESTS]
+    x[CONTEXT] = context * scales[CONTEXT]
+    x[PREFILL] = prefill * scales[PREFILL]
+    x[DRAFTS] = 1.0 if length > 0 else 0.0
+    x[LENGTH] = length
+    num = 0
+    while num < len(edges) and edges[num] < tokens:
+        x[NUM_OTHERS + num] = 1.0
+        num += 1
+    return NUM_OTHERS + num
+
+
+@compiled
+def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> float:
+    """Rescale everything once several steps in a row were slower, or faster, than believed.
+
+    Returns the factor.
+    """
+    run = int(scalars[RUN])
+    scalars[RATIOS + run % SCALE_STEPS] = ratio
+    scalars[RUN] = run + 1
+    factor = 1.0
+    if run + 1 < SCALE_STEPS:
+        return factor
+    low, high = ratio, ratio
+    for i in range(SCALE_STEPS):
+        low, high = min(low, scalars[RATIOS + i]), max(high, scalars[RATIOS + i])
+    if low > 1 + SCALE_CHANGE or high < 1 / (1 + SCALE_CHANGE):
+        # the mildest change: the rest follows with the next steps
+        factor = low if low > 1.0 else high
+        for i in range(len(mean)):
+            mean[i] *= factor
+            for j in range(len(mean)):
+                spread[i, j] *= factor * factor
+        scalars[PLAIN] *= factor
+        scalars[VARIANCE] *= factor * factor
+        scalars[RUN] = 0
+    return factor
+
+
+@compiled
+def _update(
+    mean: Floats, spread: Floats, x: Floats, num: int, known: int, y: float, believed: float,
+    scalars: Floats,
+) -> None:  # fmt: skip
+    """Kalman's update by one measurement.
+
+    num: coefficients whose factor may differ from 0. known: those that were ever measured; the
+    others are independent of them, so nothing is learnt about them.
+    """
+    gain = np.zeros(known)
+    for i in range(num):
+        if x[i] != 0.0:
+            for j in range(known):
+                gain[j] += spread[i, j] * x[i]
+    noise = scalars[VARIANCE]
+    variance = noise
+    for i in range(num):
+        variance += gain[i] * x[i]
+    innovation = y - believed
+    bound = OUTLIER * np.sqrt(variance)
+    if variance > NEW * noise:
+        # of a shape that is not known yet: twice as long as believed may be true, and more than
+        # that if it happens twice running
+        if abs(innovation) > max(bound, believed) and scalars[STRIKES] == 0.0:
+            scalars[STRIKES] = 1.0
+            return
+        scalars[STRIKES] = 0.0
+        bound = np.inf
+    used = min(max(innovation, -bound), bound)
+    for i in range(known):
+        weight = gain[i] / variance
+        mean[i] += weight * used
+        for j in range(known):
+            spread[i, j] -= weight * gain[j]
+    # the part of the error that the coefficients' own uncertainty does not explain
+    error = min(innovation * innovation, 16 * variance) - (variance - noise)
+    least = (LEAST_NOISE * scalars[PLAIN]) ** 2
+    scalars[VARIANCE] = NOISE_DISCOUNT * noise + (1 - NOISE_DISCOUNT) * max(error, least)
+
+
+@compiled
+def observe(
+    tokens: int, requests: int, context: int, prefill: int, length: int, largest: int,
+    seconds: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats, scalars: Floats,
+) -> float:  # fmt: skip
+    """Learn from one step; the seconds of a plain step of its requests. largest: tokens so far."""
+    x = np.zeros(len(mean))
+    known = NUM_OTHERS
+    while known < len(mean) and edges[known - NUM_OTHERS] < max(largest, tokens):
+        known += 1
+    num = _features(tokens, requests, context, prefill, length, edges, scales, x)
+    believed = 0.0
+    for i in range(num):
+        believed += mean[i] * x[i]
+    believed *= _rescale(mean, spread, scalars, seconds / max(believed, 1e-9))
+    walk = (DRIFT * scalars[PLAIN]) ** 2
+    for i in range(len(mean)):
+        spread[i, i] += walk
+    _update(mean, spread, x, num, known, seconds, believed, scalars)
+    plain = 0.0
+    for i in range(_features(requests, requests, context, 0, 0, edges, scales, x)):
+        plain += mean[i] * x[i]
+    return plain
+
+
+@compiled
+def fill_seconds(
+    requests: int, context: int, length: int, num: int, edges: Ints, scales: Floats, mean: Floats,
+    out: Floats,
+) -> None:  # fmt: skip
+    """out[x], x up to num: seconds of requests + x tokens, the model drafting ``length``."""
+    total = mean[BASE] + mean[REQUESTS] * scales[REQUESTS] * requests
+    total += mean[CONTEXT] * scales[CONTEXT] * context
+    if length > 0:
+        total += max(mean[DRAFTS] + mean[LENGTH] * length, 0.0)
+    stair = 0
+    for x in range(num + 1):
+        while stair < len(edges) and edges[stair] < requests + x:
+            total += mean[NUM_OTHERS + stair]
+            stair += 1
+        out[x] = total
+
+
+class StepCosts:
+    """The cost model of one engine: ``observe`` steps, ask for ``seconds``.
+
+    State: mean and covariance of the coefficients (a normal distribution), the plain step that
+    the prior was made for, the noise, and the largest step that was measured.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.largest = 0
+        self.longest = 0
+        self._mean: Floats = np.zeros(SIZE)
+        self._spread: Floats = np.zeros((SIZE, SIZE))
+        self._scales = np.ones(NUM_OTHERS)
+        self._scalars = np.ones(RATIOS + SCALE_STEPS)
+        self._seconds = np.zeros(1024)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a step was measured, or prices were given."""
+        return self.num_steps > 0
+
+    def observe(self, step: Step, num_context: int) -> float:
+        """Learn from one step; returns what a plain step of its requests takes, in seconds.
+
+        Steps without tokens or seconds say nothing, and their own seconds are returned.
+        """
+        if step.num_tokens < 1 or not 0.0 < step.seconds < np.inf:
+            return step.seconds
+        # the first steps may be slow (a warm-up, a long prompt): the prior is made for a plain one
+        is_first = self.num_steps < FIRST_STEPS
+        if not self.is_known or (is_first and 2 * step.seconds < self._scalars.item(PLAIN)):
+            self._begin(step)
+        plain = observe(
+            step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted,
+            self.largest, step.seconds, EDGES, self._scales, self._mean, self._spread,
+            self._scalars,
+        )  # fmt: skip
+        self.num_steps += 1
+        self.largest = max(self.largest, step.num_tokens)
+        self.longest = max(self.longest, step.num_drafted)
+        return float(plain)
+
+    def seconds(
+        self, num_requests: int, num_context: int, num_drafted: int, num_tokens: int
+    ) -> Floats:
+        """[n] seconds of steps with num_requests + 0, 1, .. num_tokens tokens.
+
+        The array is the cost model's own: the next call overwrites it.
+        """
+        if num_tokens >= len(self._seconds):
+            self._seconds = np.zeros(2 * num_tokens)
+        fill_seconds(
+            num_requests, num_context, num_drafted, num_tokens, EDGES, self._scales, self._mean,
+            self._seconds,
+        )  # fmt: skip
+        return self._seconds[: num_tokens + 1]
+
+    def draft_seconds(self, num_drafted: int) -> float:
+        """Of the model drafter, for a draft of so many tokens by each request."""
+        fixed, each = self.draft_price
+        return max(fixed + each * num_drafted, 0.0) if num_drafted else 0.0
+
+    @property
+    def draft_price(self) -> tuple[float, float]:
+        """Seconds that the model drafter takes at all, and for each token of its length."""
+        return self._mean.item(DRAFTS), self._mean.item(LENGTH)
+
+    def load_table(
+        self, seconds: Mapping[int, float], draft_s: tuple[float, float] | None = None
+    ) -> None:
+        """Begin with given prices: seconds of a step by the number of its tokens.
+
+        Between two numbers of tokens the price rises evenly; beyond the last as before it.
+        draft_s: seconds that the model drafter takes at all, and for each token of its length.
+        Steps that are measured correct the prices. Errors: ValueError.
+        """
+        tokens = np.array(sorted(seconds), float)
+        prices = np.array([seconds[num] for num in sorted(seconds)], float)
+        given = np.append(prices, draft_s or ())
+        if not len(tokens) or tokens[0] < 1 or not np.isfinite(given).all() or prices.min() <= 0:
+            raise ValueError("a table of prices needs seconds above 0 for numbers of tokens from 1")
+        if (np.diff(prices) < 0).any():
+            raise ValueError("in a table of prices a step with more tokens must not take less time")
+        self._begin(Step(1, 1, prices[0].item()))
+        ends = np.append(EDGES, 2 * EDGES[-1]).astype(float)
+        values = np.interp(ends, tokens, prices)
+        if len(tokens) > 1:
+            slope = (prices[-1] - prices[-2]) / (tokens[-1] - tokens[-2])
+            values += slope * np.maximum(ends - tokens[-1], 0.0)
+        self._mean[NUM_OTHERS:] = np.diff(values)
+        known = np.flatnonzero(tokens[-1] > EDGES) + NUM_OTHERS
+        self._spread[known, known] = (TABLE_SPREAD * prices[0]) ** 2
+        if draft_s is not None:
+            self._mean[[DRAFTS, LENGTH]] = draft_s
+        self.num_steps, self.largest = FIRST_STEPS, int(tokens[-1])
+
+    def _begin(self, step: Step) -> None:
+        """The prior, in shares of the first step's seconds."""
+        plain = step.seconds
+        self._scalars[:] = 1.0
+        self._scalars[PLAIN], self._scalars[VARIANCE] = plain, (NOISE * plain) ** 2
+        self._scalars[RUN] = self._scalars[STRIKES] = 0
+        self._scales[:] = 1.0
+        self._scales[REQUESTS] = 1 / max(step.num_requests, 16)
+        self._scales[CONTEXT] = 1 / (2000.0 * max(step.num_requests, 1))
+        self._scales[PREFILL] = 1 / 512
+        ends = np.append(EDGES[1:], 2 * EDGES[-1])
+        self._mean[:] = 0.0
+        self._mean[LENGTH] = DRAFT_SHARE * plain
+        self._mean[NUM_OTHERS:] = JUMP * plain * np.log2(ends / EDGES)
+        below = NUM_OTHERS + int(np.searchsorted(EDGES, step.num_tokens))
+        self._mean[BASE] = plain - self._mean[NUM_OTHERS:below].sum()
+        deviations = np.full(SIZE, JUMP_SPREAD * plain)
+        widths = np.sqrt((ends - EDGES) / np.maximum(EDGES / 8, 1.0))
+        deviations[NUM_OTHERS:] *= np.minimum(widths, 2.0)
+        deviations[[BASE, PREFILL, CONTEXT]] = plain, plain, 0.3 * plain
+        deviations[[REQUESTS, DRAFTS, LENGTH]] = 0.05 * plain, 0.01 * plain, 0.02 * plain
+        self._spread[:] = np.diag(deviations**2)
+
+    def state(self) -> dict[str, Any]:
+        """What the next run on the same machine, model and settings may begin with."""
+        return {
+            "edges": EDGES.tolist(),
+            "num_steps": self.num_steps,
+            "largest": self.largest,
+            "longest": self.longest,
+            "plain_s": self._scalars.item(PLAIN),
+            "noise_s": self._scalars.item(VARIANCE) ** 0.5,
+            "scales": self._scales.tolist(),
+            "mean": self._mean.tolist(),
+            "variance": np.diag(self._spread).tolist(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state`` gave. Errors: ValueError where it does not fit."""
+        try:
+            if list(state["edges"]) != EDGES.tolist():
+                raise ValueError("the cost model's stairs are others in this version")
+            num, largest, longest = (
+                int(state[name]) for name in ("num_steps", "largest", "longest")
+            )
+            mean, variance, scales = (
+                np.array(state[name], float) for name in ("mean", "variance", "scales")
+            )
+            plain, noise = float(state["plain_s"]), float(state["noise_s"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the cost model's state is damaged: {error!r}") from error
+        if num == 0:
+            return
+        if any(array.ndim != 1 for array in (mean, variance, scales)):
+            raise ValueError("the cost model's state is damaged: lists of numbers were expected")
+        values = np.concatenate([mean, variance, scales, [plain, noise]])
+        if (
+            mean.shape != (SIZE,) or variance.shape != (SIZE,) or scales.shape != (NUM_OTHERS,)
+            or not np.isfinite(values).all() or variance.min() < 0 or scales.min() <= 0
+            or plain <= 0 or noise <= 0 or min(num, largest, longest) < 0
+        ):  # fmt: skip
+            raise ValueError("the cost model's state is damaged: a number is out of its range")
+        self._mean[:], self._scales[:] = mean, scales
+        self._spread[:] = np.diag(variance)
+        self._scalars[:] = 1.0
+        self._scalars[PLAIN], self._scalars[VARIANCE] = plain, noise**2
+        self._scalars[RUN] = self._scalars[STRIKES] = 0
+        self.num_steps, self.largest, self.longest = num, largest, longest
+
+
+@warms_up
+def _warm_up() -> None:
+    costs = StepCosts()
+    costs.observe(Step(1, 1, 0.01), 1)
+    costs.seconds(1, 1, 1, 2)

@@ -1,0 +1,584 @@
+"""Compiled functions of the retrieval index: hash chains over texts in flat int32 arrays.
+
+A text is ``tokens`` [size], ``links`` [4 * size] and ``heads`` [4 * buckets], sizes being powers of
+two, with a bucket for every two tokens of a running text and for each token of the history. A place
+is the position of a token that may be proposed. For each order (1, 2, 4, 8) ``heads`` holds the
+newest place after a context of that many tokens, by bucket of the context's hash, and ``links``
+leads from a place to the next older one of its bucket. The history is a ring: its places are
+counted on for ever and stored modulo 2**32, and their age tells which of them are overwritten.
+Memory that a row needs is fetched while other rows are worked on, since waiting for it takes longer
+than all the rest.
+``retrieval.PlainIndex`` says the same in plain Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.controller.compiled import HAS_NUMBA, compiled
+
+if HAS_NUMBA:
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def _pointer(typing_context: Any, address: Any) -> Any:
+        """An address as a pointer to int32."""
+
+        def cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(types.int32)(types.int64), cast
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def _fetch(typing_context: Any, pointer: Any, index: Any) -> Any:
+        """Have the processor load pointer[index] into its cache while it goes on."""
+
+        def fetch(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            integer, any_pointer = ir.IntType(32), ir.PointerType()
+            kind = ir.FunctionType(ir.VoidType(), [any_pointer] + [integer] * 3)
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [any_pointer], kind)
+            for_reading, stays, data = (integer(number) for number in (0, 3, 1))
+            where = builder.bitcast(builder.gep(args[0], [args[1]]), any_pointer)
+            builder.call(prefetch, [where, for_reading, stays, data])
+            return context.get_dummy_value()
+
+        return types.void(types.CPointer(types.int32), types.int64), fetch
+
+
+Int32: TypeAlias = NDArray[np.int32]
+Int64: TypeAlias = NDArray[np.int64]
+
+NUM_ORDERS = 4  # contexts of 1, 2, 4, 8 tokens
+LONGEST_CONTEXT = 8
+LONGEST_MATCH = 32
+MAX_HITS = 8
+PATIENCE = 32  # places looked at in a bucket: other contexts may share it
+CATCH_UP = 64  # an extension indexes a text that is at most this much behind
+
+ADDRESS, CAPACITY, LENGTH, INDEXED, TENANT = range(5)  # columns of the table of running texts
+NUM_COLUMNS = 8  # a row fills a cache line
+
+NOT_OPEN, BAD_COUNTS, BAD_TOKEN, BAD_NUM_DRAFTED = -1, -2, -3, -4
+
+FACTOR, SPREAD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+_FACTOR, _SPREAD = np.uint64(FACTOR), np.uint64(SPREAD)
+_WRAP = 0xFFFFFFFF
+
+
+class Ring(NamedTuple):
+    """The history's arrays."""
+
+    tokens: Int32
+    owners: Int32  # the tenant of each token
+    links: Int32
+    heads: Int32
+
+
+class Chains(NamedTuple):
+    """A text or the history in compiled code: pointers, which cost nothing to pass on."""
+
+    tokens: Int32
+    owners: Int32
+    links: Int32
+    heads: Int32
+    mask: int
+
+
+@compiled
+def chains_at(address: int, capacity: int) -> Chains:
+    """A running text's block; its text is nobody else's."""
+    tokens = _pointer(address)
+    return Chains(
+        tokens,
+        tokens,
+        _pointer(address + 4 * capacity),
+        _pointer(address + 20 * capacity),
+        capacity - 1,
+    )
+
+
+@compiled
+def chains_of(ring: Ring) -> Chains:
+    """The history's."""
+    return Chains(
+        _pointer(ring.tokens.ctypes.data),
+        _pointer(ring.owners.ctypes.data),
+        _pointer(ring.links.ctypes.data),
+        _pointer(ring.heads.ctypes.data),
+        len(ring.tokens) - 1,
+    )
+
+
+@compiled
+def shift_for(num_buckets: int) -> int:
+    """How far a hash is shifted down to give a bucket."""
+    shift = 64
+    while num_buckets > 1:
+        num_buckets >>= 1
+        shift -= 1
+    return shift
+
+
+@compiled
+def insert(chains: Chains, shift: int, seed: int, place: int, before: int) -> None:
+    """Make a place findable by the contexts that end just before it; ``before``: tokens there."""
+    tokens, _, links, heads, mask = chains
+    key = np.uint64(seed)
+    level = 0
+    for i in range(min(before, LONGEST_CONTEXT)):
+        key = key * _FACTOR + np.uint64(tokens[(place - 1 - i) & mask])
+        if i + 1 == 1 << level:
+            head = NUM_ORDERS * np.int64((key * _SPREAD) >> np.uint64(shift)) + level
+            links[NUM_ORDERS * (place & mask) + level] = heads[head]
+            heads[head] = np.int32(place)
+            level += 1
+
+
+@compiled
+def heads_after(
+    shift: int, seed: int, ending: Int32, num_ending: int, heads: Int64, row: int, column: int
+) -> None:
+    """Where the heads of the contexts at a text's end are; ending: the latest token first."""
+    key = np.uint64(seed)
+    level = 0
+    for i in range(min(num_ending, LONGEST_CONTEXT)):
+        key = key * _FACTOR + np.uint64(ending[i])
+        if i + 1 == 1 << level:
+            heads[row, column + level] = (
+                NUM_ORDERS * np.int64((key * _SPREAD) >> np.uint64(shift)) + level
+            )
+            level += 1
+
+
+@compiled
+def walk(
+    chains: Chains,
+    tenant: int,
+    newest: int,
+    oldest: int,
+    ending: Int32,
+    num_ending: int,
+    place: int,
+    level: int,
+    places: Int64,
+) -> tuple[int, int]:
+    """The longest match among the places of a bucket, and how many have it, newest first."""
+    tokens, owners, links, _, mask = chains
+    longest, num, num_seen = 0, 0, 0
+    for _ in range(PATIENCE):
+        age = (newest - place) & _WRAP
+        if age >= oldest or num_seen == MAX_HITS:
+            break
+        older = int(links[NUM_ORDERS * (place & mask) + level])
+        _fetch(tokens, (older - 1) & mask)
+        _fetch(links, NUM_ORDERS * (older & mask))
+        most = min(num_ending, oldest - age)
+        length = 0
+        while length < most and tokens[(place - 1 - length) & mask] == ending[length]:
+            length += 1
+        if length >= 1 << level and (tenant < 0 or owners[place & mask] == tenant):
+            num_seen += 1
+            if length > longest:
+                longest, num = length, 0
+            if length == longest:
+                places[num] = newest - age
+                num += 1
+        place = older
+    return longest, num
+
+
+@compiled
+def find(
+    chains: Chains,
+    tenant: int,
+    newest: int,
+    oldest: int,
+    ending: Int32,
+    num_ending: int,
+    firsts: Int64,
+    row: int,
+    column: int,
+    above: int,
+    places: Int64,
+) -> tuple[int, int]:
+    """The longest match of an ending that is longer than ``above``, and how many places have it.
+
+    tenant: whose places count; -1: all, and the owners are not read. oldest: the age of the first
+    place that is not kept any more. ending: its latest token first. firsts: the newest place in the
+    bucket of each context, at a row and from a column on. places: out, newest first.
+    """
+    for level in range(NUM_ORDERS - 1, -1, -1):
+        if above >= (LONGEST_MATCH if level == NUM_ORDERS - 1 else (2 << level) - 1):
+            break  # what is longer was found, or would have been, at the order before
+        if 1 << level <= num_ending:
+            longest, num = walk(
+                chains,
+                tenant,
+                newest,
+                oldest,
+                ending,
+                num_ending,
+                firsts[row, column + level],
+                level,
+                places,
+            )
+            if longest > above:
+                return longest, num
+    return 0, 0
+
+
+@compiled
+def elect(nexts: Int64, num: int) -> tuple[int, int]:
+    """The token with most votes, ties to the first, and its votes."""
+    chosen, votes = nexts[0], 0
+    for i in range(num):
+        count = 0
+        for j in range(i, num):
+            count += nexts[j] == nexts[i]
+        if count > votes:
+            chosen, votes = nexts[i], count
+        if 2 * votes >= num:
+            break
+    return chosen, votes
+
+
+@compiled
+def read(
+    tokens: Int32, mask: int, at: int, newest: int, draft: Int32, num_drafted: int, proposal: Int32
+) -> int:
+    """The token at a place of a text that goes on with a draft, then with what is proposed.
+
+    num_drafted: -1: the history, which just ends (-1).
+    """
+    past = at - newest
+    if past <= 0:
+        return int(tokens[at & mask])
+    if num_drafted < 0:
+        return -1
+    if past <= num_drafted:
+        return int(draft[past - 1])
+    return int(proposal[past - 1 - num_drafted])
+
+
+@compiled
+def go_on(
+    tokens: Int32,
+    mask: int,
+    newest: int,
+    draft: Int32,
+    num_drafted: int,
+    places: Int64,
+    num: int,
+    limit: int,
+    nexts: Int64,
+    out: Int32,
+) -> tuple[int, int]:
+    """Write the continuation that most places vote for; its length, and the votes for its first."""
+    agree = num
+    for depth in range(limit):
+        if num == 1:
+            num = follow(tokens, mask, newest, draft, num_drafted, places[0], depth, limit, out)
+            return num, agree
+        kept = 0
+        for i in range(num):
+            token = read(tokens, mask, places[i] + depth, newest, draft, num_drafted, out)
+            places[kept] = places[i]
+            nexts[kept] = token
+            kept += token >= 0  # -1: the end of a text of the history
+        if kept == 0:
+            return depth, agree
+        chosen, votes = elect(nexts, kept)
+        num = 0
+        for i in range(kept):
+            places[num] = places[i]
+            num += nexts[i] == chosen
+        if depth == 0:
+            agree = votes
+        out[depth] = chosen
+    return limit, agree
+
+
+@compiled
+def follow(
+    tokens: Int32,
+    mask: int,
+    newest: int,
+    draft: Int32,
+    num_drafted: int,
+    place: int,
+    depth: int,
+    limit: int,
+    out: Int32,
+) -> int:
+    """Write from a depth on what follows a single place; the length of what is written."""
+    direct = min(limit, newest + 1 - place)
+    while depth < direct:
+        token = tokens[(place + depth) & mask]
+        if token < 0:
+            return depth
+        out[depth] = token
+        depth += 1
+    while depth < limit:
+        token = read(tokens, mask, place + depth, newest, draft, num_drafted, out)
+        if token < 0:
+            return depth
+        out[depth] = token
+        depth += 1
+    return limit
+
+
+@compiled
+def index_text(table: Int64, slot: int, until: int) -> None:
+    """Make the places of a running text findable, up to ``until``."""
+    capacity = table[slot, CAPACITY]
+    chains = chains_at(table[slot, ADDRESS], capacity)
+    shift = shift_for(capacity // 2)
+    for place in range(table[slot, INDEXED], until):
+        insert(chains, shift, 0, place, place)
+    table[slot, INDEXED] = until
+
+
+@compiled
+def index_texts(table: Int64, max_tokens: int) -> tuple[int, bool]:
+    """Index what is left of the running texts, in order of slots.
+
+    Returns what is left of max_tokens, and whether a text is still behind.
+    """
+    for slot in range(len(table)):
+        num = table[slot, LENGTH] - table[slot, INDEXED]
+        if num > 0:
+            part = min(num, max_tokens)
+            index_text(table, slot, table[slot, INDEXED] + part)
+            max_tokens -= part
+            if part < num:
+                return max_tokens, True
+    return max_tokens, False
+
+
+@compiled
+def is_open(table: Int64, slot: int) -> bool:
+    """Whether a running text has this slot."""
+    return 0 <= slot < len(table) and table[slot, CAPACITY] > 0
+
+
+@compiled
+def refuse_extension(
+    table: Int64, slots: Int64, counts: Int64, num: int, tokens: Int32, num_tokens: int
+) -> int:
+    """Why an extension cannot be made, as a negative code; 0: it can."""
+    total = 0
+    for i in range(num):
+        if not is_open(table, slots[i]):
+            return NOT_OPEN
+        if counts[i] < 0:
+            return BAD_COUNTS
+        total += counts[i]
+    if total != num_tokens:
+        return BAD_COUNTS
+    for i in range(num_tokens):
+        if tokens[i] < 0:
+            return BAD_TOKEN
+    return 0
+
+
+@compiled
+def fetch_ends(table: Int64, slots: Int64, num: int) -> None:
+    """Have the ends of texts loaded."""
+    for i in range(num):
+        text, length = _pointer(table[slots[i], ADDRESS]), table[slots[i], LENGTH]
+        _fetch(text, length - 1)
+        _fetch(text, length - 17)
+        _fetch(text, length - 33)
+
+
+@compiled
+def extend(
+    table: Int64,
+    slots: Int64,
+    counts: Int64,
+    num: int,
+    tokens: Int32,
+    num_tokens: int,
+    first: int,
+) -> int:
+    """Append tokens to texts from row ``first`` on; the first row that needs more room, or num.
+
+    Nothing is appended and a code of refusal returned if the input is wrong.
+    """
+    code = refuse_extension(table, slots, counts, num, tokens, num_tokens)
+    if code < 0:
+        return code
+    at = 0
+    fetch_ends(table, slots, num)
+    for i in range(num):
+        slot, count = slots[i], counts[i]
+        length = table[slot, LENGTH]
+        if i >= first:
+            if length + count > table[slot, CAPACITY]:
+                return i
+            text = _pointer(table[slot, ADDRESS])
+            for j in range(count):
+                text[length + j] = tokens[at + j]
+            table[slot, LENGTH] = length + count
+            if length + count - table[slot, INDEXED] <= CATCH_UP:
+                index_text(table, slot, length + count)
+        at += count
+    return num
+
+
+@compiled
+def remember(ring: Ring, newest: int, tenant: int, text: Int32, start: int, end: int) -> int:
+    """Add text[start:end] to the history, a separator before its first token; the newest place."""
+    tokens, owners, _, _ = ring
+    mask = len(tokens) - 1
+    shift = shift_for(len(tokens))
+    chains = chains_of(ring)
+    if start == 0:
+        newest += 1
+        tokens[newest & mask] = -1
+        owners[newest & mask] = tenant
+    for i in range(start, end):
+        newest += 1
+        tokens[newest & mask] = text[i]
+        owners[newest & mask] = tenant
+        insert(chains, shift, tenant + 1, newest, i)
+    return newest
+
+
+@compiled
+def refuse_proposal(table: Int64, slots: Int64, num: int, drafts: Int32, num_drafted: Int64) -> int:
+    """Why nothing can be proposed, as a negative code; 0: it can."""
+    for i in range(num):
+        if not is_open(table, slots[i]):
+            return NOT_OPEN
+        if not 0 <= num_drafted[i] <= drafts.shape[1]:
+            return BAD_NUM_DRAFTED
+        for j in range(num_drafted[i]):
+            if drafts[i, j] < 0:
+                return BAD_TOKEN
+    return 0
+
+
+@compiled
+def fetch_heads(
+    table: Int64,
+    slots: Int64,
+    num: int,
+    drafts: Int32,
+    num_drafted: Int64,
+    ring: Chains,
+    endings: Int32,
+    num_endings: Int64,
+    heads: Int64,
+) -> None:
+    """Find the endings of texts with their drafts, and have the heads of their contexts loaded."""
+    ring_shift = shift_for(ring.mask + 1)
+    for i in range(num):
+        slot, drafted = slots[i], num_drafted[i]
+        capacity, length = table[slot, CAPACITY], table[slot, LENGTH]
+        chains = chains_at(table[slot, ADDRESS], capacity)
+        ending = _pointer(endings.ctypes.data + 4 * LONGEST_MATCH * i)
+        num_ending = min(length + drafted, LONGEST_MATCH)
+        num_endings[i] = num_ending
+        for j in range(min(drafted, LONGEST_MATCH)):
+            ending[j] = drafts[i, drafted - 1 - j]
+        for j in range(drafted, num_ending):
+            ending[j] = chains.tokens[length + drafted - 1 - j]
+        heads_after(shift_for(capacity // 2), 0, ending, num_ending, heads, i, 0)
+        heads_after(ring_shift, table[slot, TENANT] + 1, ending, num_ending, heads, i, NUM_ORDERS)
+        for level in range(NUM_ORDERS):
+            if 1 << level <= num_ending:
+                _fetch(chains.heads, heads[i, level])
+                _fetch(ring.heads, heads[i, NUM_ORDERS + level])
+
+
+@compiled
+def fetch_places(
+    table: Int64, slots: Int64, num: int, ring: Chains, num_endings: Int64, heads: Int64
+) -> None:
+    """Replace heads by the places they hold, and have what is there loaded."""
+    for i in range(num):
+        chains = chains_at(table[slots[i], ADDRESS], table[slots[i], CAPACITY])
+        for level in range(NUM_ORDERS):
+            if 1 << level <= num_endings[i]:
+                heads[i, level] = place_at(chains, heads[i, level])
+                heads[i, NUM_ORDERS + level] = place_at(ring, heads[i, NUM_ORDERS + level])
+
+
+@compiled
+def place_at(chains: Chains, head: int) -> int:
+    """The place that a head holds, and have what is there loaded."""
+    place = int(chains.heads[head])
+    _fetch(chains.tokens, (place - 1) & chains.mask)
+    _fetch(chains.links, NUM_ORDERS * (place & chains.mask))
+    return place
+
+
+@compiled
+def propose(
+    table: Int64,
+    slots: Int64,
+    limits: Int64,
+    num: int,
+    drafts: Int32,
+    num_drafted: Int64,
+    only_after: bool,
+    ring: Ring,
+    newest: int,
+    tokens: Int32,
+    found: Int32,
+    shared: NDArray[np.bool_],
+) -> int:
+    """Propose after each text and its draft; 0, or a code of refusal and nothing is done.
+
+    found: out, [4, rows]: number of tokens, match, hits, agree. only_after: rows without a draft
+    get nothing.
+    """
+    code = refuse_proposal(table, slots, num, drafts, num_drafted)
+    if code < 0:
+        return code
+    endings = np.empty((num, LONGEST_MATCH), np.int32)
+    num_endings = np.empty(num, np.int64)
+    heads = np.empty((num, 2 * NUM_ORDERS), np.int64)
+    nexts, own, elsewhere = (
+        np.empty(MAX_HITS, np.int64),
+        np.empty(MAX_HITS, np.int64),
+        np.empty(MAX_HITS, np.int64),
+    )
+    history = chains_of(ring)
+    fetch_ends(table, slots, num)
+    fetch_heads(table, slots, num, drafts, num_drafted, history, endings, num_endings, heads)
+    fetch_places(table, slots, num, history, num_endings, heads)
+    for i in range(num):
+        slot, drafted = slots[i], num_drafted[i]
+        last = table[slot, LENGTH] - 1
+        chains = chains_at(table[slot, ADDRESS], table[slot, CAPACITY])
+        ending = _pointer(endings.ctypes.data + 4 * LONGEST_MATCH * i)
+        num_ending = 0 if only_after and drafted == 0 else num_endings[i]
+        match, hits = find(chains, -1, last, last, ending, num_ending, heads, i, 0, 0, own)
+        longer, more = find(
+            history, table[slot, TENANT], newest, history.mask,
+            ending, num_ending, heads, i, NUM_ORDERS, match, elsewhere,
+        )  # fmt: skip
+        limit = max(1, min(limits[i], tokens.shape[1]))
+        draft = _pointer(drafts.ctypes.data + 4 * drafts.shape[1] * i)
+        out = _pointer(tokens.ctypes.data + 4 * tokens.shape[1] * i)
+        agree = count = 0
+        if longer:
+            match, hits = longer, more
+            count, agree = go_on(
+                history.tokens, history.mask, newest, draft, -1, elsewhere, hits, limit, nexts, out
+            )
+        elif match:
+            count, agree = go_on(
+                chains.tokens, chains.mask, last, draft, drafted, own, hits, limit, nexts, out
+            )
+        found[0, i] = min(count, max(0, limits[i]))
+        found[1, i], found[2, i], found[3, i] = match, hits, agree
+        shared[i] = longer > 0
+    return 0
