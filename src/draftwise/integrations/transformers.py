@@ -87,7 +87,7 @@ class CustomGenerate:
                 for i, row in enumerate(rows)
             ],
             stop_when=stop_when if criteria else None,
-            eos_token_ids=[] if eos is None else torch.as_tensor(eos).flatten().tolist(),
+            eos_token_ids=_end_tokens(eos),
             seed=int(torch.randint(2**62, (1,))),
         )
         if self._streamer is not None:
@@ -198,6 +198,12 @@ def _native(
         if place == 1 and (processor.prompt_ignore_length or 0) != num_padding:
             return None
     return SamplingParams(**found)
+
+
+def _end_tokens(eos: Any) -> list[int]:
+    """The tokens that end an answer; some configs write -1 for none."""
+    found = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
+    return [token for token in found if token >= 0]
 
 
 def _output(config: Any, input_ids: Tensor, answers: Sequence[Sequence[int]]) -> Any:
