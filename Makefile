@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs fix lint mutants pictures test test-vllm types
+.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs fix lint mutants pictures sglang-wheel test test-vllm types
 
 demo: $(STAMP)
 	$(BIN)/draftwise demo
@@ -99,5 +99,12 @@ $(VLLM_ENV)/.installed:
 	$(VLLM_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
+# SGLang's own modules, unpacked and never run: what tests/integrations/test_sglang.py and the
+# benchmark sglang_replay import of them needs no CUDA. The wheel is for Python 3.11.
+SGLANG_VERSION ?= 0.5.23
+sglang-wheel:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .sglang \
+		sglang==$(SGLANG_VERSION) msgspec
+
 clean:
-	rm -rf .venv .venv-docs .venv-audit $(VLLM_ENV) dist site
+	rm -rf .sglang .venv .venv-docs .venv-audit $(VLLM_ENV) dist site
