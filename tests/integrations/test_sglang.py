@@ -376,7 +376,7 @@ def arguments(path: Path, **given: Any) -> SimpleNamespace:
     usual = {
         "speculative_algorithm": "EAGLE3", "speculative_adaptive": True,
         "speculative_adaptive_config": str(path), "speculative_eagle_topk": 1,
-        "attn_dp_size": 1, "enable_multi_layer_eagle": False, "enable_two_batch_overlap": False,
+        "model_path": "org/model", "attn_dp_size": 1, "enable_multi_layer_eagle": False, "enable_two_batch_overlap": False,
         "enable_pdmux": False, "ep_join_mode": "none", "_resolved_overrides": [],
     }  # fmt: skip
     return SimpleNamespace(**(usual | given))
@@ -480,6 +480,9 @@ def test_sglang_makes_the_worker_with_the_policy(
     assert worker.speculative_num_steps == 0
     worker.adaptive_controller.on_verify_complete([0, 0], 2)
     assert made.counts == {0: 1}
+    (state,) = (tmp_path / "draftwise").iterdir()
+    assert state.name.startswith("org--model")
+    assert json.loads(state.read_text())["about"]["device"] == "cpu"
 
 
 def test_sglangs_worker_is_the_one_that_was_read(sglang: Callable[[str], Any]) -> None:

@@ -192,19 +192,18 @@ def learn(
 
 @compiled
 def learn_lengths(
-    slots: Ints, accepted: Ints, num_drafted: int, model: Floats, last: Ints, factors: Floats
+    slots: Ints, accepted: Ints, num_drafted: int, table: Floats, factors: Floats
 ) -> None:
     """The model's part of ``learn`` for engines that tell lengths and no tokens.
 
-    accepted: [rows], of drafts of num_drafted tokens each, all of which were verified.
+    accepted: [rows], of drafts of num_drafted tokens each, all of which were verified. table:
+    [length, 2] rejections and observations; what became of a last draft is not told apart, since
+    such an engine decides before it knows.
     """
     for i in range(len(slots)):
-        slot, kept = slots[i], min(accepted[i], num_drafted)
+        kept = min(accepted[i], num_drafted)
         for j in range(min(kept + 1, num_drafted)):
-            table = model[last[slot], j]
-            _count(table, factors[slot], j == kept, REQUEST_DISCOUNT[0])
-        if num_drafted:
-            last[slot] = 1 if kept == 0 else 2 if kept < num_drafted else 3
+            _count(table[j], factors[slots[i]], j == kept, REQUEST_DISCOUNT[0])
 
 
 class Acceptance:
@@ -250,7 +249,7 @@ def _warm_up() -> None:
     match_survival(one, tables.matches, one, one, one, tables.match_factors, out)
     tokens = np.zeros((1, 2), np.int32)
     triple = np.zeros((1, 3), np.int64)
-    learn_lengths(one, one, 1, tables.model, tables.last, tables.model_factors)
+    learn_lengths(one, one, 1, tables.model[0], tables.model_factors)
     learn(
         one, np.zeros(0, np.int32), one, triple, tokens, one, tokens, triple, tokens, triple,
         tables.model, tables.last, tables.model_factors, tables.matches, tables.match_factors,

@@ -7,9 +7,13 @@ and ``create_worker`` returns a subclass of SGLang's own worker.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from platformdirs import user_cache_dir
@@ -84,7 +88,8 @@ def worker_class(base: Any, settings: Settings, given: Any) -> Any:
             agree, is_first = agreement()
             file = state_file(settings, given) if is_first else None
             warm_up()
-            self.adaptive_controller.params = StepsPolicy(settings, agree=agree, state=file)
+            mine = settings if is_first else replace(settings, report_s=math.inf)
+            self.adaptive_controller.params = StepsPolicy(mine, agree=agree, state=file)
             logger.info(
                 "draftwise chooses among %s steps", self.adaptive_controller.candidate_steps
             )
@@ -131,7 +136,8 @@ def state_file(settings: Settings, given: Any) -> StateFile:
     about = {name: str(getattr(given, name, None)) for name in names}
     about |= {"device": device, "sglang": sglang.__version__, "draftwise": __version__}
     about["steps"] = str(settings.candidates)
-    path = state_path(settings.state, " ".join(about.values()), user_cache_dir("draftwise"))
+    mark = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+    path = state_path(settings.state, f"{given.model_path}@{mark}", user_cache_dir())
     if path is not None:
         logger.info("what is learnt is kept in %s", path)
     return StateFile(path, about)

@@ -84,7 +84,7 @@ def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
     """The entries that SGLang reads, too: its keys are digits."""
     tiers: dict[int, list[int]] = {}
     for low, tier in found.items():
-        if not low.isdigit():
+        if not low.isdecimal():
             continue
         steps = tier.get("candidate_steps") if isinstance(tier, dict) else None
         if not isinstance(steps, list) or not steps or not all(map(_is_count, steps)):
@@ -100,7 +100,7 @@ def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 256
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ class StepsPolicy:
         if flight.names != self._seated:  # what follows the end of an answer says nothing
             here = [self._slots.get(name) is not None for name in flight.names]
             slots, kept = slots[here], kept[here]
-        learn_lengths(slots, kept, steps, tables.model, tables.last, tables.model_factors)
+        learn_lengths(slots, kept, steps, tables.model[0], tables.model_factors)
         self.counts[steps] += 1
         self.drafted += steps * flight.batch_size
         self.accepted += int(accepted.sum())
@@ -318,7 +318,7 @@ class StepsPolicy:
         """What the next server with the same settings begins with; plain JSON."""
         return {
             "costs": self.costs.state(),
-            "model": self.acceptance.model.tolist(),
+            "model": self.acceptance.model[0].tolist(),
             "longest": sorted(self._longest.items()),
         }
 
@@ -328,12 +328,12 @@ class StepsPolicy:
             return
         try:
             model = np.array(found["model"], float)
-            if model.shape != self.acceptance.model.shape or not (model[..., 1] > 0).all():
+            if model.shape != self.acceptance.model[0].shape or not (model[..., 1] > 0).all():
                 raise ValueError("the acceptance has another shape")
             longest = {int(doubling): int(steps) for doubling, steps in found["longest"]}
             self.costs.load_state(found["costs"])
             self._longest = longest
-            self.acceptance.model[:] = model
+            self.acceptance.model[0] = model
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("what was learnt cannot be taken up (%s): beginning anew", error)
         else:
