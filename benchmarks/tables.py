@@ -261,6 +261,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "entropy": entropy,
     "widths": widths,
     "serving": serving,
+    "sglang": sglang,
     "mutants": mutants,
     "survivors": survivors,
 }

@@ -26,7 +26,7 @@ def unpacked(folder: Path = FOLDER) -> Iterator[Any]:
     FileNotFoundError where nothing is unpacked.
     """
     if not (folder / "sglang").is_dir():
-        raise FileNotFoundError(f"no SGLang in {folder}: make sglang-wheel")
+        raise FileNotFoundError(f"no SGLang in {folder.name} (make sglang-wheel)")
     before, path = set(sys.modules), list(sys.path)
     package = ModuleType("sglang")
     package.__path__ = [str(folder / "sglang")]

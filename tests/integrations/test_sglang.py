@@ -11,8 +11,10 @@ import json
 import logging
 import random
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -314,7 +316,7 @@ def sglang() -> Iterator[Callable[[str], Any]]:
             with unpacked() as load:
                 yield load
         except (FileNotFoundError, ModuleNotFoundError) as error:
-            pytest.skip(f"make sglang-wheel: {error}")
+            pytest.skip(str(error))
 
 
 def test_the_policy_has_the_methods_that_sglang_calls(sglang: Callable[[str], Any]) -> None:
@@ -371,12 +373,20 @@ def test_sglangs_controller_follows_batches_that_grow_and_shrink(
     assert np.mean(chosen[1][-60:]) > np.mean(chosen[128][-60:]) > 0
 
 
+def test_the_entry_point_is_one_that_sglang_looks_for(sglang: Callable[[str], Any]) -> None:
+    found = tomllib.loads((BENCHMARKS.parent / "pyproject.toml").read_text())
+    group = sglang("plugins").GENERAL_PLUGINS_GROUP
+    value = found["project"]["entry-points"][group]["draftwise"]
+    assert EntryPoint("draftwise", value, group).load() is plug_in
+
+
 def arguments(path: Path, **given: Any) -> SimpleNamespace:
     """What of SGLang's ``ServerArgs`` the checks read."""
     usual = {
         "speculative_algorithm": "EAGLE3", "speculative_adaptive": True,
         "speculative_adaptive_config": str(path), "speculative_eagle_topk": 1,
-        "model_path": "org/model", "attn_dp_size": 1, "enable_multi_layer_eagle": False, "enable_two_batch_overlap": False,
+        "model_path": "org/model", "attn_dp_size": 1, "enable_multi_layer_eagle": False,
+        "enable_two_batch_overlap": False,
         "enable_pdmux": False, "ep_join_mode": "none", "_resolved_overrides": [],
     }  # fmt: skip
     return SimpleNamespace(**(usual | given))
