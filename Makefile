@@ -11,7 +11,7 @@ TEST := .venv/.with-test $(LAB)
 DEV := .venv/.with-dev $(LAB)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs docs-typed fix lint mutants pictures test test-vllm types
+.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs docs-typed fix lint mutants pictures sglang-wheel test test-vllm types
 
 demo: $(RUN)
 	$(BIN)/draftwise demo
@@ -120,5 +120,12 @@ $(VLLM_ENV)/.installed:
 	$(VLLM_ENV)/bin/python $(PIP) --no-deps -e .
 	touch $@
 
+# SGLang's own modules, unpacked and never run: what tests/integrations/test_sglang.py and the
+# benchmark sglang_replay import of them needs no CUDA. The wheel is for Python 3.11.
+SGLANG_VERSION ?= 0.5.23
+sglang-wheel:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .sglang \
+		sglang==$(SGLANG_VERSION) msgspec orjson pybase64 pyzmq
+
 clean:
-	rm -rf .docs-typed .venv .venv-docs .venv-audit $(VLLM_ENV) dist site
+	rm -rf .docs-typed .venv .venv-docs .venv-audit .sglang $(VLLM_ENV) dist site

@@ -242,6 +242,19 @@ def survivors() -> str:
     return table(["where", "becomes", "why no test fails"], rows)
 
 
+def sglang() -> str:
+    rows = [
+        [
+            row["model"].replace("_", " "), str(row["batch"]), num(row["ladder"]),
+            num(row["throughput_aware"]), f"{num(row['best_fixed'])} ({row['best_fixed_steps']})",
+            num(row["draftwise"]), num(row["to_better_rule"], 3), num(row["own_ms"]),
+        ]
+        for row in load("sglang_replay")["rows"]
+    ]  # fmt: skip
+    heads = ["costs", "requests", "ladder", "throughput-aware", "best fixed (steps)", "draftwise"]
+    return table([*heads, "of the better rule", "own ms a step"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "startup": startup,
     "benchmarks": benchmarks,
@@ -255,6 +268,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "entropy": entropy,
     "widths": widths,
     "serving": serving,
+    "sglang": sglang,
     "mutants": mutants,
     "survivors": survivors,
 }

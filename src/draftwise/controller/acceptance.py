@@ -390,6 +390,32 @@ def learn(
 
 
 @compiled
+def learn_lengths(
+    slots: Ints, accepted: Ints, num_drafted: int, table: Floats, known: Slots
+) -> None:
+    """The model's part of ``learn`` for engines that tell lengths and no tokens.
+
+    accepted: [rows], of drafts of num_drafted tokens each, all of which were verified. table:
+    [length, 2] rejections and observations; what became of a last draft is not told apart, since
+    such an engine decides before it knows.
+    """
+    for i in range(len(slots)):
+        kept = min(accepted[i], num_drafted)
+        for j in range(min(kept + 1, num_drafted)):
+            _count(table[j], known.factors[slots[i]], MODEL, j == kept)
+
+
+@compiled
+def length_survival(slots: Ints, table: Floats, known: Slots, out: Floats) -> None:
+    """out[i, j]: probability that the model's first j + 1 tokens are accepted, for slots[i]."""
+    for i in range(len(slots)):
+        factor, alive = _factor(known.factors, slots[i], MODEL), 1.0
+        for j in range(out.shape[1]):
+            alive *= 1.0 - min(max(table[j, 0] / table[j, 1] * factor, LOWEST), HIGHEST)
+            out[i, j] = alive
+
+
+@compiled
 def sample(
     slots: Ints, first: int, known: Slots, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
     groups: Ints,
@@ -443,3 +469,5 @@ def _warm_up() -> None:
     learn(one, row, one, none, known, tables)
     sample(one, 0, known, one, tokens.copy(), one, one, one)
     learn_samples(one, one, one, row, row, known, tables)
+    learn_lengths(one, one, 1, tables.model[0], known)
+    length_survival(one, tables.model[0], known, np.empty((1, 2)))

@@ -1,0 +1,296 @@
+"""draftwise's policy for SGLang next to SGLang's two rules: recorded EAGLE answers at H100 costs.
+
+    python -m benchmarks sglang_replay DATA --model llama8b_bf16_1xh100 --batch 1 4 16 64 128
+
+DATA is a folder with ``step_costs.npz`` and ``acceptance_llama8b.npz`` (docs/sglang.md says what is
+in them). B requests are served in a closed loop; a step drafts one number of tokens for all of
+them. Every rule drives SGLang's real ``AdaptiveController`` (``make sglang-wheel``), and is told
+about a step after it was asked for the next one, as under SGLang's overlap scheduler. A switch of
+lengths costs ``--switch-ms``, and each rule's own time is added to its steps. Speed is relative to
+plain decoding of the same requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from shared.results import save
+from shared.sglang_wheel import FOLDER, unpacked
+
+from draftwise.controller.compiled import warm_up
+from draftwise.integrations.sglang import CONFIG, Settings, StepsPolicy, read_settings
+
+OVERHEAD_MS = 0.6
+"""Of scheduling and sampling, in every step."""
+NUM_REQUESTS = {1: 60, 4: 120, 16: 240, 64: 420, 128: 420}
+
+
+class Prices:
+    """Milliseconds of a step."""
+
+    def __init__(self, data: Path, model: str) -> None:
+        costs = np.load(data / "step_costs.npz")
+        grid = np.arange(4097)
+        self.linear = np.interp(grid, costs[f"{model}/tokens"], costs[f"{model}/linear_ms"])
+        self.batch, self.context = costs[f"{model}/batch"], costs[f"{model}/context"]
+        self.attention = costs[f"{model}/attention_ms"]
+        self.draft = 0.35 if "8b" in model else 0.6
+
+    def ms(self, batch: int, context: float, steps: int) -> float:
+        """Of a step of so many requests, tokens of context each, and drafted tokens each."""
+        column = [
+            np.interp(context, self.context[~np.isnan(row)], row[~np.isnan(row)])
+            for row in self.attention
+        ]
+        drafting = steps * self.draft + 0.15 if steps else 0.0
+        tokens = min(batch * (steps + 1), 4096)
+        attention = float(np.interp(batch, self.batch, column))
+        return float(self.linear[tokens]) + attention + OVERHEAD_MS + drafting
+
+
+def read_answers(data: Path) -> list[tuple[int, Any]]:
+    """Of each answer: tokens of its prompt, and accepted drafts of EAGLE at every position."""
+    found, answers = np.load(data / "acceptance_llama8b.npz"), []
+    for task in ("cnn", "gsm8k", "instructcoder", "sharegpt"):
+        parts = {
+            name: np.split(found[f"{task}/{name}"], found[f"{task}/{name}_ends"][:-1])
+            for name in ("prompt", "answer", "eagle")
+        }
+        for prompt, answer, eagle in zip(*parts.values(), strict=True):
+            num = min(len(eagle), len(answer) - 1)
+            if num > 4:
+                answers.append((len(prompt), np.maximum(eagle[:num] - 1, 0).tolist()))
+    return answers
+
+
+class Fixed:
+    """A policy of one length."""
+
+    def __init__(self, steps: int) -> None:
+        self.candidate_steps = [steps]
+
+    def set_cuda_graph_bs(self, sizes: Any) -> None:
+        pass
+
+    def cuda_graph_bs_for_step(self, step: int) -> None:
+        return None
+
+    def get_steps_for_batch(self, batch_size: int) -> int:
+        return self.candidate_steps[0]
+
+    def on_verify_complete(self, counts: list[int], batch_size: int) -> None:
+        return None
+
+
+class ThroughputAware(Fixed):
+    """SGLang's throughput-aware rule with its defaults, restated: it is not in 0.5.23's wheel.
+
+    Source: ``throughput_aware_controller.py`` (``ThroughputAwarePolicy``) and
+    ``throughput_aware_spec_params.py`` of pull request 28045 of sgl-project/sglang (Apache-2.0):
+    expected tokens by the mean acceptance at each position over 20 batches, over milliseconds
+    profiled at start with 128 tokens of context; every 5 batches; 10% better to switch; never off.
+    """
+
+    def __init__(self, prices: Prices) -> None:
+        self.candidate_steps = [1, 3, 5, 7]
+        self.steps, self.since = 5, 0
+        self.windows = [deque[float](maxlen=20) for _ in range(7)]
+        self.prices = prices
+
+    def get_steps_for_batch(self, batch_size: int) -> int:
+        if self.since >= 5:
+            if all(len(window) == 20 for window in self.windows[: self.steps]):
+                self._score(batch_size)
+            self.since = 0
+        return self.steps
+
+    def on_verify_complete(self, counts: list[int], batch_size: int) -> None:
+        for position in range(self.steps):
+            share = sum(count > position for count in counts) / len(counts)
+            self.windows[position].append(share)
+        self.since += 1
+
+    def _score(self, batch_size: int) -> None:
+        rates: list[float] = []
+        for window in self.windows:
+            if window:
+                rates.append(sum(window) / len(window))
+            elif len(rates) == 1:
+                rates.append(rates[0])
+            else:
+                decay = (rates[-1] / rates[0]) ** (1 / (len(rates) - 1)) if rates[0] > 0 else 0.0
+                rates.append(min(rates[-1], rates[-1] * decay))
+        scores = {
+            steps: (1 + sum(rates[:steps])) / self.prices.ms(batch_size, 128.0, steps)
+            for steps in self.candidate_steps
+        }
+        best = max(scores, key=lambda steps: scores[steps])
+        if scores[best] > 1.1 * scores[self.steps]:
+            for position in range(best, 7):
+                self.windows[position].clear()
+            self.steps = best
+
+
+class Clock:
+    """The replay's seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Worker:
+    """What SGLang's controller asks of a worker."""
+
+    def __init__(self, steps: int) -> None:
+        self.speculative_num_steps, self.switches = steps, 0
+
+    def build_adaptive_runtime_state(
+        self, speculative_num_steps: int, speculative_num_draft_tokens: int, cuda_graph_bs: Any
+    ) -> Any:
+        return SimpleNamespace(speculative_num_steps=speculative_num_steps)
+
+    def apply_runtime_state(self, state: Any) -> None:
+        self.switches += self.speculative_num_steps != state.speculative_num_steps
+        self.speculative_num_steps = state.speculative_num_steps
+
+
+def serve(
+    answers: list[tuple[int, Any]], batch: int, prices: Prices, policy: Any, controller: Any,
+    clock: Clock, switch_ms: float, seed: int,
+) -> dict[str, float]:  # fmt: skip
+    """Tokens a second while ``batch`` requests run; ``own_ms``: the policy's own time a step."""
+    candidates = policy.candidate_steps
+    worker = Worker(candidates[len(candidates) // 2])
+    controller = controller(worker, policy)
+    controller.init_states(None)
+    queue = list(enumerate(answers))
+    random.Random(seed).shuffle(queue)
+    # the recording accepts nothing in the first round: requests start at their second token
+    rows = [[*queue.pop(), 1] for _ in range(batch)]
+    spent_ms = tokens = own_s = 0.0
+    rounds = 0
+    told: tuple[list[int], int, float] | None = None
+    while rows:
+        context = sum(answer[0] + at + 1 for _, answer, at in rows)
+        begun = time.process_time()
+        if isinstance(policy, StepsPolicy):
+            policy.expect([name for name, _, _ in rows], context)
+        switches = worker.switches
+        controller.activate_step_by_batch(len(rows))
+        if told is not None:
+            clock.now_s = told[2]
+            controller.on_verify_complete(told[0], told[1])
+        took_s = time.process_time() - begun
+        steps = worker.speculative_num_steps
+        ms = prices.ms(len(rows), context / len(rows), steps)
+        ms += switch_ms * (worker.switches - switches)
+        ms += 1e3 * took_s
+        counts = [min(answer[1][at], steps) for _, answer, at in rows]
+        told = counts, len(rows), clock.now_s + ms / 1e3
+        emitted = [
+            min(len(answer[1]) - at, count + 1)
+            for (_, answer, at), count in zip(rows, counts, strict=True)
+        ]
+        if len(rows) == batch:
+            spent_ms += ms
+            tokens += sum(emitted)
+            own_s += took_s
+            rounds += 1
+        for row, num in zip(rows, emitted, strict=True):
+            row[2] += num
+        rows = [row for row in rows if row[2] < len(row[1][1])]
+        while queue and len(rows) < batch:
+            rows.append([*queue.pop(), 1])
+    return {"speed": 1e3 * tokens / spent_ms, "own_ms": 1e3 * own_s / rounds,
+            "switches": worker.switches / rounds}  # fmt: skip
+
+
+def compare(
+    answers: list[tuple[int, Any]], batch: int, prices: Prices, load: Any, settings: Settings,
+    switch_ms: float, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Speeds relative to plain decoding of the same requests."""
+    controller = load("speculative.adaptive_runtime_state").AdaptiveController
+    params = load("speculative.adaptive_spec_params").AdaptiveSpeculativeParams
+
+    def run(make: Callable[[Clock], Any]) -> dict[str, float]:
+        clock = Clock()
+        return serve(answers, batch, prices, make(clock), controller, clock, switch_ms, seed)
+
+    plain = run(lambda _: Fixed(0))["speed"]
+    fixed = {k: run(lambda _, k=k: Fixed(k))["speed"] / plain for k in (1, 2, 3, 4, 5, 7)}
+    ladder = run(lambda _: params(initial_steps=3))["speed"] / plain
+    aware = run(lambda _: ThroughputAware(prices))["speed"] / plain
+    policies: list[StepsPolicy] = []
+
+    def ours(clock: Clock) -> StepsPolicy:
+        policies.append(StepsPolicy(settings, clock=clock))
+        return policies[-1]
+
+    own = run(ours)
+    speed = own["speed"] / plain
+    best = max(fixed, key=lambda k: fixed[k])
+    return {
+        "batch": batch, "requests": len(answers), "plain_tokens_a_second": round(plain, 1),
+        "ladder": ladder, "throughput_aware": aware, "best_fixed": fixed[best],
+        "best_fixed_steps": best, "draftwise": speed, "own_ms": own["own_ms"],
+        "switches": own["switches"], "to_better_rule": speed / max(ladder, aware),
+        "rounds": dict(sorted(policies[0].counts.items())),
+        "its_own_estimate": policies[0].guard.speed,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Replay and print."""
+    about = argparse.ArgumentParser(description=__doc__)
+    about.add_argument("data", type=Path)
+    about.add_argument("--model", nargs="+", default=["llama8b_bf16_1xh100"])
+    about.add_argument("--batch", type=int, nargs="+", default=sorted(NUM_REQUESTS))
+    about.add_argument("--requests", type=int, default=0, help="0: by batch size")
+    about.add_argument("--config", default=str(CONFIG))
+    about.add_argument("--switch-ms", type=float, default=0.1)
+    about.add_argument("--seed", type=int, default=0)
+    about.add_argument("--sglang", type=Path, default=FOLDER)
+    about.add_argument("--out")
+    options = about.parse_args()
+    answers = read_answers(options.data)
+    settings = read_settings(options.config)
+    if settings is None:
+        about.error(f'{options.config} has no "draftwise" entry')
+    warm_up()
+    columns = ("model", "batch", "ladder", "throughput-aware", "best fixed", "draftwise",
+               "to the better rule", "own ms", "switches a step")  # fmt: skip
+    table, results = Table(*columns, box=None), []
+    with unpacked(options.sglang) as load:
+        for model in options.model:
+            prices = Prices(options.data, model)
+            for batch in options.batch:
+                num = options.requests or NUM_REQUESTS.get(batch, 420)
+                some = random.Random(100 + options.seed).sample(answers, min(num, len(answers)))
+                row = compare(some, batch, prices, load, settings, options.switch_ms, options.seed)
+                results.append({"model": model, **row})
+                table.add_row(
+                    model, str(batch), f"{row['ladder']:.2f}", f"{row['throughput_aware']:.2f}",
+                    f"{row['best_fixed']:.2f} ({row['best_fixed_steps']})",
+                    f"{row['draftwise']:.2f}", f"{row['to_better_rule']:.3f}",
+                    f"{row['own_ms']:.2f}", f"{row['switches']:.2f}",
+                )  # fmt: skip
+    Console(width=140).print(table)
+    save(options.out, {"rows": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Registration with SGLang 0.5.23, by its plug-in mechanism and its hooks.
+
+SGLang's adaptive code serves the names EAGLE and EAGLE3 alone (``adaptive_unsupported_reason``),
+so an algorithm of another name (``SpeculativeAlgorithm.register``) would lose it. The name stays,
+and ``create_worker`` returns a subclass of SGLang's own worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from platformdirs import user_cache_dir
+
+from draftwise import __version__
+from draftwise.controller.compiled import warm_up
+from draftwise.errors import DraftwiseError
+from draftwise.integrations.sglang.policy import Settings, StepsPolicy, read_settings
+from draftwise.integrations.vllm.state import StateFile, state_path
+
+logger = logging.getLogger("sglang.draftwise")
+
+
+def plug_in() -> None:
+    """SGLang's plug-in: its entry point calls it in every process of a server."""
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    register_resolution_hook("handle_speculative_decoding")(with_checks)
+    HookRegistry.register(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
+        with_policy,
+        HookType.AFTER,
+    )
+
+
+def with_checks(server_args: Any, resolve: Callable[[Any], None]) -> None:
+    """Refuse, before a model loads, what SGLang would answer with a fixed number of steps."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.speculative.adaptive_spec_params import adaptive_unsupported_reason
+
+    path = resolving_view(server_args).speculative_adaptive_config
+    settings = read_settings(path)
+    resolve(server_args)
+    if settings is None or resolving_view(server_args).speculative_adaptive:
+        return
+    reason = adaptive_unsupported_reason(server_args)
+    if reason is None:
+        raise DraftwiseError(
+            f"--speculative-adaptive-config {path} asks for draftwise, which needs "
+            "--speculative-adaptive as well"
+        )
+    name = re.match(r"(\w+)=", reason)
+    flag = name[1].replace("_", "-") if name else "enable-dp-attention"
+    if "platform" in reason:
+        flag = "speculative-algorithm"
+    raise DraftwiseError(f"draftwise cannot work with this --{flag}: {reason}")
+
+
+def with_policy(worker: Any, _algorithm: Any, server_args: Any) -> Any:
+    """The worker class, with draftwise's policy where the config asks for it."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    given = resolving_view(server_args)
+    settings = read_settings(given.speculative_adaptive_config)
+    if settings is None or not given.speculative_adaptive:
+        return None
+    return worker_class(worker, settings, given)
+
+
+def worker_class(base: Any, settings: Settings, given: Any) -> Any:
+    """A subclass of SGLang's ``EAGLEWorkerV2`` whose adaptive controller has draftwise's policy."""
+
+    class DraftwiseWorker(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if getattr(self, "adaptive_controller", None) is None:
+                raise DraftwiseError(
+                    f"{base.__name__} has no adaptive controller: draftwise works with SGLang "
+                    "0.5.23, --speculative-algorithm EAGLE or EAGLE3, and without --pp-size"
+                )
+            agree, is_first = agreement()
+            file = state_file(settings, given) if is_first else None
+            warm_up()
+            mine = settings if is_first else replace(settings, report_s=math.inf)
+            self.adaptive_controller.params = StepsPolicy(mine, agree=agree, state=file)
+            logger.info(
+                "draftwise chooses among %s steps", self.adaptive_controller.candidate_steps
+            )
+
+        def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            policy = self.adaptive_controller.params
+            if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+                policy.interrupted()
+            else:
+                reqs = batch.reqs or ()
+                context = sum(len(req.origin_input_ids) + len(req.output_ids) for req in reqs)
+                policy.expect([req.rid for req in reqs], context)
+            return super().forward_batch_generation(batch, *args, **kwargs)
+
+    DraftwiseWorker.__name__ = f"Draftwise{base.__name__}"
+    return DraftwiseWorker
+
+
+def agreement() -> tuple[Callable[[int], int], bool]:
+    """What hands rank 0's choice to its tensor-parallel group, and whether this is that rank."""
+    from sglang.srt.runtime_context import get_parallel
+
+    group = get_parallel().tp_group
+    if group is None or group.world_size == 1:
+        return int, True
+    import torch
+
+    def agree(steps: int) -> int:
+        choice = torch.tensor([steps])
+        torch.distributed.broadcast(choice, src=group.ranks[0], group=group.cpu_group)
+        return int(choice.item())
+
+    return agree, group.rank_in_group == 0
+
+
+def state_file(settings: Settings, given: Any) -> StateFile:
+    """Where what was learnt is kept: apart for each device, model, dtype and parallelism."""
+    import sglang
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    names = ("model_path", "speculative_draft_model_path", "dtype", "quantization",
+             "kv_cache_dtype", "tp_size", "ep_size", "attention_backend")  # fmt: skip
+    about = {name: str(getattr(given, name, None)) for name in names}
+    about |= {"device": device, "sglang": sglang.__version__, "draftwise": __version__}
+    about["steps"] = str(settings.candidates)
+    mark = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+    path = state_path(settings.state, f"{given.model_path}@{mark}", user_cache_dir())
+    if path is not None:
+        logger.info("what is learnt is kept in %s", path)
+    return StateFile(path, about)

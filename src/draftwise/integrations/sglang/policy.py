@@ -1,0 +1,358 @@
+"""The policy: what a step of each length costs and brings, and which one is best now.
+
+SGLang asks for one number of steps for a whole batch before each draft, and says after each
+verification how many drafts of each request were accepted (``AdaptiveSpecPolicy``). Under its
+overlap scheduler it asks for the next step before it tells about the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.controller.acceptance import (
+    learn_lengths,
+    length_survival,
+    new_slots,
+    new_tables,
+)
+from draftwise.controller.costs import Step, StepCosts
+from draftwise.controller.guard import Guard
+from draftwise.errors import DraftwiseError
+from draftwise.integrations.vllm.state import StateFile
+from draftwise.lines import STATE_BYTES, read_text, strict_json
+
+logger = logging.getLogger("sglang.draftwise")
+
+CONFIG = Path(__file__).with_name("draftwise.json")
+"""The config file that comes with draftwise."""
+PERIOD = 4
+"""Steps between two choices for batches of one size, except for trials."""
+SWITCH_GAIN = 0.015
+"""By how much another length must be better: a switch costs SGLang some work."""
+CLEAN_EVERY = 16
+"""Steps without a prefill before them are priced; others if none was among so many."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A config file: candidates by the smallest batch that they are for, and "draftwise"."""
+
+    tiers: Mapping[int, Sequence[int]]
+    state: str | None = "auto"
+    report_s: float = 60.0
+
+    @property
+    def candidates(self) -> list[int]:
+        """Every number of steps that occurs."""
+        return sorted({steps for tier in self.tiers.values() for steps in tier})
+
+    def for_batch(self, batch_size: int) -> list[int]:
+        """The candidates for a batch; as in SGLang, the first tier also takes smaller ones."""
+        lowest = max((low for low in self.tiers if low <= batch_size), default=min(self.tiers))
+        return sorted(set(self.tiers[lowest]))
+
+
+def read_settings(path: str | None) -> Settings | None:
+    """The settings of a config file, or None where it has no "draftwise" entry."""
+    if path is None:
+        return None
+    try:
+        found = strict_json(read_text(Path(path), STATE_BYTES))
+    except (OSError, ValueError) as error:
+        raise DraftwiseError(f"--speculative-adaptive-config {path}: {error}") from error
+    if not isinstance(found, dict) or "draftwise" not in found:
+        return None
+    own, where = found["draftwise"], f"--speculative-adaptive-config {path}"
+    if not isinstance(own, dict) or not own.keys() <= {"state", "report_s"}:
+        raise DraftwiseError(f'{where}: "draftwise" is an object of "state" and "report_s"')
+    if not isinstance(own.get("state", "auto"), str | None):
+        raise DraftwiseError(f'{where}: "state" is "auto", a path, or null')
+    report_s = own.get("report_s", 60)
+    if isinstance(report_s, bool) or not isinstance(report_s, int | float) or report_s <= 0:
+        raise DraftwiseError(f'{where}: "report_s" is a number of seconds above 0')
+    return Settings(_read_tiers(found, where), own.get("state", "auto"), float(report_s))
+
+
+def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
+    """The entries that SGLang reads, too: its keys are digits."""
+    tiers: dict[int, list[int]] = {}
+    for low, tier in found.items():
+        if not low.isdecimal():
+            continue
+        steps = tier.get("candidate_steps") if isinstance(tier, dict) else None
+        if not isinstance(steps, list) or not steps or not all(map(_is_count, steps)):
+            raise DraftwiseError(
+                f'{where}: name candidates as {{"{low}": {{"candidate_steps": [0, 1, 3]}}}}'
+            )
+        tiers[int(low)] = steps
+    if not tiers:
+        raise DraftwiseError(
+            f'{where}: name candidates by batch size, as {{"1": {{"candidate_steps": [0, 1, 3]}}}}'
+        )
+    return tiers
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 256
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A step that SGLang was told to make, until its verification is reported."""
+
+    steps: int
+    names: Sequence[Any]
+    slots: Ints
+    batch_size: int
+    num_context: int
+    begun_s: float
+    is_clean: bool
+
+
+class StepsPolicy:
+    """SGLang's ``AdaptiveSpecPolicy``: the number of steps with the most tokens a second.
+
+    clock: seconds. agree: what makes all ranks of a tensor-parallel group take rank 0's choice,
+    since clocks differ and a group that disagrees hangs. state: where what was learnt is kept.
+
+    State: the cost model and the acceptance by position, both shared by all requests, one factor
+    of each request, the guard's account, and steps in flight (two under the overlap scheduler).
+    ``counts``: rounds by number of steps. ``drafted``, ``accepted``: tokens.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        agree: Callable[[int], int] = int,
+        state: StateFile | None = None,
+    ) -> None:
+        self.settings = settings
+        self.costs, self.guard = StepCosts(), Guard()
+        self._table = new_tables(max(1, *settings.candidates)).model[0]
+        self._known = new_slots(0, 1)
+        self.counts: Counter[int] = Counter()
+        self.drafted = self.accepted = 0
+        self._clock, self._agree, self._file = clock, agree, state
+        self._graphs: list[int] | None = None
+        self._longest: dict[int, int] = {}
+        self._slots: dict[Any, int] = {}
+        self._free: list[int] = []
+        self._seated: Sequence[Any] = ()
+        self._rows: Ints = np.zeros(0, np.int64)
+        self._flights: deque[_Flight] = deque()
+        self._names: Sequence[Any] | None = None
+        self._num_context = 0
+        self._is_clean = False
+        self._ended_s = self._marked_s = self._last_s = 0.0
+        self._left = self._size = self._steps = self._since_clean = 0
+        self._reported_s = clock()
+        self._load()
+
+    # what SGLang's controller calls
+
+    @property
+    def candidate_steps(self) -> list[int]:
+        """Numbers of steps that SGLang captures graphs for; 0 is plain decoding."""
+        return self.settings.candidates
+
+    def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
+        """Batch sizes that graphs exist for: a batch takes the time of the next larger one."""
+        self._graphs = sorted(cuda_graph_bs) if cuda_graph_bs else None
+
+    def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
+        """Batch sizes in which a number of steps can be chosen; None without graphs."""
+        if self._graphs is None:
+            return None
+        return [size for size in self._graphs if step in self.settings.for_batch(size)]
+
+    def get_steps_for_batch(self, batch_size: int) -> int:
+        """The choice for the coming step."""
+        now_s = self._clock()
+        names = self._names
+        if names is None or len(names) != batch_size:
+            names = range(batch_size)
+        slots, size = self._seat(names), self._padded(batch_size)
+        # all ranks of a group must come to ``agree`` at the same calls
+        if self._left < 1 or size != self._size:
+            steps, hold = self._choose(slots, size)
+            self._left, self._steps = divmod(self._agree(hold << 8 | steps), 256)
+            self._size = size
+        self._left -= 1
+        steps = self._steps
+        self._flights.append(
+            _Flight(steps, names, slots, batch_size, self._num_context, now_s, self._is_clean)
+        )
+        self._names, self._is_clean, self._marked_s = None, True, now_s
+        return steps
+
+    def on_verify_complete(
+        self, num_correct_drafts_per_req: list[int], batch_size: int
+    ) -> int | None:
+        """Learn from the oldest step in flight; None: lengths change before a draft only."""
+        now_s = self._clock()
+        flights = self._flights
+        while flights and flights[0].batch_size != batch_size:
+            flights.popleft()  # a step that SGLang dropped
+        if not flights or len(num_correct_drafts_per_req) != batch_size or not batch_size:
+            return None
+        flight = flights.popleft()
+        begun_s = self._ended_s
+        if not flight.is_clean:
+            # SGLang is asked again, or goes on to the next prefill, once a prefill has ended
+            begun_s = max(begun_s, self._marked_s)
+        elif flight.begun_s - begun_s > max(self._last_s, 1e-3):
+            begun_s = flight.begun_s  # nothing ran before it
+        self._ended_s = now_s
+        accepted = np.array(num_correct_drafts_per_req, np.int64)
+        self._learn(flight, accepted, now_s - begun_s)
+        self._report(now_s)
+        return None
+
+    # what the worker calls, where there is one
+
+    def expect(self, names: Sequence[Any], num_context: int) -> None:
+        """The requests of the coming step and the tokens of their texts; without it rows count."""
+        self._names, self._num_context = names, num_context
+
+    def interrupted(self) -> None:
+        """A prefill is run before the next decoding step: its seconds are not the step's."""
+        self._is_clean, self._marked_s = False, self._clock()
+
+    # learning and choosing
+
+    def _padded(self, batch_size: int) -> int:
+        return next((size for size in self._graphs or () if size >= batch_size), batch_size)
+
+    def _seat(self, names: Sequence[Any]) -> Ints:
+        """A slot for each request; those that are not in the batch have left."""
+        if names == self._seated:
+            return self._rows
+        slots = self._slots
+        if len(slots) != len(names) or any(name not in slots for name in names):
+            present = set(names)
+            for name in [name for name in slots if name not in present]:
+                self._free.append(slots.pop(name))
+            missing = [name for name in names if name not in slots]
+            if len(missing) > len(self._free):
+                old = len(self._known.factors)
+                num = max(16, 2 * old, old + len(missing))
+                self._known = new_slots(num, 1, self._known)
+                self._free += range(num - 1, old - 1, -1)
+            for name in missing:
+                slots[name] = self._free.pop()
+                self._known.factors[slots[name]] = 0.0
+        self._seated = names
+        self._rows = np.fromiter((slots[name] for name in names), np.int64, len(names))
+        return self._rows
+
+    def _learn(self, flight: _Flight, accepted: Ints, seconds: float) -> None:
+        steps = flight.steps
+        slots, kept = flight.slots, accepted
+        if flight.names != self._seated:  # what follows the end of an answer says nothing
+            here = [self._slots.get(name) is not None for name in flight.names]
+            slots, kept = slots[here], kept[here]
+        learn_lengths(slots, kept, steps, self._table, self._known)
+        self.counts[steps] += 1
+        self.drafted += steps * flight.batch_size
+        self.accepted += int(accepted.sum())
+        size = self._padded(flight.batch_size)
+        doubling = size.bit_length()
+        self._longest[doubling] = max(self._longest.get(doubling, -1), steps)
+        self._since_clean = 0 if flight.is_clean else self._since_clean + 1
+        if 0 < self._since_clean < CLEAN_EVERY and self.costs.is_known:
+            return
+        context = flight.num_context
+        self.costs.observe(Step(size, size * (steps + 1), seconds, steps), context)
+        plain_s = self._seconds(size, context, 0) if steps else seconds
+        self.guard.observe(1 + float(accepted.mean()), seconds, plain_s)
+        self._last_s = seconds
+
+    def _seconds(self, size: int, num_context: int, steps: int) -> float:
+        return float(self.costs.seconds(size, num_context, steps, size * steps)[-1])
+
+    def _choose(self, slots: Ints, size: int) -> tuple[int, int]:
+        """The candidate with the most tokens a second, and for how many steps; a trial has one."""
+        tier = self.settings.for_batch(size)
+        is_new = not self.guard.spent_s  # what was learnt earlier counts from the first step
+        if not self.costs.is_known or not (is_new or self.guard.allows_drafts):
+            return tier[0], 1
+        # plain decoding first, then one candidate longer each time: for each doubling of the batch,
+        # since nothing that was measured for one request tells what plain decoding of 64 takes
+        measured = self._longest.get(size.bit_length(), -1)
+        tier = tier[: bisect_right(tier, measured) + 1]
+        longest = len(self._table)
+        survival = np.empty((len(slots), longest))
+        length_survival(slots, self._table, self._known, survival)
+        tokens = np.ones((len(slots), longest + 1))
+        tokens[:, 1:] += survival.cumsum(axis=1)
+        # a token counts in its request's own pace: a slow request holds its place for longer
+        tokens = (tokens / tokens[:, [self._steps]]).mean(axis=0)
+        curve = self.costs.seconds(size, self._num_context, 0, size * tier[-1])
+        seconds = np.array([curve[size * k] + self.costs.draft_seconds(k) for k in tier])
+        speed = tokens[tier] / np.maximum(seconds, 1e-9)
+        best = int(speed.argmax())
+        if self._steps in tier and speed[best] < (1 + SWITCH_GAIN) * speed[tier.index(self._steps)]:
+            best = tier.index(self._steps)
+        if tier[best] > measured:
+            return tier[best], 1
+        longer = min(best + 1, len(tier) - 1)
+        if longer > best:  # is it as bad as it was? A share of the time goes into finding out
+            lost = (1 - speed[longer] / speed[best] + 2 * SWITCH_GAIN) * seconds[longer]
+            if self.guard.may_probe(PERIOD * self._last_s, float(lost)):
+                return tier[longer], 1
+        return tier[best], PERIOD
+
+    # state and report
+
+    def state(self) -> Mapping[str, Any]:
+        """What the next server with the same settings begins with; plain JSON."""
+        return {
+            "costs": self.costs.state(),
+            "model": self._table.tolist(),
+            "longest": sorted(self._longest.items()),
+        }
+
+    def _load(self) -> None:
+        found = self._file.load() if self._file else {}
+        if not found:
+            return
+        try:
+            model = np.array(found["model"], float)
+            if model.shape != self._table.shape or not (model[..., 1] > 0).all():
+                raise ValueError("the acceptance has another shape")
+            longest = {int(doubling): int(steps) for doubling, steps in found["longest"]}
+            self.costs.load_state(found["costs"])
+            self._longest = longest
+            self._table = model
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("what was learnt cannot be taken up (%s): beginning anew", error)
+        else:
+            logger.info("began with what %d steps had taught", self.costs.num_steps)
+
+    def _report(self, now_s: float) -> None:
+        """The file and one line in the log, on a timer."""
+        if self._file is not None and self._file.is_due(now_s):
+            self._file.save(self.state(), now_s)
+        if now_s - self._reported_s >= self.settings.report_s:
+            self._reported_s = now_s
+            share = self.accepted / self.drafted if self.drafted else 0.0
+            logger.info(
+                "draftwise: %.2f times plain decoding recently, %.2f since the start; %.0f%% of "
+                "%d drafted tokens accepted; rounds by steps: %s",
+                self.guard.recent_speed, self.guard.speed, 100 * share, self.drafted,
+                dict(sorted(self.counts.items())),
+            )  # fmt: skip
