@@ -333,7 +333,7 @@ def test_every_reward_stays_in_0_to_1_or_says_nan(name: str) -> None:
     ("text", "message"),
     [
         ("blend:alpha=1.5", "alpha"), ("throughput:decay=0", "decay"),
-        ("goodput:discount=2", "discount"), ("expected-length:sums", "products or exact"),
+        ("goodput:discount=2", "discount"), ("expected-length:sums", "one of products, exact"),
         ("length:alpha=1", "its options are: none"), ("speed", "expected-length"),
     ],
 )  # fmt: skip

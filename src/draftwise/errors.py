@@ -1,5 +1,43 @@
-"""The one error of draftwise, in a file that imports nothing: commands need it to start fast."""
+"""The errors of draftwise, in a file that imports nothing: commands need it to start fast."""
+
+from __future__ import annotations
+
+from typing import Any
 
 
 class DraftwiseError(Exception):
     """An error whose text says what was wrong and what to do next; commands print it alone."""
+
+
+class BadValue(DraftwiseError, ValueError):
+    """A parameter whose value has the wrong type or lies outside its range.
+
+    name: the parameter as Python spells it; value: what was given; must: what it must be.
+    Commands and the server write the sentence again with their own name of the parameter.
+    """
+
+    def __init__(self, name: str, value: Any, must: str) -> None:
+        super().__init__(f"{name} is {shown(value)}: it must be {must}")
+        self.name, self.value, self.must = name, value, must
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BadValue, (self.name, self.value, self.must)
+
+
+class UnknownOption(DraftwiseError, TypeError):
+    """A keyword that a method does not have."""
+
+
+def shown(value: Any, num: int = 60) -> str:
+    """A value as a message shows it: never longer than ``num`` characters.
+
+    >>> shown("5"), shown(None), shown(10**5000)
+    ("'5'", 'None', 'a very large int')
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return f"a very large {type(value).__name__}"
+    except Exception:
+        return f"of the type {type(value).__name__}"
+    return text if len(text) <= num else text[: num - 1] + "…"

@@ -11,15 +11,16 @@ import numpy as np
 
 from draftwise import registry
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
-from draftwise.engine.fuse import Fuse, FusedGuide
+from draftwise.engine.fuse import FusedGuide, fused_process, fused_stop
 from draftwise.engine.memory import Memory, check_scope
+from draftwise.engine.options import RequestParams
 from draftwise.engine.request import Request
 from draftwise.engine.text import Answer, Ending
 from draftwise.feedback import Revealer
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.protocols import Guide, PlayingAll, Policy, PricingPlans, Routing
-from draftwise.types import NONE, DraftwiseError, Plan, SamplingParams
+from draftwise.types import NONE, DraftwiseError, Plan
 
 _IDS = itertools.count()
 """Numbers of requests: none occurs twice in a process."""
@@ -61,24 +62,18 @@ class Learning:
     def request(
         self,
         prompt: Sequence[int],
-        sampling: SamplingParams,
+        params: RequestParams,
         ending: Ending,
         stream: np.random.SeedSequence,
-        *,
-        label: str = "",
-        private: bool = False,
     ) -> Request:
-        """A request with all that learns in it; stream: where its randomness comes from.
-
-        label, private: as for ``Memory.begin``.
-        """
+        """A request with all that learns in it; stream: where its randomness comes from."""
         policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
-        fuses = []
+        sampling, fuses = params.sampling, []
         if ending.stop_when is not None:
-            fuses.append(Fuse(ending.stop_when, lambda tokens: True))
+            fuses.append(fused_stop(ending.stop_when))
             ending = replace(ending, stop_when=fuses[-1])
         if sampling.process is not None:
-            fuses.append(Fuse(sampling.process, lambda tokens, logits: logits))
+            fuses.append(fused_process(sampling.process))
             sampling = replace(sampling, process=fuses[-1])
         return Request(
             id=next(_IDS),
@@ -88,14 +83,21 @@ class Learning:
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self.policy(
-                prompt, policy_seed, ending.max_new_tokens, label=label, private=private
+                prompt,
+                policy_seed,
+                ending.max_new_tokens,
+                label=params.label,
+                private=params.private,
             ),
             revealer=self.revealer(),
             accept_rng=np.random.default_rng(accept_seed),
             plans=self.plans,
             guides=self.guides(guide_seed),
             fuses=fuses,
+            priority=params.priority,
             scores_prompt=self.scores_prompt,
+            num_logprobs=params.logprobs,
+            wants_prompt_logprobs=params.prompt_logprobs,
         )
 
     def policy(

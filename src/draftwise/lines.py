@@ -1,10 +1,17 @@
-"""Text files from elsewhere: line by line, bounded, and JSON without what JSON does not have."""
+"""Files: read within bounds and strictly, written whole or not at all, held by one process."""
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+from draftwise.errors import DraftwiseError
 
 STATE_BYTES = 64 << 20
 """No state that was learnt, cost table or list of shards is larger."""
@@ -20,7 +27,12 @@ def read_text(file: Path, most: int | None = None) -> str:
     """
     if most is not None:
         check_size(file, most)
-    return file.read_text("utf-8-sig")
+    data = file.read_bytes()
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line} is not UTF-8 text: save the file as UTF-8") from error
 
 
 def check_size(file: Path, most: int) -> None:
@@ -43,15 +55,121 @@ def numbered_lines(file: Path, most: int | None = None) -> list[tuple[int, str]]
 
 
 def strict_json(text: str) -> Any:
-    """One JSON value; ValueError also for NaN, Infinity, a name given twice and bottomless nesting.
+    """One JSON value; ValueError also for what is no finite number, however it is spelt (NaN,
+    Infinity, 1e999, 400 digits), a name given twice and bottomless nesting.
 
     >>> strict_json('{"a": 1}')
     {'a': 1}
     """
     try:
-        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+        return json.loads(
+            text,
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_finite_int,
+            object_pairs_hook=_unique,
+        )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new, empty file to be written, which takes the place of ``path`` when the block ends well.
+
+    A reader sees the old file or the new one, and a crash or a full disk leaves the old one whole:
+    the new file has a random name in the same folder, is on the disk before it is renamed, and is
+    gone if the block raises. A ``path`` that is a link stays one: what it points to is replaced.
+    Raises OSError that names ``path``.
+    """
+    final = Path(os.path.realpath(path))
+    part = final.with_name(f".{final.name}.{secrets.token_hex(8)}.part")
+    try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            yield part
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(part, final)
+        finally:
+            part.unlink(missing_ok=True)
+        _sync_folder(final.parent)
+    except OSError as error:
+        if error.filename is None or Path(error.filename).name == part.name:
+            raise type(error)(error.errno, error.strerror or str(error), str(path)) from error
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file by ``replacing``."""
+    with replacing(path) as part:
+        part.write_text(text, "utf-8")
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file that cannot be used to a free name beside it, and return that name."""
+    stamp, number = int(time.time()), 0
+    while True:
+        aside = path.with_name(f"{path.name}.unused-{stamp}{f'-{number}' if number else ''}")
+        if not aside.exists():
+            path.replace(aside)
+            return aside
+        number += 1
+
+
+@contextmanager
+def holding(lock: Path, taken: str, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold a lock that ends with the process, whatever ends it.
+
+    lock: a file that is made for it and stays. taken: what is said where another holds it after
+    ``wait_s`` seconds. Raises DraftwiseError; OSError where the file cannot be made. Without locks
+    (Windows, some network disks) nothing is held.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    deadline = time.monotonic() + wait_s
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise DraftwiseError(taken) from None
+                time.sleep(0.01)
+                continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself is on the disk; where folders cannot be opened (Windows) it may be late."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:30]} is too large a number")
+    return number
+
+
+def _finite_int(text: str) -> int:
+    if len(text) > 308:
+        raise ValueError(f"{text[:30]}… is too large a number")
+    return int(text)
 
 
 def _refuse(constant: str) -> NoReturn:

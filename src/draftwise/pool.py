@@ -10,6 +10,7 @@ from draftwise import registry
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.lm_window import SINK, Window
 from draftwise.drafters.protocol import Drafter
+from draftwise.errors import BadValue
 from draftwise.nn.borrower import load_borrower
 from draftwise.nn.folder import borrows
 from draftwise.nn.load import load_model, load_tokenizer
@@ -50,6 +51,8 @@ def load_drafters(
     named: dict[str, Drafter] = {}
     if isinstance(device, dict) or device.startswith("map:"):
         device = str(target.device)
+    if not isinstance(specs, (str, Path, list, tuple)):
+        raise BadValue("drafters", specs, 'a spec such as "lookup", or a list of specs and models')
     for given in _expand([specs] if isinstance(specs, (str, Path)) else specs):
         name, spec = name_and_spec(given)
         base, number = name, 2

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
+from draftwise.checks import optional, string, strings, wholes
+from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 MAX_LENGTH = 16
 
@@ -64,12 +66,12 @@ def adjusted(
 ) -> Preset:
     """A setting with whatever is given in place of its own."""
     given = {
-        "policy": policy,
-        "reward": reward,
-        "feedback": feedback,
-        "lengths": None if lengths is None else tuple(lengths),
-        "rules": None if rules is None else tuple(rules),
-        "trees": None if trees is None else tuple(parse_tree(tree) for tree in trees),
+        "policy": optional(string, "policy", policy),
+        "reward": optional(string, "reward", reward),
+        "feedback": optional(string, "feedback", feedback),
+        "lengths": optional(partial(wholes, most=LONGEST_PLAN), "lengths", lengths),
+        "rules": None if rules is None else strings("rules", rules),
+        "trees": None if trees is None else tuple(map(parse_tree, strings("trees", trees))),
     }
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     return replace(setting, **changes)

@@ -92,6 +92,53 @@ DRAFTERS: Table = {
 }
 
 
+TABLES: Mapping[str, Table] = {
+    "policy": POLICIES,
+    "reward": REWARDS,
+    "feedback": FEEDBACKS,
+    "guide": GUIDES,
+    "drafter": DRAFTERS,
+}
+"""The tables by the kind of what is in them."""
+
+_FILLED: Mapping[str, frozenset[str]] = {
+    "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),
+    "reward": frozenset(),
+    "feedback": frozenset({"plans", "reward"}),
+    "guide": frozenset({"rng", "home", "make_rule", "make_bandit"}),
+    "drafter": frozenset({"name", "vocab_size", "target"}),
+}
+"""Parameters that the caller of ``build`` fills in, and no spec may set."""
+_REMOTE_TYPES = {int, float, bool, types.NoneType}
+_REMOTE_CHARACTERS = 300
+
+
+def check_remote_spec(kind: str, spec: str) -> None:
+    """Refuse a spec that a remote request may not set.
+
+    kind: a key of ``TABLES``. A request may name any entry and set the options whose annotation is
+    int, float or bool, or one of these or None: constructors bound such numbers in range and in
+    what they allocate. Every other option (text may name a file, or hold a spec of its own) is
+    refused, whatever it is worth. The spec is read by ``parse_options``, as ``build`` reads it, so
+    that no spelling passes here and means something else there. Bounds that need the plans are
+    checked when the request is made. Raises DraftwiseError that says what is wrong.
+
+    >>> check_remote_spec("policy", "sliding-ucb: window=50")
+    >>> check_remote_spec("policy", "router: examples=FILE")
+    Traceback (most recent call last):
+    draftwise.errors.DraftwiseError: policy 'router': a request may not set 'examples'
+    """
+    if len(spec) > _REMOTE_CHARACTERS:
+        raise DraftwiseError(
+            f"the {kind} has {len(spec):,} characters: at most {_REMOTE_CHARACTERS} are read"
+        )
+    name, _, text = spec.partition(":")
+    _, options = _options_of(kind, TABLES[kind], name)
+    for key in parse_options(f"{kind} {name!r}", text, options):
+        if not _kinds(options[key]) <= _REMOTE_TYPES:
+            raise DraftwiseError(f"{kind} {name!r}: a request may not set {key!r}")
+
+
 def make_policy(
     spec: str,
     num_plans: int,
@@ -171,15 +218,14 @@ def make_guide(
 
 
 def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
-    """Build what ``spec`` names in ``table``; ``given`` goes to the parameters of those names.
+    """Build what ``spec`` names in ``table``.
 
-    Raises DraftwiseError for an unknown name or option, or a value that does not parse.
+    given: goes to the parameters of those names. Raises DraftwiseError for an unknown name or
+    option, or a value that does not parse or lies outside its range.
     """
     name, _, text = spec.partition(":")
-    factory = lookup(kind, table, name)
-    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
-    parameters = inspect.signature(factory).parameters
-    options = {key: hints.get(key, str) for key in parameters if key not in given}
+    factory, options = _options_of(kind, table, name)
+    parameters, _ = _signature(factory)
     values = parse_options(f"{kind} {name!r}", text, options)
     values |= {key: value for key, value in given.items() if key in parameters}
     missing = [
@@ -189,8 +235,24 @@ def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
         raise DraftwiseError(f"{kind} {name!r} needs {missing[0]}: write {name}:{missing[0]}=VALUE")
     try:
         return factory(**values)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise DraftwiseError(f"{kind} {spec!r}: {error}") from error
+
+
+def _options_of(kind: str, table: Table, name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What ``name`` stands for, and the type of each option that a spec may set."""
+    factory = lookup(kind, table, name)
+    parameters, hints = _signature(factory)
+    return factory, {key: hints.get(key, str) for key in parameters if key not in _FILLED[kind]}
+
+
+@functools.cache
+def _signature(
+    factory: Callable[..., Any],
+) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    """Parameters and annotations; found once, as every request builds a policy and its rules."""
+    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    return inspect.signature(factory).parameters, hints
 
 
 def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
@@ -221,7 +283,7 @@ def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str
 
 def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
     """One option's text as the type that the constructor's annotation asks for."""
-    kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+    kinds = _kinds(hint)
     if text.lower() == "none" and type(None) in kinds:
         return None
     if bool in kinds:
@@ -238,3 +300,8 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
         return text
     wanted = " or ".join(sorted(k.__name__ for k in kinds if k is not type(None)))
     raise DraftwiseError(f"{owner}: {key} is {text!r}, which is not {wanted}")
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """The types that an annotation allows."""
+    return set(typing.get_args(hint)) if typing.get_args(hint) else {hint}

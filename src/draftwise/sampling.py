@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftwise import checks
+from draftwise.errors import BadValue
+
+_BIAS = 1e30
+"""The largest bias: above it, a float32 logit would be infinite."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn, applied alike to target and drafter; names as in vLLM.
+    """How tokens are drawn, the same for target and drafter; names as in vLLM.
 
     temperature: 0 = greedy; top_k: 0 = all; top_p: in (0, 1]; min_p: in [0, 1], of the largest
-    probability; 0 = none. repetition_penalty: > 0, 1 = none, for tokens of prompt and answer.
-    presence_penalty, frequency_penalty: subtracted from logits of tokens that the answer has, once
-    and once for each time; 0 = none. logit_bias: by token, added to its logit. process: whatever
-    else is done to [V] logits first, given all tokens before; None = nothing. It may keep nothing
-    from one call to the next: drafts are asked about, too. Raises ValueError for values outside.
+    probability; 0 = none. repetition_penalty: from 1e-6 to 1e6, 1 = none, for tokens of prompt and
+    answer. presence_penalty, frequency_penalty: from -1e6 to 1e6, subtracted from logits of tokens
+    that the answer has, once and once for each time; 0 = none. logit_bias: by token, added to its
+    logit. process: whatever else is done to [V] logits first, given all tokens before; None =
+    nothing. It may keep nothing from one call to the next: it is called for drafts and, where
+    drafters are scored on the prompt, for beginnings of the prompt, too. Raises BadValue (a
+    DraftwiseError and a ValueError) for a value of another type or outside its range.
     """
 
     temperature: float = 0.0
@@ -47,24 +54,37 @@ class SamplingParams:
         return self.reads_text or bool(self.logit_bias)
 
     def __post_init__(self) -> None:
-        bad = {t: b for t, b in self.logit_bias.items() if t < 0 or not math.isfinite(b)}
-        checks = {
-            f"temperature is {self.temperature}: it must be 0 (greedy) or more": self.temperature
-            >= 0,
-            f"top_k is {self.top_k}: it must be 0 (all tokens) or more": self.top_k >= 0,
-            f"top_p is {self.top_p}: it must be above 0 and at most 1": 0 < self.top_p <= 1,
-            f"repetition_penalty is {self.repetition_penalty}: it must be above 0 (1 = none)": (
-                0 < self.repetition_penalty < math.inf
-            ),
-            f"min_p is {self.min_p}: it must be from 0 (none) to 1": 0 <= self.min_p <= 1,
-            f"presence_penalty is {self.presence_penalty}: it must be a finite number": (
-                math.isfinite(self.presence_penalty)
-            ),
-            f"frequency_penalty is {self.frequency_penalty}: it must be a finite number": (
-                math.isfinite(self.frequency_penalty)
-            ),
-            f"logit_bias has {bad}: it takes token ids and finite numbers": not bad,
+        found = {
+            "temperature": checks.number("temperature", self.temperature, 0, note="greedy"),
+            "top_k": checks.whole("top_k", self.top_k, 0, note="all tokens"),
+            "top_p": checks.share("top_p", self.top_p),
+            "repetition_penalty": checks.scale("repetition_penalty", self.repetition_penalty),
+            "process": checks.function("process", self.process),
+            "min_p": checks.probability("min_p", self.min_p),
+            "logit_bias": _biases(self.logit_bias),
         }
-        for message, is_met in checks.items():
-            if not is_met:
-                raise ValueError(message)
+        for name in ("presence_penalty", "frequency_penalty"):
+            found[name] = checks.number(name, getattr(self, name), -checks.LARGE, checks.LARGE)
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises BadValue for a bias of a token that the target does not have."""
+        outside = [token for token in self.logit_bias if token >= vocab_size]
+        if outside:
+            must = f"a mapping of token ids from 0 to {vocab_size - 1:,}, the target's vocabulary"
+            raise BadValue("logit_bias", self.logit_bias, must)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    """``logit_bias`` with plain keys and numbers; None is none."""
+    must = f"a mapping of token ids, 0 or more, to finite numbers from {-_BIAS:g} to {_BIAS:g}"
+    if value is not None and not isinstance(value, Mapping):
+        raise BadValue("logit_bias", value, must)
+    try:
+        return {
+            checks.whole("logit_bias", token, 0): checks.number("logit_bias", bias, -_BIAS, _BIAS)
+            for token, bias in (value or {}).items()
+        }
+    except BadValue as error:
+        raise BadValue("logit_bias", value, must) from error

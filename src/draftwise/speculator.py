@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack, overload
 
-import numpy as np
+from numpy.random import SeedSequence
 
-from draftwise import presets
+from draftwise import checks, presets
+from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Drafter
 from draftwise.engine.engine import Engine
 from draftwise.engine.generation import Generation, Result
 from draftwise.engine.memory import Memory
-from draftwise.engine.options import Options, Single
+from draftwise.engine.options import (
+    Options,
+    RequestParams,
+    Single,
+    batch_params,
+    check_names,
+    request_params,
+)
 from draftwise.engine.priced import pool_of
-from draftwise.engine.prompts import each, encode_all, ending_of, is_single, randomness
+from draftwise.engine.prompts import encode_all, ending_of, is_single, randomness
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.learning import Learning
@@ -26,7 +32,10 @@ from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.presets import Preset
-from draftwise.types import DraftwiseError, Plan, SamplingParams
+from draftwise.types import DraftwiseError, Plan
+
+_MOST_SETTINGS = 32
+"""Settings of requests (preset, policy, lengths) whose memory is kept: each takes some 200 KB."""
 
 
 class Speculator:
@@ -46,10 +55,12 @@ class Speculator:
         num_prefixes: int = 0,
         deterministic: bool = False,
     ) -> None:
+        checks.optional(checks.whole, "seed", seed, 0)
+        checks.whole("num_prefixes", num_prefixes, 0), checks.flag("deterministic", deterministic)
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
         self._scope, self._num_prefixes, self._models = scope, num_prefixes, (target, tokenizer)
         self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
-        self._seeds, self._learnings = np.random.SeedSequence(seed), {setting: self._learning}
+        self._seeds, self._learnings = SeedSequence(seed), dict[Preset, Learning]()
         self._compilable = [target, *models_of(drafters)]
         self._pool = pool_of(target, drafters, self.clock, deterministic)
         if deterministic:  # what was read before would show in first impressions
@@ -146,52 +157,49 @@ class Speculator:
         """What requests taught each other, if the scope has them share it; saved and loaded."""
         return self._learning.memory
 
-    def start(
-        self,
-        prompts: Any,
-        *,
-        attention_mask: Any = None,
-        max_new_tokens: int | Sequence[int] = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        repetition_penalty: float = 1.0,
-        sampling: Sequence[SamplingParams] | None = None,
-        stop: str | Sequence[str] = (),
-        stop_when: Callable[[int, Sequence[int]], bool] | None = None,
-        eos_token_ids: Sequence[int] | None = None,
-        ignore_eos: bool = False,
-        seed: int | Sequence[int] | None = None,
-        trace: str | Path | None = None,
-    ) -> Generation:
+    def start(self, prompts: Any, **options: Unpack[Options]) -> Generation:
         """Begin to answer one prompt or a batch; iterate over what is returned.
 
         prompts: text, token ids, messages (``[{"role": "user", "content": "Hello"}]``, by the
         tokenizer's chat template, ended by the token that ends a turn), what a tokenizer returns,
-        or a list of these. attention_mask: 0 where a prompt of a padded batch has padding.
-        sampling: one per prompt, instead of the four options. stop: strings that end an answer.
-        stop_when: asked after each token with the prompt's index and its answer's tokens so far;
-        True ends it. eos_token_ids: instead of the model's own. seed: one for all, or one per
-        prompt; None = other draws in each call. With one, sampled text repeats where the preset
-        does not look at the clock (the default does). trace: a jsonl file for the rounds.
-        Raises DraftwiseError for an empty or too long prompt, ids that are no whole numbers, or
-        padding without a mask.
+        or a list of these.
+        options: the fields of ``SamplingParams`` (``temperature=0.7, min_p=0.1``) or
+        ``sampling=SamplingParams(...)``, and those of ``RequestParams``; ``max_new_tokens``,
+        ``sampling`` and ``seed`` may be lists with one value a prompt. ``stop_when`` is called with
+        the prompt's index and its answer's tokens so far. With a ``seed``, sampled text repeats
+        where the preset does not look at the clock (the default does). As in transformers:
+        ``do_sample`` (True: temperature 1 unless given), ``stop_strings`` (the same as ``stop``),
+        ``num_return_sequences`` (sampled answers for each prompt, in a row). attention_mask: 0
+        where a prompt of a padded batch has padding. trace: a jsonl file for the rounds.
+        Raises DraftwiseError for an option that does not exist or has a wrong value, an empty or
+        too long prompt, ids that are no whole numbers, or padding without a mask.
         """
-        texts = encode_all(prompts, self.tokenizer, self.target, attention_mask)
-        common = SamplingParams(temperature, top_k, top_p, repetition_penalty)
-        samplings = list(sampling) if sampling is not None else [common] * len(texts)
-        budgets = each(max_new_tokens, len(texts))
-        if not len(texts) == len(samplings) == len(budgets):
-            raise DraftwiseError("give one sampling and max_new_tokens a prompt, or one for all")
-        streams = randomness(self._seeds.spawn(1)[0] if seed is None else seed, len(texts))
-        requests = []
-        for i, (text, params, budget) in enumerate(zip(texts, samplings, budgets, strict=True)):
-            ends = None if stop_when is None else partial(stop_when, i)
-            ending = ending_of(text, self._models, budget, stop, ends, eos_token_ids, ignore_eos)
-            requests.append(self._learning.request(text.tokens, params, ending, streams[i]))
+        return self._start("start", prompts, options)
+
+    def _start(self, method: str, prompts: Any, options: Options) -> Generation:
+        """``start``, called by the user as ``method``."""
+        check_names(method, options, batch=True)
+        trace = checks.optional(checks.path, "trace", options.get("trace"))
+        texts = encode_all(prompts, self.tokenizer, self.target, options.get("attention_mask"))
+        each, num = batch_params(method, options, len(texts))
+        seed = options.get("seed")
+        streams = randomness(self._seeds.spawn(1)[0] if seed is None else seed, len(texts), num)
+        requests = [
+            self._request(text, params, next(streams))
+            for text, params in zip(texts, each, strict=True)
+            for _ in range(num)
+        ]
         if self._engine is None:
             self._engine = self.engine(num_prefixes=self._num_prefixes)
         return Generation(self._engine, requests, trace)
+
+    def _request(self, text: Prompt, params: RequestParams, stream: SeedSequence) -> Request:
+        """The engine's request for one prompt."""
+        params.check_vocabulary(self.target.vocab_size)
+        ending = ending_of(text, self._models, params)
+        base = self.setting if params.preset is None else presets.preset(params.preset)
+        setting = presets.adjusted(base, policy=params.policy, lengths=params.lengths)
+        return self._learning_of(setting).request(text.tokens, params, ending, stream)
 
     def engine(
         self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
@@ -200,46 +208,21 @@ class Speculator:
 
         max_rows, max_bytes: as for ``Engine``. num_prefixes: as for ``from_pretrained``.
         """
+        checks.whole("max_rows", max_rows, 1), checks.whole("num_prefixes", num_prefixes, 0)
+        checks.optional(checks.whole, "max_bytes", max_bytes, 1)
         return Engine(self._pool, max_rows, max_bytes, num_prefixes)
 
-    def request(
-        self,
-        prompt: Any,
-        *,
-        max_new_tokens: int = 256,
-        sampling: SamplingParams | None = None,
-        stop: str | Sequence[str] = (),
-        stop_when: Callable[[Sequence[int]], bool] | None = None,
-        eos_token_ids: Sequence[int] | None = None,
-        ignore_eos: bool = False,
-        seed: int | None = None,
-        label: str = "",
-        private: bool = False,
-        preset: str | None = None,
-        policy: str | None = None,
-        lengths: Sequence[int] | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: bool = False,
-        priority: int = 0,
-    ) -> Request:
+    def request(self, prompt: Any, **options: Unpack[Options]) -> Request:
         """One request for ``Engine.admit``; every option is its own.
 
-        sampling: None = greedy. seed: None = another one each time. label, private: what others may
-        learn from it (``Memory.begin``). preset, policy, lengths: instead of this speculator's.
-        logprobs: likeliest tokens to tell of beside each emitted one, 0 = that one alone;
-        prompt_logprobs: the prompt's, too. priority: the higher comes first. Errors as ``start``.
+        options: as for ``start``, one value each; ``stop_when`` is called with the answer's tokens
+        alone. Raises DraftwiseError as ``start``.
         """
+        params = request_params("request", options)
         (text,) = encode_all([prompt], self.tokenizer, self.target)
-        models = self._models
-        ending = ending_of(text, models, max_new_tokens, stop, stop_when, eos_token_ids, ignore_eos)
-        base = self.setting if preset is None else presets.preset(preset)
-        learning = self._learning_of(presets.adjusted(base, policy=policy, lengths=lengths))
-        params = sampling or SamplingParams()
-        stream = self._seeds.spawn(1)[0] if seed is None else np.random.SeedSequence(seed)
-        made = learning.request(text.tokens, params, ending, stream, label=label, private=private)
-        made.priority, made.num_logprobs = priority, logprobs
-        made.wants_prompt_logprobs = prompt_logprobs
-        return made
+        seed = params.seed
+        stream = self._seeds.spawn(1)[0] if seed is None else SeedSequence(seed)
+        return self._request(text, params, stream)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of them, too
@@ -253,17 +236,22 @@ class Speculator:
     def generate(self, prompts: Any, **options: Unpack[Options]) -> Any: ...
 
     def generate(self, prompts: Any, **options: Unpack[Options]) -> Any:
-        """Answer one prompt (-> ``Result``) or a batch (-> list of them); options as ``start``."""
-        generation = self.start(prompts, **options)
+        """Answer one prompt (-> ``Result``) or a batch (-> list of them); options as ``start``.
+
+        Several answers to one prompt (``num_return_sequences``) are a list, too.
+        """
+        generation = self._start("generate", prompts, options)
         list(generation)
         results = generation.results()
-        return results[0] if is_single(prompts) else results
+        return results[0] if is_single(prompts) and len(results) == 1 else results
 
     def stream(self, prompt: Any, **options: Unpack[Options]) -> Iterator[tuple[str, Round]]:
         """Answer one prompt piece by piece: the new text of each round, and the round itself."""
-        generation = self.start(prompt, **options)
+        generation = self._start("stream", prompt, options)
         if len(generation) != 1:
-            raise DraftwiseError("stream() takes one prompt; use start() to iterate over a batch")
+            raise DraftwiseError(
+                "stream() gives one answer to one prompt; use start() to iterate over several"
+            )
         shown = 0
         for round_ in generation:
             text = generation.text(0)
@@ -271,8 +259,13 @@ class Speculator:
             shown = len(text)
 
     def _learning_of(self, setting: Preset) -> Learning:
-        """What learns with this setting; made once."""
-        if setting not in self._learnings:
+        """What learns with this setting; the speculator's own, or one of those used last."""
+        if setting == self.setting:
+            return self._learning
+        made = self._learnings.pop(setting, None)
+        if made is None:
             made = Learning(setting, *self._models, self.drafters, self._scope, self._seed)
-            self._learnings[setting] = made
-        return self._learnings[setting]
+        self._learnings[setting] = made  # the latest last
+        if len(self._learnings) > _MOST_SETTINGS:
+            del self._learnings[next(iter(self._learnings))]
+        return made

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwise.checks import whole
 from draftwise.errors import DraftwiseError as DraftwiseError
 from draftwise.sampling import SamplingParams as SamplingParams  # one of the words
 
@@ -22,6 +23,9 @@ Bools = NDArray[np.bool_]
 
 Dist = int | NDArray[Any]
 """A distribution over the vocabulary: [V] probabilities, or the token itself if a point mass."""
+
+LONGEST_PLAN = 1024
+"""Tokens that a plan may draft at most: caches have room for them."""
 
 NONE = "none"
 """The drafter's name in the plan that decodes plainly: no draft, one token a round."""
@@ -35,8 +39,8 @@ class TreeShape:
     total_tokens: int
 
     def __post_init__(self) -> None:
-        if self.top_k < 1 or self.total_tokens < 1:
-            raise ValueError(f"tree {self}: write TOP_KxTOTAL_TOKENS, such as 4x16")
+        for name in ("top_k", "total_tokens"):
+            whole(f"the {name} of a tree", getattr(self, name), 1, LONGEST_PLAN)
 
     def __str__(self) -> str:
         return f"{self.top_k}x{self.total_tokens}"
@@ -56,6 +60,8 @@ class Plan:
     tree: TreeShape | None = None
 
     def __post_init__(self) -> None:
+        if type(self.length) is not int or self.length > LONGEST_PLAN:  # one is made every round
+            object.__setattr__(self, "length", whole("length", self.length, 0, LONGEST_PLAN))
         if self.length < 0 or (self.length == 0) != (self.drafter == NONE):
             raise ValueError(
                 f"plan {self.drafter!r} has length {self.length}: a drafter drafts at least one "

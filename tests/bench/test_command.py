@@ -13,6 +13,7 @@ from bench.conftest import Bench
 from cli.conftest import run_command
 from draftwise.bench.report import SECTIONS
 from draftwise.bench.spec_bench import file_name
+from draftwise.colours import drafter_colours
 
 ROW = {"tok_per_s", "mat", "speedup", "lossless"}
 
@@ -24,13 +25,17 @@ def test_results_have_the_promised_schema(bench: Bench) -> None:
     assert {"plain", "metasd", "hedgespec", "draftwise", "transformers"} <= set(found["methods"])
     assert any(name.startswith("fixed:lookupx") for name in found["methods"])
     assert found["is_complete"] is True
-    for rows in (found["methods"], *found["domains"].values()):
+    assert found["drafters"] == ["small", "lookup"]
+    for domain, rows in {"": found["methods"], **found["domains"]}.items():
         for row in rows.values():
             assert set(row) >= ROW
             assert set(row["speedup"]) == {"median", "ci95"}
-            low, high = row["speedup"]["ci95"]
-            assert 0 < low <= row["speedup"]["median"] * 1.0001
-            assert row["speedup"]["median"] <= high * 1.0001
+            if domain == "translation":  # one prompt
+                assert row["speedup"]["ci95"] is None
+            else:
+                low, high = row["speedup"]["ci95"]
+                assert 0 < low <= row["speedup"]["median"] * 1.0001
+                assert row["speedup"]["median"] <= high * 1.0001
             assert row["tok_per_s"] > 0
             assert row["mat"] >= 1.0
             assert row["lossless"] is True
@@ -74,6 +79,12 @@ def test_the_report_stands_alone_and_has_every_section(bench: Bench) -> None:
     for link in set(re.findall(r'(?:url\(#|href="#)([^)"]+)', report)):
         assert link in ids
     assert "&lt;two&gt; &amp; three" in report
+    assert "With 3 prompts the intervals are rough" in report
+    assert "3 prompts, at most 20 tokens, measured 2 times" in report
+    legend = re.findall(r'<i style="background:(#[0-9a-f]+)"></i>(small|lookup) ', report)
+    expected = drafter_colours(["small", "lookup"])
+    assert legend
+    assert all(expected[name] == colour for colour, name in legend)
 
 
 def test_the_same_command_measures_nothing_again(bench: Bench) -> None:
@@ -98,6 +109,9 @@ def test_the_table_has_every_method(bench: Bench) -> None:
     assert "x plain" in ran.out
     assert "draftwise, times as fast as" in ran.out
     assert ran.err.count("wrote") == 3
+    assert "With 3 prompts the intervals are rough" in ran.err
+    assert "prefill" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

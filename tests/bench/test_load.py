@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cli.conftest import run_command
 from draftwise.bench.load.client import CHAT, Server, Shot
-from draftwise.bench.load.drive import Load, Volley, arrivals, drive
-from draftwise.bench.load.numbers import summary
+from draftwise.bench.load.drive import Load, Volley, arrivals, drive, drive_all
+from draftwise.bench.load.numbers import cautions, summary
+from draftwise.cli.bench_load import loads_table
 from draftwise.types import DraftwiseError
 from serve.fake import Fake
 from serve.live import Live, fake_service, serving
@@ -113,6 +117,47 @@ def test_percentiles_are_those_of_the_shots() -> None:
     assert row["e2e_s"]["p99"] == pytest.approx(100)
     assert row["ttft_s"]["p50"] == pytest.approx(25.5)
     assert row["tpot_s"]["p50"] == pytest.approx(51 / 4)
+
+
+def test_loads_take_turns(live: Live) -> None:
+    server = Server(live.url, "parrot")
+    one, two = drive_all(server, ["abc", "de"], 9, [Load(1), Load(2)], {"max_tokens": 2})
+    assert [shot.prompt for shot in one.shots] == [0, 1] * 4 + [0] == [s.prompt for s in two.shots]
+    in_time = sorted([(s.sent_s, 1) for s in one.shots] + [(s.sent_s, 2) for s in two.shots])
+    switches = sum(a[1] != b[1] for a, b in pairwise(in_time))
+    assert switches == 4  # four parts each, the order of the two reversed in every other
+    assert 0 < one.took_s < in_time[-1][0] - in_time[0][0]
+
+
+def test_tables_of_loads_have_plain_numbers_and_say_what_is_too_little() -> None:
+    row = {
+        "load": "16 at once", "concurrency": 16, "num_errors": 0, "num_requests": 159,
+        "tok_per_s": 12345.6, "requests_per_s": 1.5, "ttft_s": {"p50": 1.38, "p99": 21.23},
+        "tpot_s": {"p50": 0.0042, "p99": 0.0331}, "e2e_s": {"p50": 3.01, "p99": 50.14},
+    }  # fmt: skip
+    console = Console(width=80, file=io.StringIO())
+    console.print(loads_table({"settings": {"url": "http://127.0.0.1:8000"}, "loads": [row]}))
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    for word in ("1380 / 21230", "4.2 / 33", "3010 / 50140", "0 of 159", "milliseconds"):
+        assert word in out
+    assert "…" not in out
+    assert "--requests 160 or more" in cautions([row])[0]
+    assert cautions([row | {"num_requests": 160}]) == []
+
+
+def test_a_key_is_not_in_the_report(live: Live, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["draftwise", "bench", "--api-key=sk-one", "--tokens", "4"])
+        ran = run_command(
+            "bench", "--url", live.url, "--out", tmp_path, "--tokens", "4", "--api-key", "sk-one",
+            "--requests", "2",
+        )  # fmt: skip
+    assert "2 is too small a number of requests" in ran.err
+    for name in ("load.json", "load.html"):
+        text = (tmp_path / name).read_text()
+        assert "--api-key=***" in text
+        assert "sk-one" not in text
+    assert "too small a number" in (tmp_path / "load.html").read_text()
 
 
 def test_the_command_prints_and_writes(live: Live, tmp_path: Path) -> None:

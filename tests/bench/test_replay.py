@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,38 @@ def test_the_table_names_policies_and_hindsight(trace: Path) -> None:
     for word in ("as recorded", "goodput", "plain", "best fixed plan"):
         assert word in ran.out
     assert ran.err == ""
+
+
+@pytest.mark.parametrize("command", ["replay", "advise"])
+def test_tables_say_what_they_leave_out(trace: Path, command: str, costs: Path) -> None:
+    found = json.loads(run_command(command, trace, "--seeds", 1, "--json").out)
+    assert found["excludes"] == ["prefill"]
+    for more in ((), ("--costs", costs)):
+        ran = run_command(command, trace, "--seeds", 1, *more)
+        assert "prefill" in ran.out
+        assert ("tok/unit" in ran.out) == ("tokens a unit of the cost table" in ran.out)
+        assert bool(more) == ("tok/unit" in ran.out)
+        table = [line for line in ran.out.splitlines() if ": " not in line]
+        assert max(map(len, table)) <= 80
+
+
+def test_a_regret_is_explained(trace: Path) -> None:
+    out = run_command("replay", trace, "--seeds", 1).out
+    assert "regret: rounds more (-: fewer) than the policy's best fixed plan" in out
+
+
+def test_advice_from_few_requests_is_called_rough(trace: Path) -> None:
+    assert "with 2 requests the intervals are rough" in run_command("advise", trace).err
+
+
+def test_advice_from_one_request_has_no_interval(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", {"good": "1" * TOKENS})
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:TOKENS]))
+    found = json.loads(run_command("advise", path, "--json").out)
+    assert found["best"]["speedup"]["ci95"] is None
+    ran = run_command("advise", path)
+    assert "with 1 request there is no interval" in ran.err
+    assert re.search(r"t.jsonl: 1 request +\n", ran.out)
 
 
 def test_domains_of_a_trace_are_kept_apart(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwise.bench.results import make_sheet, results
+from draftwise.bench.results import cautions, make_sheet, results
 from draftwise.bench.runs import Run, Store, whole_turns
 from draftwise.types import DraftwiseError
 
@@ -53,6 +53,28 @@ def test_every_key_and_the_right_numbers() -> None:
     assert set(found["domains"]) == {"a", "b"}
     assert found["domains"]["a"]["draftwise"]["speedup"]["median"] == pytest.approx(4.0)
     assert found["domains"]["b"]["draftwise"]["speedup"]["median"] == pytest.approx(2.0)
+
+
+def test_one_prompt_has_no_interval() -> None:
+    runs = [run for run in made_up() if run.item == 0]
+    found = results(make_sheet(runs, list(SECONDS), can_compare=True))
+    assert found["methods"]["metasd"]["speedup"]["ci95"] is None
+    assert found["comparisons"]["best preset"]["ci95"] is None
+
+
+@pytest.mark.parametrize(
+    ("num", "is_complete", "said"),
+    [
+        (1, True, ["1 prompt there is no"]),
+        (3, False, ["It ended before", "3 prompts"]),
+        (10, True, []),
+    ],
+)
+def test_what_a_reader_must_know_is_said(num: int, is_complete: bool, said: list[str]) -> None:
+    settings = {"num_items_measured": num}
+    found = cautions({"settings": settings, "is_complete": is_complete})
+    assert len(found) == len(said)
+    assert all(word in line for word, line in zip(said, found, strict=True))
 
 
 def test_others_are_chosen_in_hindsight() -> None:

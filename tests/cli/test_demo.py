@@ -19,6 +19,7 @@ from draftwise.cli.race import Lane, race
 from draftwise.cli.report import Pair, report
 from draftwise.cli.show import colours
 from draftwise.cli.stage import Stage
+from draftwise.colours import PALETTE
 from draftwise.engine.generation import Result
 from draftwise.engine.records import Round
 from draftwise.engine.request import Stats
@@ -63,7 +64,7 @@ def test_all_of_it_as_a_picture(demo: Any, tmp_path: Path) -> None:
         "output identical",
     ):
         assert word in picture
-    assert "#e69f00" in picture  # the first drafter's colour
+    assert PALETTE[0] in picture  # the first drafter's colour
 
 
 def test_a_picture_that_cannot_be_written_is_refused(demo: Any, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from chatting import save_chat_model
 from cli.conftest import Run, run_command
 from cli.models_on_disk import make_target, save_model
+from small_disk import files_of_at_most
 
 KEYS = {
     "tokens", "text", "num_rounds", "num_drafted", "num_accepted", "num_emitted",
@@ -191,6 +194,49 @@ def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) 
     assert last["plans"] == first["plans"]
     refusal = generate("Hello", *options, "--scope", "session", "--plan-lengths", "3").refusal
     assert "it was learnt with the plans" in refusal
-    state.write_text("not json")
-    assert str(state) in generate("Hello", *options, "--scope", "session").refusal
-    assert state.read_text() == "not json"
+
+
+def test_a_damaged_state_is_set_aside_and_the_answer_comes(generate: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text('{"draftwise": 2, "policy": "ucb1", "plans": [1e999]}')
+    ran = generate("Hello", "--policy", "ucb1", "--state", state, "--scope", "session", *SHORT)
+    (aside,) = tmp_path.glob("state.json.unused-*")
+    assert ran.code == 0
+    assert f"1e999 is too large a number; it is kept as {aside}" in ran.err
+    assert "1e999" in aside.read_text()
+    assert json.loads(state.read_text())["scopes"].keys() == {"session"}
+
+
+def test_a_state_that_another_process_learns_in_is_refused(generate: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    code = (
+        "import sys; from pathlib import Path; from draftwise.engine.memory import hold\n"
+        "with hold(Path(sys.argv[1])): print('held', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(state)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        options = ("--policy", "ucb1", "--state", state, "--scope", "session", *SHORT)
+        refusal = generate("Hello", *options).refusal
+        assert f"another draftwise learns in {state}: wait until it ends" in refusal
+        other.communicate("\n")
+    assert generate("Hello", *options).code == 0
+
+
+def test_a_full_disk_costs_what_was_learnt_and_says_so(generate: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    options = ("--policy", "ucb1", "--state", state, "--scope", "session", *SHORT)
+    assert generate("Hello", *options).code == 0
+    before = state.read_text()
+    with files_of_at_most(64):
+        ran = generate("Hello", *options)
+    assert (ran.code, bool(ran.out)) == (74, True)
+    assert f"{state} cannot be written (File too large): what was learnt is lost" in ran.err
+    assert state.read_text() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"state.json", ".state.json.lock"}

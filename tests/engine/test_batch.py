@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from draftwise.engine.generation import Generation
+from draftwise.engine.options import RequestParams
 from draftwise.engine.text import Ending
 from draftwise.nn.cache import BLOCK
 from draftwise.speculator import Speculator
@@ -26,7 +27,9 @@ def run(made: Speculator, rows: list[int], params: SamplingParams) -> list[tuple
     """Requests with the streams of their own numbers, run together."""
     streams = np.random.SeedSequence(5).spawn(len(PROMPTS))
     requests = [
-        made._learning.request(PROMPTS[row], params, Ending(BUDGETS[row] + 8), streams[row])
+        made._learning.request(
+            PROMPTS[row], RequestParams(sampling=params), Ending(BUDGETS[row] + 8), streams[row]
+        )
         for i, row in enumerate(rows)
     ]
     generation = Generation(made.engine(num_prefixes=0), requests, None)

@@ -127,8 +127,8 @@ def test_wrong_calls_are_clear_errors_and_no_running_request_notices() -> None:
     for wrong, message in (
         (lambda: engine.admit(request), "in the engine already"),
         (lambda: engine.cancel(-5), rf"no request -5 .* there are: {request.id}"),
-        (lambda: made.engine(max_rows=0), "at least one row"),
-        (lambda: made.request([1], max_new_tokens=0), "must be 1 or more"),
+        (lambda: made.engine(max_rows=0), "max_rows is 0: it must be a whole number, 1 or more"),
+        (lambda: made.request([1], max_new_tokens=0), "must be a whole number, 1 or more"),
         (lambda: made.request([1], preset="nonsense"), "nonsense"),
     ):
         with pytest.raises(DraftwiseError, match=message):

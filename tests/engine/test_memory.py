@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftwise import DraftwiseError, Speculator
+from draftwise.engine.memory import UnusableState, hold
 from draftwise.policies.goodput.policy import Goodput
+from draftwise.registry import POLICIES
 from engine.pairs import POOLS, speculator
+from small_disk import files_of_at_most
 
 OPTIONS = {"max_new_tokens": 30}
 PROMPT = [3, 5, 8, 3, 5, 8]
@@ -110,8 +116,8 @@ def test_a_scope_that_keeps_nothing_cannot_be_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda scope: scope["_tally"]["sums"].__setitem__(0, float("nan")), "damaged"),
-        (lambda scope: scope["_tally"]["sums"].pop(), "damaged"),
+        (lambda scope: scope["tally"]["sums"].__setitem__(0, float("nan")), "damaged"),
+        (lambda scope: scope["tally"]["sums"].pop(), "damaged"),
     ],
 )
 def test_damaged_numbers_are_refused(tmp_path: Path, damage: Any, said: str) -> None:
@@ -134,7 +140,8 @@ def test_requests_of_scope_auto_learn_from_those_before_them(tmp_path: Path) -> 
     first.memory.save(path)
     second.memory.load(path)
     second.memory.save(tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(path.read_text())
+    files = [json.loads(file.read_text()) for file in (tmp_path / "again.json", path)]
+    assert files[0]["scopes"] == files[1]["scopes"]
     assert json.loads(path.read_text())["scopes"]["auto"]["answers"][1] == 4.0
 
 
@@ -155,3 +162,172 @@ def test_scope_auto_of_a_policy_that_cannot_remember_keeps_nothing(tmp_path: Pat
     spec.generate(PROMPT, **OPTIONS)
     with pytest.raises(DraftwiseError, match="keeps nothing"):
         spec.memory.save(tmp_path / "state.json")
+
+
+def test_links_are_neither_written_through_nor_replaced(tmp_path: Path) -> None:
+    memory, victim, real = made("session").memory, tmp_path / "victim.txt", tmp_path / "real.json"
+    victim.write_text("precious")
+    for name in ("a.json.part", ".a.json.part"):
+        (tmp_path / name).symlink_to(victim)
+    memory.save(tmp_path / "a.json")
+    assert victim.read_text() == "precious"
+    real.write_text("{}")
+    (tmp_path / "link.json").symlink_to(real)
+    with pytest.warns(UserWarning, match="it is kept as"):
+        memory.save(tmp_path / "link.json")
+    memory.save(tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_text())["scopes"]
+
+
+def test_a_path_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    memory, real, link = made("session").memory, tmp_path / "real.json", tmp_path / "link.json"
+    memory.save(real)
+    link.symlink_to(real)
+    before = real.read_text()
+    memory.save(link)
+    assert link.is_symlink()
+    assert real.read_text() != before
+
+
+def test_two_writers_of_one_file_never_fail_and_never_tear_it(tmp_path: Path) -> None:
+    path, memory, errors = tmp_path / "state.json", made("session").memory, list[Exception]()
+
+    def write() -> None:
+        for _ in range(40):
+            try:
+                memory.save(path)
+            except Exception as error:
+                errors.append(error)
+
+    memory.save(path)
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        json.loads(path.read_text())
+    assert errors == []
+    assert {file.name for file in tmp_path.iterdir()} == {"state.json", ".state.json.lock"}
+
+
+def test_what_another_scope_saved_meanwhile_stays(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    first, other = made("task:a"), made("task:b")
+    first.memory.save(path)
+    other.memory.save(path)
+    first.memory.save(path)
+    assert set(json.loads(path.read_text())["scopes"]) == {"task:a", "task:b"}
+
+
+def test_what_the_same_scope_saved_meanwhile_is_kept_aside(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    first, other = made("session"), made("session")
+    first.memory.save(path)
+    other.memory.load(path)
+    other.generate(PROMPT, **OPTIONS)
+    other.memory.save(path)
+    theirs = path.read_text()
+    with pytest.warns(UserWarning, match="written by someone else since it was read; it is kept"):
+        first.memory.save(path)
+    (aside,) = tmp_path.glob("state.json.unused-*")
+    assert aside.read_text() == theirs
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.memory.save(path)
+
+
+def test_a_file_that_is_held_is_refused_to_others_and_open_to_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    with hold(path):
+        made("session").memory.save(path)
+    refused = pytest.raises(DraftwiseError, match="wait until it ends")
+    with hold(path, wait_s=0.01), refused, hold(path):
+        pytest.fail("it was held twice")
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    memory = made("session").memory
+    with pytest.raises(DraftwiseError, match=r"cannot write .*x\.json: there is no folder"):
+        memory.save(tmp_path / "nodir" / "x.json")
+    for path in (None, 5):
+        with pytest.raises(DraftwiseError, match="path is"):
+            memory.save(path)  # type: ignore[arg-type]
+        with pytest.raises(DraftwiseError, match="path is"):
+            memory.load(path)  # type: ignore[arg-type]
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    memory, path = made("session").memory, tmp_path / "state.json"
+    memory.save(path)
+    before = path.read_text()
+    with files_of_at_most(64), pytest.raises(OSError, match=re.escape(str(path))):
+        memory.save(path)
+    assert path.read_text() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"state.json", ".state.json.lock"}
+
+
+@pytest.mark.parametrize("version", [1, 3, "2", None])
+def test_a_file_of_another_version_is_set_aside(tmp_path: Path, version: Any) -> None:
+    path, memory = tmp_path / "state.json", made("session").memory
+    memory.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"draftwise": version}))
+    said = memory.take_up(path)
+    assert said is not None
+    assert f"its version is {version}, not 2; it is kept as {path}.unused-" in said
+    assert not path.exists()
+    assert memory.take_up(path) is None
+
+
+def test_a_file_of_other_options_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    made("session").memory.save(path)
+    with pytest.raises(
+        DraftwiseError, match=r"learnt with the policy ucb1:beta=0\.1, not exp3"
+    ) as e:
+        made("session", "exp3").memory.take_up(path)
+    assert not isinstance(e.value, UnusableState)
+    assert path.exists()
+
+
+MUTATIONS = {
+    "infinite": "1e999",
+    "negative": "-5",
+    "text": '"x"',
+    "nested": "[" * 50 + "]" * 50,
+    "400 digits": "9" * 400,
+    "null": "null",
+    "true": "true",
+    "huge": "1e300",
+}
+OWN_STATE = set(POLICIES) - {"goodput"}
+
+
+@pytest.mark.parametrize("name", sorted(OWN_STATE))
+def test_a_hostile_number_is_refused_or_harmless(name: str, tmp_path: Path) -> None:
+    """Every number of a state replaced by each mutation: refused whole, or requests still run."""
+    spec = ":".join(
+        filter(None, (name, ",".join(f"{k}={v}" for k, v in POLICIES[name][1].items())))
+    )
+    saved, path = made("session", spec), tmp_path / "state.json"
+    saved.generate(PROMPT, **OPTIONS)
+    saved.memory.save(path)
+    text = path.read_text()
+    start = text.index('"scopes"')
+    places = [
+        m for m in re.finditer(r"(?<![\w\"])-?\d+(\.\d+)?(e-?\d+)?", text) if m.start() > start
+    ]
+    reader, refused = made("session", spec), 0
+    assert reader.memory.policy is not None
+    before = reader.memory.policy.state()
+    for place in places[:: max(1, len(places) // 5)]:
+        for mutation in MUTATIONS.values():
+            path.write_text(text[: place.start()] + mutation + text[place.end() :])
+            try:
+                reader.memory.load(path)
+            except UnusableState:
+                refused += 1
+                assert reader.memory.policy.state() == before
+                continue
+            reader.generate(PROMPT, max_new_tokens=3)
+            reader = made("session", spec)
+            assert reader.memory.policy is not None
+    assert refused

@@ -365,7 +365,7 @@ def test_the_same_calls_make_the_same_drafts() -> None:
 
 @pytest.mark.parametrize(("max_tokens", "num_matches"), [(-1, 1), (10, 0)])
 def test_impossible_options_are_refused(max_tokens: int, num_matches: int) -> None:
-    with pytest.raises(ValueError, match="max_tokens must be 0"):
+    with pytest.raises(ValueError, match=r"(max_tokens|num_matches) is"):
         SuffixDrafter("suffix", max_tokens, num_matches)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from draftwise.engine.generation import Generation
+from draftwise.engine.options import RequestParams
 from draftwise.engine.text import Ending
 from draftwise.presets import preset
 from draftwise.registry import GUIDES
@@ -23,7 +24,9 @@ def start(made: Speculator, rows: list[int], params: SamplingParams) -> Generati
     """Requests with the streams of their own numbers, in one batch."""
     streams = np.random.SeedSequence(5).spawn(len(PROMPTS))
     requests = [
-        made._learning.request(PROMPTS[row], params, Ending(30), streams[row])
+        made._learning.request(
+            PROMPTS[row], RequestParams(sampling=params), Ending(30), streams[row]
+        )
         for i, row in enumerate(rows)
     ]
     return Generation(made.engine(num_prefixes=0), requests, None)

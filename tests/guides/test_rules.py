@@ -107,8 +107,8 @@ def test_drafts_shrink_where_nothing_is_accepted_and_grow_where_all_is(
     [
         ("svip:-1", "threshold is -1"),
         ("svip:nan", "threshold is nan"),
-        ("svip-difference:nan", "must be a number"),
-        ("logit-margin:1.5", r"lies in \[0, 1\]"),
+        ("svip-difference:nan", "threshold is nan: it must be a finite number"),
+        ("logit-margin:1.5", "threshold is 1.5: it must be a finite number from 0 to 1"),
         ("adaedl:alpha=2", "alpha is 2"),
         ("adaedl:epsilon=-1", "epsilon is -1"),
         ("any-of:rules=svip+", "joined by +"),

@@ -1,23 +1,42 @@
-"""``custom_generate=draftwise.transformers()`` beside ``generate`` itself, setting by setting."""
+"""``custom_generate=draftwise.transformers()`` compared with ``generate``, option by option."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, TextStreamer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import draftwise
 from draftwise import DraftwiseError
+from engine.scripted import byte_tokenizer
 from models import tiny_model
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 5, 6, 7], [9, 9, 1, 2, 3, 9, 9]])
 LEFT = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1] * 7])
 NUM = 24
+PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
+TESTED: set[str] = set()
+"""Options of the page's table that a test of this file covers."""
+
+
+def covers(*options: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Mark a test of options, written as in the first column of the page's table."""
+    TESTED.update(options)
+    return lambda test: test
+
+
+def test_every_option_of_the_page_is_tested() -> None:
+    rows = [line.split("|") for line in PAGE.read_text("utf-8").splitlines() if line[:1] == "|"]
+    named = [option.strip() for row in rows[2:] for option in row[1].split(", ")]
+    assert len(named) > 20
+    assert sorted(set(named) ^ TESTED) == []
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +74,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a processor": {"logits_processor": [OddOnly()]},
     "a criterion": {"stopping_criteria": [AfterSum()], "eos_token_id": 17, "pad_token_id": 0},
     "one token": {"max_new_tokens": 1},
+    "no time": {"max_time": 0.0, "pad_token_id": 0},
 }
 
 
+@covers(
+    "greedy text", "`max_new_tokens`", "`eos_token_id`", "padding on the left", "`max_time`",
+    "`repetition_penalty`", "`no_repeat_ngram_size`", "`min_new_tokens`",
+    "your `logits_processor`", "your `stopping_criteria`",
+)  # fmt: skip
 @pytest.mark.parametrize("mask", [None, LEFT], ids=["even", "left-padded"])
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_greedy_answers_are_those_of_generate(model: Any, ours: Any, name: str, mask: Any) -> None:
@@ -74,6 +99,19 @@ def test_it_drafted_and_its_numbers_can_be_read(model: Any, ours: Any) -> None:
     assert stats.num_drafted > 0
 
 
+@covers("`stop_strings`")
+def test_stop_strings_end_an_answer_where_generate_does(model: Any, ours: Any) -> None:
+    tokenizer = byte_tokenizer()
+    options = {"max_new_tokens": NUM, "do_sample": False, "eos_token_id": 17, "pad_token_id": 0}
+    whole = model.generate(PROMPTS, **options)[0, PROMPTS.shape[1] :].tolist()
+    options |= {"stop_strings": [tokenizer.decode(whole[4:6]), "!"], "tokenizer": tokenizer}
+    expected = model.generate(PROMPTS, **options)
+    assert len(set(expected[0, -(NUM - 8) :].tolist())) == 1, "the stop string ended it"
+    answers = model.generate(PROMPTS, custom_generate=ours, **options)
+    assert answers.tolist() == expected.tolist()
+
+
+@covers("sampled text", "`temperature`", "`top_k`", "`top_p`", "`min_p`")
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"repetition_penalty": 3.0}]
 )
@@ -112,6 +150,7 @@ def test_the_global_seed_repeats_it(model: Any) -> None:
     assert once(1) == once(1) != once(2)
 
 
+@covers("`num_return_sequences`", "`return_dict_in_generate`")
 def test_several_sequences_and_the_output_object(model: Any, ours: Any) -> None:
     output = model.generate(
         PROMPTS, custom_generate=ours, max_new_tokens=4, do_sample=True, temperature=2.0,
@@ -121,34 +160,82 @@ def test_several_sequences_and_the_output_object(model: Any, ours: Any) -> None:
     assert output.sequences.shape == (6, 11)
 
 
-def test_a_streamer_gets_prompt_tokens_and_end(model: Any) -> None:
-    class Streamer:
-        def __init__(self) -> None:
-            self.pieces: list[list[int]] = []
-            self.ended = False
+class Streamer:
+    """Remembers what it was given."""
 
-        def put(self, value: torch.Tensor) -> None:
-            self.pieces.append(value.flatten().tolist())
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
 
-        def end(self) -> None:
-            self.ended = True
+    def put(self, value: torch.Tensor) -> None:
+        self.pieces.append(value.tolist())
 
-    streamer = Streamer()
-    ours = draftwise.transformers(["lookup"], streamer=streamer)
-    output = model.generate(PROMPTS[:1], custom_generate=ours, max_new_tokens=NUM, do_sample=False)
-    assert [token for piece in streamer.pieces for token in piece] == output[0].tolist()
-    assert streamer.ended
+    def end(self) -> None:
+        self.pieces.append("end")
 
 
+@covers("`streamer`")
+def test_a_streamer_is_given_what_generate_gives_it(model: Any, ours: Any) -> None:
+    theirs, mine = Streamer(), Streamer()
+    options = {"max_new_tokens": NUM, "do_sample": False, "eos_token_id": 17}
+    model.generate(PROMPTS[:1], streamer=theirs, **options)
+    model.generate(PROMPTS[:1], streamer=mine, custom_generate=ours, **options)
+    assert mine.pieces == theirs.pieces
+    assert mine.pieces[0] == PROMPTS[:1].tolist()
+    assert len(mine.pieces) > 3
+
+
+def test_a_text_streamer_prints_the_answer(
+    model: Any, ours: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = byte_tokenizer()
+    output = model.generate(
+        PROMPTS[:1], custom_generate=ours, max_new_tokens=NUM, do_sample=False,
+        streamer=TextStreamer(tokenizer, skip_prompt=True),
+    )  # fmt: skip
+    assert capsys.readouterr().out == tokenizer.decode(output[0, PROMPTS.shape[1] :]) + "\n"
+
+
+def test_a_streamer_of_several_sequences_is_refused(model: Any, ours: Any) -> None:
+    with pytest.raises(DraftwiseError, match="here are 2: leave out streamer="):
+        model.generate(PROMPTS, custom_generate=ours, streamer=Streamer(), max_new_tokens=4)
+
+
+def test_callables_of_others_are_given_what_they_were_before(model: Any, ours: Any) -> None:
+    given: dict[str, Any] = {}
+
+    def theirs(model: Any, input_ids: torch.Tensor, own: int = 0, **rest: Any) -> torch.Tensor:
+        given.update(rest, own=own)
+        return input_ids
+
+    assert ours is not None  # the hook is in place
+    model.generate(PROMPTS, custom_generate=theirs, own=3, max_new_tokens=4)
+    assert given["own"] == 3
+    assert given.keys().isdisjoint({"tokenizer", "streamer", "assistant_model"})
+
+
+@covers(
+    "`num_beams`", "`output_scores`", "`output_hidden_states`", "`guidance_scale`",
+    "`cache_implementation`", "padding on the right", "`assistant_model`",
+    "`prompt_lookup_num_tokens`", "`use_mtp`", "`penalty_alpha`", "`dola_layers`",
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"num_beams": 2}, "beam search"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+        (
+            {"output_hidden_states": True, "return_dict_in_generate": True},
+            "output_hidden_states",
+        ),
         ({"cache_implementation": "static"}, "cache_implementation='static'"),
         ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidance"),
         ({"attention_mask": LEFT.flip(-1)}, "on the right"),
         ({"prefix_allowed_tokens_fn": lambda row, ids: [1, 2]}, "one prompt at a time"),
+        ({"assistant_model": tiny_model("llama", seed=4)}, "honour assistant_model"),
+        ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens"),
+        ({"use_mtp": True}, "use_mtp"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
+        ({"dola_layers": "high"}, "dola_layers"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(
@@ -158,6 +245,7 @@ def test_what_cannot_be_honoured_is_refused(
         model.generate(PROMPTS, custom_generate=ours, max_new_tokens=4, **options)
 
 
+@covers("your `past_key_values`")
 def test_a_cache_with_tokens_in_it_is_refused(model: Any, ours: Any) -> None:
     cache = DynamicCache(config=model.config)
     model(PROMPTS[:, :3], past_key_values=cache)

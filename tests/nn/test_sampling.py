@@ -248,8 +248,8 @@ def test_rows_that_are_not_finite_are_said(sampling: SamplingParams, broken: flo
         ({"min_p": 1.5}, "min_p is 1.5"),
         ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
         ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias has {-1: 1.0}"),
-        ({"logit_bias": {3: float("inf")}}, "logit_bias has {3: inf}"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias is {-1: 1.0}"),
+        ({"logit_bias": {3: float("inf")}}, "logit_bias is {3: inf}"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
     ],
 )

@@ -49,8 +49,8 @@ def test_naive_bayes_by_hand() -> None:
 def test_router_counts_trigrams() -> None:
     router = Router(2)
     router.fit(["aaaaa", "bbb"], [0, 1])
-    assert [sum(row) for row in router.state()["_counts"]] == [3, 1]
-    assert max(router.state()["_counts"][0]) == 3
+    assert [sum(row) for row in router.state()["counts"]] == [3, 1]
+    assert max(router.state()["counts"][0]) == 3
 
 
 def test_router_that_was_not_fitted_keeps_its_plan() -> None:

@@ -26,7 +26,7 @@ def test_delayed_passes_on_in_order() -> None:
     seen = []
     for value in (0.1, 0.2, 0.3, 0.4):
         tell(policy, 0, value)
-        seen.append(policy.state()["_base"]["_num_rounds"])
+        seen.append(policy.state()["base"]["num_rounds"])
     assert seen == [0, 0, 1, 2]
     assert policy.estimates()[0] == pytest.approx(0.15)
 
@@ -72,7 +72,7 @@ def test_copies_feedback_reaches_the_copy_that_made_the_decision() -> None:
     first, second = policy.choose(), policy.choose()
     tell(policy, 0, 0.9, second.round)
     tell(policy, 0, 0.1, first.round)
-    sums = [copy["_tally"]["sums"] for copy in policy.state()["_copies"]]
+    sums = [copy["tally"]["sums"] for copy in policy.state()["copies"]]
     assert sums == [[0.1], [0.9]]
     assert policy.choose().round == 3
     assert policy.num_copies == 2
@@ -88,7 +88,7 @@ def test_copies_in_the_token_level_game_keep_all_feedback_of_a_decision_together
         assert policy.choose().round > 2
         policy.learn(second, told)
     policy.learn(first, Feedback(np.array([0.9]), np.array([True])))
-    counts = [copy["_tally"]["counts"] for copy in policy.state()["_copies"]]
+    counts = [copy["tally"]["counts"] for copy in policy.state()["copies"]]
     assert counts[:2] == [[1.0], [3.0]]
     assert policy.num_copies == 5
 
@@ -121,9 +121,9 @@ def test_batched_by_hand() -> None:
     for value in range(1, 10):
         policy.choose()
         tell(policy, 0, value / 10)
-        counts.append(policy.state()["_base"]["_tally"]["counts"][0])
+        counts.append(policy.state()["base"]["tally"]["counts"][0])
     assert counts == [1, 2, 2, 2, 4, 4, 4, 5, 5]
-    sums = policy.state()["_base"]["_tally"]["sums"][0]
+    sums = policy.state()["base"]["tally"]["sums"][0]
     assert sums == pytest.approx(0.1 + 0.2 + 0.3 + 0.5 + 0.7)
 
 
@@ -135,7 +135,7 @@ def test_batched_defaults_are_those_of_the_paper() -> None:
     for _ in range(18):
         policy.choose()
         tell(policy, 0, 0.5)
-        counts.append(policy.state()["_base"]["_tally"]["counts"][0])
+        counts.append(policy.state()["base"]["tally"]["counts"][0])
     assert counts == [1, 2, 3, 4, 5, 6] + [6] * 11 + [8]
 
 
@@ -147,8 +147,8 @@ def test_batched_learns_from_rows_that_share_it(rows: int) -> None:
         made = [policy.choose() for _ in range(rows)]
         for decision in made:
             tell(policy, decision.plan, 0.5, decision.round)
-        assert len(policy.state()["_kept"]) <= 12 + rows
-    learned = sum(policy.state()["_base"]["_tally"]["counts"])
+        assert len(policy.state()["kept"]) <= 12 + rows
+    learned = sum(policy.state()["base"]["tally"]["counts"])
     assert 4800 / 6 - 2 * rows <= learned <= 4800 / 6 + 12
 
 
@@ -161,8 +161,8 @@ def test_one_plan_is_the_whole_batchs() -> None:
         assert [decision.plan for decision in made] == [t - 1] * 10
         for policy, decision in zip(rows, made, strict=True):
             tell(policy, decision.plan, 0.5, decision.round)
-    assert shared.state()["_base"]["_tally"]["counts"] == [8.0] * 5
-    assert other.state()["_base"]["_tally"]["counts"] == [2.0] * 5
+    assert shared.state()["base"]["tally"]["counts"] == [8.0] * 5
+    assert other.state()["base"]["tally"]["counts"] == [2.0] * 5
 
 
 def test_wrappers_nest() -> None:

@@ -115,6 +115,9 @@ STATES = {
     "deep": "[" * 200_000,
     "not a number": '{"draftwise": NaN}',
     "twice": '{"draftwise": 1, "draftwise": 1}',
+    "infinite": '{"draftwise": 1e999}',
+    "negative infinity": '{"draftwise": -1e999}',
+    "400 digits": '{"draftwise": %s}' % ("9" * 400),
     "a list": "[]",
     "no text": "\x00\x01",
 }

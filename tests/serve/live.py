@@ -116,10 +116,11 @@ def fake_service(
 
 
 @contextmanager
-def serving(service: Service, gate: Gate | None = None) -> Iterator[Live]:
-    """Serve until the block ends."""
+def serving(service: Service, gate: Gate | None = None, port: int = 0) -> Iterator[Live]:
+    """Serve until the block ends. port: 0 = one that is free."""
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     config = uvicorn.Config(
         make_app(service, gate or Gate()),
         log_config=None,

@@ -13,6 +13,8 @@ from serve.browser import CHROMIUM, DRIVER, Browser, browsing
 from serve.fake import Fake
 from serve.live import fake_service, serving
 
+SHIFT, ENTER = "\ue008", "\ue007"
+"""Keys as WebDriver names them; a second SHIFT lets go."""
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="no Chromium found: apt install chromium chromium-driver"
 )
@@ -35,9 +37,33 @@ for (const one of document.querySelectorAll("p, td, th, h2, label, span, svg tex
   const ink = one instanceof SVGElement ? style.fill : style.color;
   if (contrast(ink, back) < 4.5) faint.push(one.textContent.slice(0, 30));
 }
+const shade = document.querySelector("#log i") || document.querySelector(".keys i");
+for (const one of document.querySelectorAll("input, select, textarea, button:not(.main)")) {
+  if (!one.getClientRects().length || one.disabled) continue;
+  const border = getComputedStyle(one).borderTopColor;
+  if (contrast(border, back) < 3 || contrast(border, getComputedStyle(one).backgroundColor) < 3)
+    faint.push("border of " + one.id);
+}
+for (const one of document.querySelectorAll("svg rect, svg circle, .keys i, #log i")) {
+  const style = getComputedStyle(one);
+  const drawn = one instanceof SVGElement ? [style.fill, style.stroke]
+    : [style.borderBottomColor, style.backgroundColor];
+  if (!drawn.some(colour => /\\d/.test(colour) && contrast(colour, back) >= 3))
+    faint.push("a mark of " + style.getPropertyValue("--c") + style.fill);
+}
+const collisions = [];
+for (const chart of document.querySelectorAll("svg")) {
+  const texts = [...chart.querySelectorAll("text")];
+  texts.forEach((text, i) => texts.slice(i + 1).forEach(other => {
+    const [a, b] = [text.getBoundingClientRect(), other.getBoundingClientRect()];
+    if (Math.min(a.right, b.right) > Math.max(a.left, b.left) &&
+        Math.min(a.bottom, b.bottom) > Math.max(a.top, b.top))
+      collisions.push(text.textContent + " / " + other.textContent);
+  }));
+}
 const small = [...document.querySelectorAll("svg text")]
   .filter(one => one.getBoundingClientRect().height < 10).map(one => one.textContent);
-return {small, back: getComputedStyle(document.body).backgroundColor, faint,
+return {small, collisions, back: getComputedStyle(document.body).backgroundColor, faint,
   width: document.documentElement.scrollWidth, room: innerWidth};
 """
 
@@ -66,7 +92,19 @@ def test_an_answer_is_painted_and_compared(window: Callable[..., Browser]) -> No
         assert "".join(text for text, _, _ in pieces) == "abcde" * 4
         assert {source for _, source, _ in pieces} == {"parrot", "target"}
         assert len({shade for _, source, shade in pieces if source == "parrot"}) == 1
-        assert len({shade for _, _, shade in pieces}) == 2, "the target's own stand on nothing"
+        assert len({shade for _, _, shade in pieces}) == 2
+        legend = browser.run(
+            "return [...document.querySelectorAll('#keys > span')].map(s => [s.textContent, "
+            "getComputedStyle(s.querySelector('i')).backgroundColor])"
+        )
+        lines = browser.run(
+            "return [...document.querySelectorAll('.answer i')].map(i => [i.title, "
+            "getComputedStyle(i).borderBottomColor])"
+        )
+        assert sorted(map(tuple, legend)) == sorted({tuple(line) for line in lines})
+        said = "return document.getElementById('said').textContent"
+        assert browser.run(said).startswith("abcde" * 4), "read aloud once, as a whole"
+        assert browser.run("return document.querySelectorAll('[aria-live] .answer').length") == 0
         browser.click(".plainly")
         browser.wait("return document.body.innerText.includes('the same text')")
         browser.wait("return document.querySelectorAll('#speed rect').length")
@@ -90,9 +128,161 @@ def test_stopping_an_answer_frees_its_row(window: Callable[..., Browser]) -> Non
         browser.click("#send")
         browser.wait("return document.querySelectorAll('.answer i').length > 3")
         browser.click("#stop")
-        browser.wait("return document.querySelector('.facts').textContent.includes('stopped')")
+        browser.wait("return document.querySelector('.facts').textContent.includes('Stopped')")
         live.settle()
     assert not fake.engine.has_work
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
+
+
+def facts(browser: Browser, word: str) -> None:
+    browser.wait(f"return document.getElementById('log').innerText.includes({word!r})")
+
+
+def test_enter_sends_and_shift_enter_is_a_new_line(window: Callable[..., Browser]) -> None:
+    fake = Fake()
+    with serving(fake_service(fake, chat_template=TEMPLATE)) as live:
+        live.service.about["has_template"] = True
+        browser = window()
+        browser.go(live.url + "/")
+        browser.wait("return document.getElementById('title').textContent === 'Chat'")
+        assert "Shift+Enter" in browser.run("return document.body.innerText")
+        browser.type("#text", "ab" + SHIFT + ENTER + SHIFT + "cd" + ENTER)
+        browser.wait("return document.querySelector('.plainly')")
+        assert browser.run("return document.querySelector('.you').textContent") == "ab\ncd"
+        assert browser.run("return document.getElementById('text').value") == ""
+        assert browser.complaints() == []
+    assert len(fake.rows) == 1
+
+
+def test_without_a_server_the_text_stays_and_can_be_sent_again(
+    window: Callable[..., Browser],
+) -> None:
+    service = fake_service(Fake(), chat_template=TEMPLATE)
+    service.about["has_template"] = True
+    browser = window()
+    with serving(service) as live:
+        browser.go(live.url + "/")
+        browser.wait("return document.getElementById('title').textContent === 'Chat'")
+    browser.type("#text", "a long question" + ENTER)
+    facts(browser, "cannot be reached")
+    assert browser.run("return document.getElementById('text').value") == "a long question"
+    browser.wait("return document.getElementById('state').className === 'bad'")
+    fake = Fake()
+    service = fake_service(fake, chat_template=TEMPLATE)
+    service.about["has_template"] = True
+    with serving(service, port=live.port):
+        browser.wait("return document.getElementById('state').className === ''")
+        browser.click(".facts button")
+        browser.wait("return document.querySelector('.plainly')")
+        assert browser.run("return document.getElementById('text').value") == ""
+        assert browser.run("return document.querySelectorAll('.you').length") == 1
+        browser.type("#text", "b" + ENTER)
+        browser.wait("return document.querySelectorAll('.plainly').length === 2")
+    sent = fake.tokenizer.decode(fake.rows[1].prompt)
+    assert sent.startswith("a long question a long")
+    assert sent.endswith(" b ")
+
+
+def test_what_was_cut_says_so_and_goes_on(window: Callable[..., Browser]) -> None:
+    fake = Fake()
+    with serving(fake_service(fake)) as live:
+        browser = window()
+        browser.go(live.url + "/")
+        browser.wait("return document.getElementById('title').textContent === 'Continue a text'")
+        browser.type("#text", "abc")
+        browser.type("#tokens", "5")
+        browser.click("#send")
+        facts(browser, "Cut off")
+        assert browser.run(
+            "const log = document.getElementById('log');"
+            "return log.scrollTop + log.clientHeight >= log.scrollHeight - 1"
+        )
+        browser.click(".facts button")
+        browser.wait("return document.querySelectorAll('.answer').length === 2")
+        browser.wait("return document.querySelectorAll('.plainly').length === 2")
+    assert [fake.tokenizer.decode(row.prompt) for row in fake.rows] == ["abc", "abcabcab"]
+
+
+def test_a_stopped_answer_without_a_word_is_not_in_the_history(
+    window: Callable[..., Browser],
+) -> None:
+    fake = Fake(pace_s=0.5)
+    service = fake_service(fake, chat_template=TEMPLATE)
+    service.about["has_template"] = True
+    with serving(service) as live:
+        browser = window()
+        browser.go(live.url + "/")
+        browser.wait("return document.getElementById('title').textContent === 'Chat'")
+        browser.type("#text", "first" + ENTER)
+        browser.click("#stop")
+        facts(browser, "Stopped")
+        fake.engine.pace_s = 0.0
+        browser.type("#tokens", "4")
+        browser.type("#text", "next" + ENTER)
+        browser.wait("return document.querySelector('.plainly')")
+    assert fake.tokenizer.decode(fake.rows[-1].prompt) == "next "
+
+
+def test_numbers_are_asked_for_in_the_pages_words(window: Callable[..., Browser]) -> None:
+    fake = Fake()
+    with serving(fake_service(fake)) as live:
+        browser = window()
+        browser.go(live.url + "/")
+        assert int(browser.run("return document.getElementById('tokens').value")) >= 400
+        browser.type("#text", "abc")
+        browser.type("#tokens", "")
+        browser.click("#send")
+        assert "tokens an answer may have" in browser.run("return document.body.innerText")
+        assert browser.run("return document.getElementById('text').value") == "abc"
+        browser.type("#tokens", "3")
+        browser.click("#send")
+        browser.wait("return document.querySelector('.plainly')")
+        assert browser.run("return document.getElementById('trouble').hidden")
+    assert len(fake.rows) == 1
+
+
+def test_new_stops_an_answer(window: Callable[..., Browser]) -> None:
+    fake = Fake(pace_s=0.01)
+    with serving(fake_service(fake)) as live:
+        browser = window()
+        browser.go(live.url + "/")
+        browser.type("#text", "abc")
+        browser.type("#tokens", "4000")
+        browser.click("#send")
+        browser.wait("return document.querySelectorAll('.answer i').length > 3")
+        browser.click("#clear")
+        live.settle()
+        assert browser.run("return document.getElementById('log').childElementCount") == 0
+        browser.type("#tokens", "3")
+        browser.click("#send")
+        browser.wait("return document.querySelector('.plainly')")
+        assert browser.run("return document.querySelectorAll('.answer').length") == 1
+
+
+def test_another_model_is_noticed(window: Callable[..., Browser]) -> None:
+    browser = window()
+    with serving(fake_service(Fake())) as live:
+        browser.go(live.url + "/")
+        browser.wait("return document.getElementById('title').textContent === 'Continue a text'")
+        browser.type("#text", "abc")
+        browser.click("#send")
+        browser.wait("return document.querySelector('.plainly')")
+        browser.type("#text", "typed but not sent")
+    fake = Fake()
+    service = fake_service(fake, chat_template=TEMPLATE)
+    service.about.update(model="magpie", drafters=["one", "parrot"], has_template=True)
+    with serving(service, port=live.port):
+        browser.wait("return document.getElementById('model').textContent === 'magpie'")
+        assert browser.run("return document.getElementById('title').textContent") == "Chat"
+        legend = browser.run("return document.getElementById('keys').innerText").split("\n")
+        assert legend == ["one", "parrot", "the model itself"]
+        assert "started again with magpie" in browser.run("return document.body.innerText")
+        assert browser.run("return document.querySelectorAll('#log button').length") == 0
+        browser.run("document.getElementById('ask').requestSubmit()")
+        browser.wait("return document.querySelector('.plainly')")
+    assert fake.tokenizer.decode(fake.rows[0].prompt) == "typed but not sent "
 
 
 def test_a_key_is_asked_for(window: Callable[..., Browser]) -> None:
@@ -111,21 +301,26 @@ def test_a_key_is_asked_for(window: Callable[..., Browser]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "back", "width"), [("light", 255, 1280), ("dark", 18, 1280), ("light", 255, 380)]
+    ("scheme", "back", "width"),
+    [("light", 255, 1280), ("dark", 18, 1280), ("light", 255, 375), ("dark", 18, 375)],
 )
 def test_all_is_legible_and_nothing_is_cut(
     window: Callable[..., Browser], tmp_path: Path, scheme: str, back: int, width: int
 ) -> None:
     with serving(fake_service(Fake(pace_s=0.002))) as live:
-        live.complete("abc", max_tokens=40)
         browser = window(width, 900, scheme)
         browser.go(live.url + "/")
+        browser.type("#text", "abcde")
+        browser.click("#send")
+        browser.wait("return document.querySelector('.plainly')")
         browser.wait("return document.querySelectorAll('#speed rect').length")
+        browser.wait("return document.querySelectorAll('#expected circle').length")
         found = browser.run(LOOK)
         browser.picture(tmp_path / "page.png")
     assert found["back"].startswith(f"rgb({back},")
     assert found["faint"] == []
     assert found["small"] == []
+    assert found["collisions"] == []
     assert found["width"] <= found["room"]
 
 

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from draftwise.cli.simulate import simulate
+from draftwise.colours import PALETTE
 from draftwise.sim.plots import prepare
 from draftwise.types import DraftwiseError
 from sim.worlds import write_npz
@@ -44,6 +45,25 @@ def test_the_table_names_policies_and_domains() -> None:
     assert result.exit_code == 0
     for word in ("hedgespec-llama", "ucbspec", "MAT", "regret", "Math"):
         assert word in result.stdout
+
+
+def test_one_text_has_no_interval() -> None:
+    asked = ("--preset", "geometric", "--policy", "ucbspec", "--tokens", "20", "--seeds")
+    found = json.loads(run(*asked, "1", "--json").stdout)
+    assert found["average"]["ucbspec"]["ci95"] is None
+    assert found["results"][0]["regret_ci95"] is None
+    assert "one text in a domain has no interval" in run(*asked, "1").stdout
+    found = json.loads(run(*asked, "2", "--json").stdout)
+    assert found["average"]["ucbspec"]["ci95"] > 0
+    assert "no interval" not in run(*asked, "2").stdout
+
+
+def test_tables_fit_80_columns_and_explain_themselves() -> None:
+    out = run("--policy", "goodput@0-8/goodput/panoramic", "--policy", "ucb1:beta=0.01@2,4/length",
+              "--tokens", "20", "--seeds", "1").stdout  # fmt: skip
+    assert max(map(len, out.splitlines())) <= 80
+    for word in ("goodput@", "panoramic", "regret: rounds more", "without prefill"):
+        assert word in out
 
 
 def test_a_trace_is_replayed_with_its_costs(tmp_path: Path) -> None:
@@ -79,6 +99,18 @@ def test_plots_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
         assert first == second
         assert first.startswith(b"\x89PNG")
         assert len(first) > 10_000
+
+
+def test_a_drafter_has_the_same_colour_in_every_panel(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    run("--preset", "hedgespec-llama", "--policy", "goodput@0-4", "--policy", "ucbspec",
+        "--drafters", "3", "--tokens", "40", "--seeds", "1", "--plot", str(tmp_path))  # fmt: skip
+    pixels = (imread(tmp_path / "estimates.png")[..., :3] * 255).round().astype(int)
+    left, right = (pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :])
+    for panel in (left, right):  # the first of them also chooses among no drafter at all
+        found = {"#{:02x}{:02x}{:02x}".format(*one) for one in panel.reshape(-1, 3).tolist()}
+        assert found & set(PALETTE) == set(PALETTE[:3])
 
 
 def test_without_matplotlib_the_extra_is_named(

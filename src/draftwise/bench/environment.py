@@ -53,10 +53,12 @@ def commit() -> str | None:
     return f"{revision}-dirty" if changed else revision
 
 
-def command() -> str:
-    """The command line that made it."""
+def command(secret: str = "") -> str:
+    """The command line that made it, with ``***`` for a secret."""
     program, *arguments = sys.argv
     name = Path(program).name
+    if secret:
+        arguments = [argument.replace(secret, "***") for argument in arguments]
     return shlex.join(["draftwise" if name == "__main__.py" else name, *arguments])
 
 

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,16 @@ class Ratio:
     value: float
     low: float
     high: float
+    num_prompts: int
+
+    @property
+    def ci95(self) -> tuple[float, float] | None:
+        """The interval; None with a single prompt, where nothing can be drawn."""
+        return (self.low, self.high) if self.num_prompts > 1 else None
+
+    def as_json(self) -> dict[str, Any]:
+        """``{"median", "ci95"}``: the ratio of medians, and its interval or None."""
+        return {"median": self.value, "ci95": None if self.ci95 is None else list(self.ci95)}
 
 
 def ratio(
@@ -38,12 +49,12 @@ def ratio(
 ) -> Ratio:
     """The ratio of tokens a second, all prompts together; all arguments [P], paired by prompt.
 
-    Prompts are drawn anew with replacement, the same for both methods; with one prompt there is
-    nothing to draw, and the interval is a point.
+    Prompts are drawn with replacement, the same for both methods; with one prompt there is
+    nothing to draw, and no interval.
 
     >>> one = np.ones(4)
     >>> ratio(one, one, one, 2 * one)
-    Ratio(value=2.0, low=2.0, high=2.0)
+    Ratio(value=2.0, low=2.0, high=2.0, num_prompts=4)
     """
     num = len(seconds)
     picks = np.random.default_rng(seed).integers(0, num, (NUM_RESAMPLES, num))
@@ -51,7 +62,7 @@ def ratio(
     theirs = base_tokens[picks].sum(1) / base_seconds[picks].sum(1)
     low, high = np.quantile(mine / theirs, [0.025, 0.975])
     value = (tokens.sum() / seconds.sum()) / (base_tokens.sum() / base_seconds.sum())
-    return Ratio(float(value), float(low), float(high))
+    return Ratio(float(value), float(low), float(high), num)
 
 
 @dataclass(frozen=True)

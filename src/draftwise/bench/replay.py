@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench.paired import Ratio, ratio
+from draftwise.bench.paired import ratio
 from draftwise.sim.environments.rounds import RoundTrace
 from draftwise.sim.report import report
 from draftwise.sim.run import Match, Outcome, run_match
@@ -21,6 +21,8 @@ ADAPTIVE = "goodput"
 """The policy of the default preset."""
 WELL_COVERED = 0.9
 """Share of scored tokens from which on a replay is taken at its word."""
+EXCLUDED = "prefill (reading the prompts) is in none of the speeds: a trace holds rounds"
+"""What every number of a replay leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ def play_trace(
 
 def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
     """``simulate``'s object, with what was recorded and how much of the replay is known."""
-    found = report(path.name, replay.match, replay.outcome) | {"unit": unit(replay)}
+    found = report(path.name, replay.match, replay.outcome)
+    found |= {"unit": unit(replay), "excludes": ["prefill"]}
     trace = replay.recorded
     if trace is not None:
         played = trace.played()
@@ -136,13 +139,14 @@ def advise(path: Path, *, costs: str | None = None, seeds: int = 5) -> dict[str,
     return {
         "trace": str(path),
         "unit": unit(replay),
+        "excludes": ["prefill"],
         "num_requests": len(found.tokens),
         "best": first,
         "plain": _speed(found, found.plain_s),
         "adaptive": {
             "policy": ADAPTIVE,
             **_speed(found, found.adaptive_s),
-            "over_best": _json(over),
+            "over_best": over.as_json(),
         },
         "by_drafter": rows,
         "coverage": None if trace is None else trace.coverage(),
@@ -154,11 +158,7 @@ def advise(path: Path, *, costs: str | None = None, seeds: int = 5) -> dict[str,
 def _speed(found: Columns, seconds: Floats) -> dict[str, Any]:
     compared = ratio(found.tokens, seconds, found.tokens, found.plain_s)
     rate = float(found.tokens.sum() / seconds.sum())
-    return {"tok_per_s": rate, "speedup": _json(compared)}
-
-
-def _json(found: Ratio) -> dict[str, Any]:
-    return {"median": found.value, "ci95": [found.low, found.high]}
+    return {"tok_per_s": rate, "speedup": compared.as_json()}
 
 
 LOOKUP_NGRAMS = (1, 8)

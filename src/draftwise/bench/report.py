@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from draftwise.bench.charts import canvas, learning, speed
 from draftwise.bench.hindsight import Hindsight, look_back
 from draftwise.bench.methods import DEFAULT
 from draftwise.bench.page import chart, page, section, table
+from draftwise.bench.results import cautions, extent, interval
 from draftwise.bench.runs import Run
 from draftwise.bench.samples import samples
 from draftwise.bench.suites import Suite
-from draftwise.engine.request import TARGET
+from draftwise.colours import drafter_colours
 from draftwise.types import NONE
 
 FILE = "report.html"
@@ -33,18 +34,13 @@ SECTIONS = {
 """Anchors and titles, in order."""
 
 
-FEW_PROMPTS = 10
-"""Below so many prompts a bootstrap's interval is said to be rough."""
+def report_colours(drafters: Iterable[str], runs: Sequence[Run]) -> dict[str, str]:
+    """A colour for each drafter in the whole report; plain decoding stays in the background.
 
-
-def drafter_colours(runs: Sequence[Run]) -> dict[str, str]:
-    """One colour for each drafter in the whole report; plain decoding stays in the background."""
-    courses = [run.course for run in runs if run.course]
-    names = {name for course in courses for key in ("arms", "sources") for name in course[key]}
-    real = sorted(names - {NONE, TARGET})
-    return {NONE: canvas.SOFT} | {
-        name: canvas.PALETTE[index % len(canvas.PALETTE)] for index, name in enumerate(real)
-    }
+    Stop rules and fixed plans, which some policies choose among, get the colours after those.
+    """
+    arms = {arm for run in runs if run.course for arm in run.course["arms"]}
+    return {NONE: canvas.SOFT} | drafter_colours([*drafters, *sorted(arms - {NONE})])
 
 
 def check_report() -> None:
@@ -57,7 +53,7 @@ def write_report(
 ) -> Path:
     """Draw everything and write one file; returns its path."""
     hindsight = look_back(folder / scout.FILE)
-    colours = drafter_colours(runs)
+    colours = report_colours(results["drafters"], runs)
     with canvas.style():
         parts = [
             _top(results),
@@ -80,23 +76,21 @@ def _top(results: Mapping[str, Any]) -> str:
     settings, found = results["settings"], results["comparisons"]
     heads = []
     for label, row in found.items():
-        low, high = row["ci95"]
         which = row["methods"][0] if isinstance(row["methods"], list) else "chosen in hindsight"
         heads.append(
             f'<div class="head"><b>{row["median"]:.2f}x</b>'
-            f"<span>{low:.2f} to {high:.2f}</span>"
+            f"<span>{interval(row) or 'no interval'}</span>"
             f"<span>{escape(label)}<br>{escape(canvas.short(which))}</span></div>"
         )
     links = " ".join(f'<a href="#{key}">{escape(title)}</a>' for key, title in SECTIONS.items())
-    unfinished = "" if results["is_complete"] else " Ended before everything was measured."
     top = (
         f"<h1>draftwise bench: {escape(results['suite'])}</h1>"
-        f'<p class="soft">{settings["num_items_measured"]} prompts, {settings["tokens"]} tokens at '
-        f"most, temperature {settings['temperature']:g}, {settings['repeats']} times, interleaved."
-        f"{unfinished}</p>"
+        f'<p class="soft">{extent(settings)}, temperature {settings["temperature"]:g}, all methods '
+        "interleaved.</p>"
     )
+    top += "".join(f"<p><strong>{escape(said)}</strong></p>" for said in cautions(results))
     if heads:
-        top += "<p>draftwise is so many times as fast as</p>"
+        top += "<p>The speed of draftwise, as a multiple of that of</p>"
         top += f'<div class="heads">{"".join(heads)}</div>'
     return f"{top}<nav>{links}</nav>"
 
@@ -107,12 +101,6 @@ def _methods(results: Mapping[str, Any]) -> str:
         "95% of a bootstrap over prompts, of the <em>ratio</em> to plain decoding in the same "
         "loop. MAT counts the bonus token."
     )
-    num = results["settings"]["num_items_measured"]
-    if num < FEW_PROMPTS:
-        words += (
-            f" <strong>With {num} prompts the intervals are rough</strong>: a bootstrap cannot see "
-            "prompts that were not asked."
-        )
     rows = results["methods"]
     order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
     heads = ("method", "tok/s", "x plain", "95%", "MAT", "accepted / drafted", "same text")
@@ -126,14 +114,13 @@ def _methods(results: Mapping[str, Any]) -> str:
 
 
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
-    low, high = row["speedup"]["ci95"]
     rate = row["draft_acceptance_rate"]
     same = f"{row['same_tokens']:.0%}"
     if row["lossless"] is not None:
         same = '<span class="yes">yes</span>' if row["lossless"] else '<span class="no">NO</span>'
     return [
         escape(name), f"{row['tok_per_s']:.1f}", f"{row['speedup']['median']:.2f}",
-        f"{low:.2f} to {high:.2f}", f"{row['mat']:.2f}", "" if rate is None else f"{rate:.2f}",
+        interval(row["speedup"]), f"{row['mat']:.2f}", "" if rate is None else f"{rate:.2f}",
         same,
     ]  # fmt: skip
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from draftwise.bench.methods import DEFAULT, LOOKUP, PLAIN, TRANSFORMERS
-from draftwise.bench.paired import Ratio, Timing
+from draftwise.bench.paired import Timing
 from draftwise.bench.runs import Run
 from draftwise.presets import PRESETS
 
+FEW_PROMPTS = 10
+"""Below that many prompts, a bootstrap's interval is said to be rough."""
 Row = dict[str, Any]
 """One method, flat; the keys are documented in docs/bench.md."""
 
@@ -96,7 +98,7 @@ def _row(sheet: Sheet, name: str, same: float) -> Row:
     row = {
         "tok_per_s": sheet.timing.tok_per_s(name),
         "mat": tokens / num_rounds if num_rounds else 0.0,
-        "speedup": as_json(sheet.timing.compare(name, PLAIN)),
+        "speedup": sheet.timing.compare(name, PLAIN).as_json(),
         "lossless": same == 1.0 if sheet.can_compare else None,
         "same_tokens": same,
         "num_answers": len(runs),
@@ -148,7 +150,7 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
         names = [name for name in names if name in timing.names]
         if names:
             best = max(names, key=timing.tok_per_s)
-            found[label] = {"methods": [best], **as_json(timing.compare(DEFAULT, best))}
+            found[label] = {"methods": [best], **timing.compare(DEFAULT, best).as_json()}
     if parts and (fixed := groups["best fixed plan"]):
         found["best fixed plan of each domain"] = _hindsight(sheet, parts, fixed)
     return found
@@ -166,7 +168,7 @@ def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -
         np.stack([sheet.timing.num_tokens[mine], sheet.timing.num_tokens[rows_of, places]]),
         {},
     )
-    return {"methods": best, **as_json(both.compare(DEFAULT, "hindsight"))}
+    return {"methods": best, **both.compare(DEFAULT, "hindsight").as_json()}
 
 
 def _is_assisted(name: str) -> bool:
@@ -180,6 +182,38 @@ def _is_rival(name: str) -> bool:
     return preset in PRESETS and preset not in {PLAIN, DEFAULT}
 
 
-def as_json(ratio: Ratio) -> Row:
-    """``{"median", "ci95"}``: the ratio of medians, and its interval."""
-    return {"median": ratio.value, "ci95": [ratio.low, ratio.high]}
+def interval(ratio: Mapping[str, Any]) -> str:
+    """A 95% interval in two numbers; empty where there is none, as of plain decoding to itself.
+
+    >>> interval({"ci95": [0.5, 1.25]}), interval({"ci95": None}), interval({"ci95": [1.0, 1.0]})
+    ('0.50-1.25', '', '')
+    """
+    low, high = ratio["ci95"] or (0.0, 0.0)
+    return f"{low:.2f}-{high:.2f}" if low < high else ""
+
+
+def cautions(found: Mapping[str, Any]) -> list[str]:
+    """What a reader of ``results.json`` must know; the same on the terminal and in the report."""
+    num, said = found["settings"]["num_items_measured"], []
+    if not found["is_complete"]:
+        said.append("It ended before everything was measured: the same command goes on.")
+    if num == 1:
+        said.append("With 1 prompt there is no interval: another prompt may say otherwise.")
+    elif num < FEW_PROMPTS:
+        said.append(
+            f"With {num} prompts the intervals are rough: a bootstrap cannot see prompts that "
+            "were not asked."
+        )
+    return said
+
+
+def extent(settings: Mapping[str, Any]) -> str:
+    """How much was measured, in words.
+
+    >>> extent({"num_items_measured": 2, "tokens": 64, "repeats": 1})
+    '2 prompts, at most 64 tokens, measured once'
+    """
+    num, repeats = settings["num_items_measured"], settings["repeats"]
+    often = "once" if repeats == 1 else f"{repeats} times"
+    prompts = "1 prompt" if num == 1 else f"{num} prompts"
+    return f"{prompts}, at most {settings['tokens']} tokens, measured {often}"

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftwise.lines import write_text
 from draftwise.types import DraftwiseError
 
 FILE = "runs.jsonl"
@@ -93,9 +94,7 @@ class Store:
         found = [run for line in lines if (run := _parse(line)) is not None]
         whole = whole_turns(found, num_methods)
         if len(whole) < len([line for line in lines if line.strip()]):
-            part = self._path.with_suffix(".part")
-            part.write_text("\n".join([header, *map(_line, whole)]) + "\n", "utf-8")
-            part.replace(self._path)
+            write_text(self._path, "\n".join([header, *map(_line, whole)]) + "\n")
         return whole
 
     def add(self, runs: Sequence[Run]) -> None:
@@ -121,9 +120,7 @@ def _parse(line: str) -> Run | None:
 
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all: a reader never sees half a file."""
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(_text(value, 0) + "\n", "utf-8")
-    part.replace(path)
+    write_text(path, _text(value, 0) + "\n")
 
 
 def _text(value: Any, depth: int) -> str:

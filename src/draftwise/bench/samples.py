@@ -31,7 +31,7 @@ def samples(
     method = DEFAULT if DEFAULT in names else names[0]
     mine = [run for run in written if run.method == method]
     everyone = [source for run in mine for source in _sources(run)]
-    colours = {name: drafters[name] for name in sorted(set(everyone)) if name in drafters}
+    colours = {name: shade for name, shade in drafters.items() if name in everyone}
     words = (
         f"The first prompt of every domain, answered by <code>{escape(method)}</code>. Tokens "
         "without a colour are the target's own: bonus tokens, and what was decoded plainly."

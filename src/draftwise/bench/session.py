@@ -123,6 +123,7 @@ def _sum_up(
             "num_prompts_cut": num_cut,
             "clock": wish.clock,
         },
+        "drafters": [drafter.name for drafter in base.drafters],
         "is_complete": len(runs) >= wish.repeats * len(suite.items) * len(methods),
         **rounded(results(sheet)),
         "environment": then["environment"] | {"cpu_share": _cpu_share(runs)},

@@ -32,6 +32,7 @@ from draftwise.cli.failures import (
 from draftwise.cli.load import Wanted, check, check_sampling, load
 from draftwise.cli.lock import alone_in
 from draftwise.cli.progress import bars
+from draftwise.cli.show import broken
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
@@ -76,6 +77,8 @@ Clock = Annotated[
 NoReport = Annotated[bool, typer.Option("--no-report", help="Leave out report.html.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")]
 
+_NAME = 34
+"""Room for a name in a table of 80 columns."""
 _QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 
@@ -178,6 +181,8 @@ def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
 
 def _conclude(measured: Measured, out: Path, *, as_json: bool, with_report: bool) -> None:
     """The report, then what people or programs read."""
+    from draftwise.bench.results import cautions
+
     paths = list(measured.paths)
     if with_report:
         from draftwise.bench.report import write_report
@@ -190,16 +195,19 @@ def _conclude(measured: Measured, out: Path, *, as_json: bool, with_report: bool
     console = Output()
     console.print(methods_table(measured.results))
     console.print(comparisons_table(measured.results))
+    for caution in cautions(measured.results):
+        say(caution, style="yellow")
     for path in dict.fromkeys([*paths[:2], paths[-1]]):
         say(f"wrote {path}", style="dim")
 
 
 def methods_table(results: dict[str, Any]) -> Table:
     """Every method over all domains, the fastest first."""
-    settings = results["settings"]
+    from draftwise.bench.results import extent, interval
+
     table = Table(
-        title=f"{results['suite']}: {settings['num_items_measured']} prompts, "
-        f"{settings['tokens']} tokens, {settings['repeats']} times",
+        title=f"{results['suite']}: {extent(results['settings'])}",
+        caption="Seconds are of whole answers, reading the prompt (prefill) included.",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
@@ -209,10 +217,10 @@ def methods_table(results: dict[str, Any]) -> Table:
     for name in sorted(rows, key=lambda name: -rows[name]["tok_per_s"]):
         row = rows[name]
         table.add_row(
-            Text(name, "bold" if name == "draftwise" else ""),
+            Text(broken(name, _NAME), "bold" if name == "draftwise" else ""),
             f"{row['tok_per_s']:.1f}",
             f"{row['speedup']['median']:.2f}",
-            _interval(row["speedup"]),
+            interval(row["speedup"]),
             f"{row['mat']:.2f}",
             _same(row),
         )
@@ -221,20 +229,19 @@ def methods_table(results: dict[str, Any]) -> Table:
 
 def comparisons_table(results: dict[str, Any]) -> Table:
     """draftwise over others that this very run found best."""
+    from draftwise.bench.results import interval
+
     table = Table(title="draftwise, times as fast as", box=box.SIMPLE_HEAD)
     table.add_column("other")
     table.add_column("ratio", justify="right", no_wrap=True)
     table.add_column("95%", justify="right", no_wrap=True)
     for label, row in results["comparisons"].items():
         which = row["methods"] if isinstance(row["methods"], list) else []
-        name = " ".join([label, *(f"({method})" for method in which)])
-        table.add_row(name, f"{row['median']:.2f}", _interval(row))
+        name = "\n".join([label, *(broken(method, _NAME) for method in which)]).replace(
+            "\n", "\n  "
+        )
+        table.add_row(name, f"{row['median']:.2f}", interval(row))
     return table
-
-
-def _interval(ratio: dict[str, Any]) -> str:
-    low, high = ratio["ci95"]
-    return f"{low:.2f}-{high:.2f}"
 
 
 def _same(row: dict[str, Any]) -> Text:

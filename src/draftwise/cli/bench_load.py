@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.failures import quiet, refused_values, say
+from draftwise.cli.failures import Output, quiet, refused_values, say
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -74,10 +73,10 @@ def run_load(wish: LoadWish) -> None:
 
 def _run_load(wish: LoadWish) -> None:
     from draftwise.bench.charts.canvas import check_matplotlib
-    from draftwise.bench.environment import environment
+    from draftwise.bench.environment import command, environment
     from draftwise.bench.load.client import CHAT, COMPLETIONS, Server
-    from draftwise.bench.load.drive import drive
-    from draftwise.bench.load.numbers import summary
+    from draftwise.bench.load.drive import drive_all
+    from draftwise.bench.load.numbers import cautions, summary
     from draftwise.bench.load.report import write_report, write_results
     from draftwise.bench.suites import load_suite
 
@@ -93,24 +92,29 @@ def _run_load(wish: LoadWish) -> None:
     options = {"max_tokens": wish.tokens, "temperature": wish.temperature, "stream": wish.stream}
     options |= {"seed": wish.seed, **_extra(wish.extra)}
     _warm_up(server, prompts, options)
-    volleys, rows = [], []
-    for load in loads:
-        num = wish.requests or len(prompts)
-        volleys.append(drive(server, prompts, num, load, options, wish.seed))
-        rows.append(summary(volleys[-1]))
+    num = wish.requests or len(prompts)
+    volleys = drive_all(server, prompts, num, loads, options, wish.seed)
+    rows = [summary(volley) for volley in volleys]
     settings = {
         "url": wish.url, "model": server.model, "endpoint": wish.endpoint, "suite": wish.suite,
         "num_prompts": len(prompts), "tokens": wish.tokens, "temperature": wish.temperature,
         "stream": wish.stream, "extra": _extra(wish.extra),
     }  # fmt: skip
-    results = {"settings": settings, "loads": rows, "environment": environment(1)}
+    results = {
+        "command": command(wish.key),
+        "settings": settings,
+        "loads": rows,
+        "environment": environment(1),
+    }
     paths = [write_results(results, wish.out)]
     if wish.with_report:
         paths.append(write_report(results, volleys, wish.out))
     if wish.as_json:
         print(json.dumps(results))
         return
-    Console().print(loads_table(results))
+    Output().print(loads_table(results))
+    for caution in cautions(rows):
+        say(caution, style="yellow")
     for error in [error for row in rows for error in row["errors"]][:5]:
         say(error)
     for path in paths:
@@ -119,10 +123,16 @@ def _run_load(wish: LoadWish) -> None:
 
 def loads_table(results: dict[str, Any]) -> Table:
     """A row a load; latencies are median and 99th percentile."""
-    title = f"{results['settings']['url']}; latencies in ms, median / 99%"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("load", "failed", "tok/s", "req/s", "first token", "a token", "answer"):
+    table = Table(
+        title=results["settings"]["url"],
+        caption="ms: milliseconds, median / 99th percentile",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("load", "failed", "tok/s", "req/s"):
         table.add_column(heading, justify="left" if heading == "load" else "right", no_wrap=True)
+    for heading in ("first token\nms", "per token\nms", "answer\nms"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in results["loads"]:
         table.add_row(
             row["load"],
@@ -137,7 +147,8 @@ def loads_table(results: dict[str, Any]) -> Table:
 def _milliseconds(found: dict[str, float] | None) -> str:
     if found is None:
         return ""
-    return f"{1e3 * found['p50']:.3g} / {1e3 * found['p99']:.3g}"
+    return " / ".join(f"{ms:.0f}" if (ms := 1e3 * found[p]) >= 10 else f"{ms:.1f}"
+                      for p in ("p50", "p99"))  # fmt: skip
 
 
 def _loads(wish: LoadWish) -> list[Load]:

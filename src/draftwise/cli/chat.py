@@ -12,7 +12,7 @@ import typer
 from draftwise.chat import render
 from draftwise.cli import options as o
 from draftwise.cli.failures import graceful, quiet, refusals, refused_values, say
-from draftwise.cli.load import Wanted, check, check_sampling, keeping_memory, load
+from draftwise.cli.load import Wanted, check, check_sampling, holding_state, keeping_memory, load
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def chat(
         "seed": seed,
         "max_new_tokens": max_new_tokens,
     }
-    with quiet():
+    with quiet(), holding_state(state):
         with refused_values():
             check(wanted)
             check_sampling(sampling)

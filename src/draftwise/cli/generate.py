@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from draftwise.cli import options as o
 from draftwise.cli.failures import quiet, refusals, refused_values
-from draftwise.cli.load import Wanted, check, check_sampling, keeping_memory, load
+from draftwise.cli.load import Wanted, check, check_sampling, holding_state, keeping_memory, load
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.types import DraftwiseError
 
@@ -86,7 +86,7 @@ def generate(
         "stop": tuple(stop or ()),
         "ignore_eos": ignore_eos,
     }
-    with quiet():
+    with quiet(), holding_state(state):
         with refused_values():
             prompts = _prompts(prompt, file, batch, batch_size)
             if is_chat or system is not None:

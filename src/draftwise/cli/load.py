@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from draftwise import presets, registry
-from draftwise.cli.failures import say
-from draftwise.engine.memory import REQUEST, check_scope
+from draftwise.cli.failures import NOT_WRITTEN, say
+from draftwise.engine.memory import REQUEST, check_scope, hold
+from draftwise.engine.options import request_params
+from draftwise.errors import BadValue, shown
 from draftwise.nn.folder import place
 from draftwise.real.unpack import is_pretrained
 from draftwise.specs import check_spec
-from draftwise.types import DraftwiseError, SamplingParams
+from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
-_SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,18 @@ def _check_state(state: Path) -> None:
         raise DraftwiseError(f"--state {state}: it cannot be read and written")
 
 
+@contextmanager
+def holding_state(state: Path | None) -> Iterator[None]:
+    """Around a whole command: no other draftwise learns in this file meanwhile.
+
+    Raises DraftwiseError where one does, or where the file could not be written.
+    """
+    if state is not None:
+        _check_state(state)
+    with hold(state):
+        yield
+
+
 def check_places(target: str, drafters: Sequence[str]) -> None:
     """Refuse at once, before torch is imported, a model that is not there or a spec that is none.
 
@@ -106,16 +119,12 @@ def check_threads(threads: int) -> None:
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse at once what no model could sample with; raises ValueError or DraftwiseError."""
-    given = {name: sampling[name] for name in _SAMPLING if name in sampling}
-    SamplingParams(**given)
-    if (seed := sampling.get("seed")) is not None and seed < 0:
-        raise DraftwiseError(f"--seed {seed}: it must be 0 or more")
-    for text in sampling.get("stop", ()):
-        if not text:
-            raise DraftwiseError("--stop '': an empty string would end every answer at once")
-    if sampling["max_new_tokens"] < 1:
-        raise DraftwiseError(f"--max-new-tokens {sampling['max_new_tokens']}: it must be 1 or more")
+    """Refuse at once what no model could sample with; raises DraftwiseError."""
+    try:
+        request_params("generate", sampling)
+    except BadValue as error:
+        option = "--" + error.name.replace("_", "-")
+        raise DraftwiseError(f"{option} {shown(error.value)}: it must be {error.must}") from error
 
 
 def load(wanted: Wanted) -> Speculator:
@@ -139,8 +148,8 @@ def load(wanted: Wanted) -> Speculator:
             scope=wanted.scope,
             seed=wanted.seed,
         )
-        if wanted.state is not None and wanted.state.exists():
-            speculator.memory.load(wanted.state)
+        if wanted.state is not None and (said := speculator.memory.take_up(wanted.state)):
+            say(said, style="yellow")
     if wanted.dtype == "auto" and is_pretrained(wanted.target):
         from draftwise.nn.layout import weights_of
 
@@ -150,16 +159,23 @@ def load(wanted: Wanted) -> Speculator:
 
 @contextmanager
 def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]:
-    """Whatever ends the work, what was learnt is saved; a disk that fails costs that alone."""
+    """Whatever ends the work, what was learnt is saved.
+
+    A disk that fails costs that alone, and the command's own end, which becomes exit code 74.
+    """
+    ends_well = False
     try:
         yield
+        ends_well = True
     finally:
-        if state is not None:
-            try:
+        try:
+            if state is not None:
                 speculator.memory.save(state)
-            except OSError as error:
-                why = error.strerror or error
-                say(f"{state} cannot be written ({why}): what was learnt is lost", style="yellow")
+        except OSError as error:
+            why = error.strerror or error
+            say(f"{state} cannot be written ({why}): what was learnt is lost", style="yellow")
+            if ends_well:
+                raise SystemExit(NOT_WRITTEN) from None
 
 
 @contextmanager

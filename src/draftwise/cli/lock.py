@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from draftwise.errors import DraftwiseError
+from draftwise.lines import holding
 
 
 @contextmanager
@@ -16,18 +16,6 @@ def alone_in(folder: Path) -> Iterator[None]:
     Raises DraftwiseError where another process holds it. Without locks (Windows, some network
     disks) nothing is held.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DraftwiseError(
-                f"another draftwise is at work in {folder}: wait for it, or give another folder"
-            ) from None
-        except OSError:
-            pass
+    taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
+    with holding(folder / ".lock", taken):
         yield

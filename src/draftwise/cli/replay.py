@@ -11,8 +11,17 @@ from rich import box
 from rich.table import Table
 
 from draftwise import registry
-from draftwise.bench.replay import ADAPTIVE, WELL_COVERED, advise, play_trace, replay_report
+from draftwise.bench.replay import (
+    ADAPTIVE,
+    EXCLUDED,
+    WELL_COVERED,
+    advise,
+    play_trace,
+    replay_report,
+)
+from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.cli.failures import Output, refusals, say
+from draftwise.cli.show import broken, rate, regret_note, signed
 
 Trace = Annotated[
     Path,
@@ -47,6 +56,10 @@ CostsOf = Annotated[
 Seeds = Annotated[
     int, typer.Option(min=1, help="Times that chance is drawn anew, for sampled text.")
 ]
+_NAME = 40
+"""Room for a name in a table of 80 columns."""
+_MEASURED = "tok/s"
+"""The unit of a replay with the trace's own seconds."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print one object.")]
 
 
@@ -70,7 +83,10 @@ def replay(
     if as_json:
         print(json.dumps(found))
         return
-    Output().print(_replay_table(found))
+    console = Output()
+    console.print(_replay_table(found))
+    _tell(regret_note(found["average"]))
+    _tell(_unit_note(found["unit"]), EXCLUDED)
     _warn(found.get("coverage"))
 
 
@@ -83,31 +99,50 @@ def advise_(trace: Trace, costs: CostsOf = None, seeds: Seeds = 5, as_json: AsJs
         return
     console = Output()
     console.print(_advice_table(found))
+    _tell(_unit_note(found["unit"]), EXCLUDED)
     for name in ("vllm", "transformers"):
         print(f"{name}: {_setting(name, found[name])}")
+    num = found["num_requests"]
+    if num < FEW_PROMPTS:
+        say(
+            "with 1 request there is no interval" if num == 1
+            else f"with {num} requests the intervals are rough", style="yellow",
+        )  # fmt: skip
     _warn(found["coverage"])
+
+
+def _tell(*notes: str) -> None:
+    """What the numbers of a table mean, below it."""
+    for note in filter(None, notes):
+        print(f"  {note}")
+
+
+def _unit_note(unit: str) -> str:
+    return "" if unit == _MEASURED else f"tok/unit: {unit}"
+
+
+def _speed_head(unit: str) -> str:
+    return unit if unit == _MEASURED else "tok/unit"
 
 
 def _replay_table(found: dict[str, Any]) -> Table:
     """What was played, what else could have been, and what is known only in hindsight."""
-    table = Table(title=f"{found['preset']}: all domains alike", box=box.SIMPLE_HEAD)
+    table = Table(title=f"{found['preset']}: mean over domains", box=box.SIMPLE_HEAD)
     table.add_column("policy", overflow="fold")
-    for heading in ("MAT", found["unit"], "x plain", "regret"):
+    for heading in ("MAT", _speed_head(found["unit"]), "x plain", "regret"):
         table.add_column(heading, justify="right", no_wrap=True)
     recorded = found.get("recorded")
     if recorded:
-        rate = recorded["tok_per_s"]
-        table.add_row(
-            "as recorded", f"{recorded['mat']:.2f}", f"{rate:.1f}" if rate else "", "", ""
-        )
+        speed = recorded["tok_per_s"]
+        table.add_row("as recorded", f"{recorded['mat']:.2f}", rate(speed) if speed else "", "", "")
     for label, row in found["average"].items():
         regret = row.get("regret")
         table.add_row(
-            label,
+            broken(label, _NAME),
             f"{row['mat']:.2f}",
-            f"{row['tok_per_s']:.4g}",
+            rate(row["tok_per_s"]),
             f"{row['speedup']:.2f}",
-            "" if regret is None else f"{regret:.1f}",
+            "" if regret is None else signed(regret),
         )
     return table
 
@@ -115,18 +150,21 @@ def _replay_table(found: dict[str, Any]) -> Table:
 def _advice_table(found: dict[str, Any]) -> Table:
     """The best length of every drafter, plain decoding and the adaptive default."""
     num = found["num_requests"]
-    table = Table(title=f"{found['trace']}: {num} requests", box=box.SIMPLE_HEAD)
+    requests = "1 request" if num == 1 else f"{num} requests"
+    table = Table(title=f"{Path(found['trace']).name}: {requests}", box=box.SIMPLE_HEAD)
     table.add_column("setting", overflow="fold")
-    for heading in (found["unit"], "x plain", "95%"):
+    for heading in (_speed_head(found["unit"]), "x plain", "95%"):
         table.add_column(heading, justify="right", no_wrap=True)
     rows = [(_label(row), row) for row in found["by_drafter"]]
     rows.append((f"adaptive: {found['adaptive']['policy']}", found["adaptive"]))
     for label, row in sorted(rows, key=lambda item: -item[1]["tok_per_s"]):
-        low, high = row["speedup"]["ci95"]
         table.add_row(
-            label, f"{row['tok_per_s']:.4g}", f"{row['speedup']['median']:.2f}",
-            f"{low:.2f}-{high:.2f}", style="bold" if row == found["best"] else "",
-        )  # fmt: skip
+            broken(label, _NAME),
+            rate(row["tok_per_s"]),
+            f"{row['speedup']['median']:.2f}",
+            interval(row["speedup"]),
+            style="bold" if row == found["best"] else "",
+        )
     return table
 
 

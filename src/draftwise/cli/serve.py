@@ -11,7 +11,7 @@ import typer
 
 from draftwise.cli import options as o
 from draftwise.cli.failures import quiet, refusals, refused_values, say
-from draftwise.cli.load import Wanted, check, load
+from draftwise.cli.load import Wanted, check, holding_state, load
 from draftwise.types import DraftwiseError
 
 _LISTEN, _LIMITS = "Listening", "Limits"
@@ -118,7 +118,7 @@ def serve(
             chat_template=None if chat_template is None else chat_template.read_text("utf-8"),
             **about,
         )
-    with quiet():
+    with quiet(), holding_state(state):
         speculator = load(wanted)
         if api_key is None and host not in {"127.0.0.1", "localhost", "::1"}:
             say(f"every client that reaches {host} may ask: give --api-key", style="yellow")

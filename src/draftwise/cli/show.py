@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from draftwise.colours import drafter_colours
 from draftwise.types import NONE
 
 if TYPE_CHECKING:
     from draftwise.engine.paint import Piece
     from draftwise.engine.request import Stats
-
-PALETTE = (
-    "#e69f00",
-    "#56b4e9",
-    "#00a878",
-    "#e07bb0",
-    "#b07d48",
-    "#9a8cff",
-    "#a6c834",
-    "#e64553",
-    "#1fb8b8",
-)
-"""Told apart by most colour-blind people, and readable on black and on white (after Okabe, Ito)."""
 
 PLAIN_STYLE = "dim"
 """Of the target's own tokens, and of rounds without a draft."""
@@ -33,8 +21,7 @@ PLAIN_STYLE = "dim"
 
 def colours(drafters: Sequence[str]) -> dict[str, str]:
     """A style for each drafter, in order; the target's own tokens stay in the background."""
-    styles = dict(zip(drafters, cycle(PALETTE), strict=False))
-    return styles | {"target": PLAIN_STYLE, NONE: PLAIN_STYLE}
+    return drafter_colours(drafters) | {"target": PLAIN_STYLE, NONE: PLAIN_STYLE}
 
 
 def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
@@ -52,6 +39,41 @@ def legend(styles: Mapping[str, str]) -> Text:
         if name != NONE:
             text.append("■ ", style).append(f"{name}  ", style)
     return text
+
+
+def broken(name: str, width: int) -> str:
+    """A long name on several lines of at most ``width``, broken after marks and not in words.
+
+    >>> broken("transformers:generalistx20/confidence", 30).split("\\n")
+    ['transformers:generalistx20/', 'confidence']
+    """
+    lines = [""]
+    for part in re.findall(r"[^/:@,+ ]*[/:@,+ ]|[^/:@,+ ]+", name):
+        if len(lines[-1]) + len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def rate(value: float) -> str:
+    """Four digits, and never a power of ten.
+
+    >>> rate(72.3149), rate(12345.6)
+    ('72.31', '12346')
+    """
+    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def signed(regret: float) -> str:
+    """A regret with its sign, without a minus zero."""
+    return f"{round(regret, 1) + 0.0:+.1f}"
+
+
+def regret_note(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the column ``regret`` says; empty where there is none."""
+    if not any("regret" in row for row in rows.values()):
+        return ""
+    return "regret: rounds more (-: fewer) than the policy's best fixed plan in hindsight"
 
 
 def shares(counts: Mapping[str, float]) -> dict[str, float]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from draftwise import registry
 from draftwise.cli.failures import Output
+from draftwise.cli.show import broken, regret_note, signed
 from draftwise.sim.presets import SETTINGS, setting
 from draftwise.sim.report import report
 from draftwise.sim.run import Match, Outcome, run_match
@@ -21,6 +24,8 @@ from draftwise.sim.setup import make_match
 from draftwise.sim.traces import trace_setting
 from draftwise.types import DraftwiseError
 
+_NAME, _DOMAINS = 22, 4
+"""Room for a name, and domains side by side, in a table of 80 columns."""
 _DEFAULT_PRESET = "hedgespec-llama"
 
 PresetName = Annotated[str | None, typer.Option("--preset", help=f"{', '.join(SETTINGS)}.")]
@@ -136,34 +141,43 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
     console = Output()
     for one in found:
         console.print(_average_table(one))
+        print(f"  {regret_note(one['average'])}")
+        print("  best plan: share of rounds with that plan; seconds are without prefill")
+        if any(row["ci95"] is None for row in one["average"].values()):
+            print("  one text in a domain has no interval: give more --seeds")
         if len(one["domains"]) > 1:
-            console.print(_domain_table(one))
+            for at in range(0, len(one["domains"]), _DOMAINS):
+                console.print(_domain_table(one, one["domains"][at : at + _DOMAINS]))
 
 
 def _average_table(one: dict[str, Any]) -> Table:
     size = f", {one['num_drafters']} drafters" if one["num_drafters"] else ""
-    table = Table(title=f"{one['preset']}{size}: {one['tokens']} tokens, averages over domains")
+    title = f"{one['preset']}{size}: {one['tokens']} tokens, averages over domains"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("policy")
     for column in ("MAT", "±95%", "rounds", "tok/s", "x plain", "regret", "best plan"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for label, row in one["average"].items():
         regret, ratio = row.get("regret"), row.get("best_plan_ratio")
         table.add_row(
-            label, f"{row['mat']:.2f}", f"{row['ci95']:.2f}", f"{row['rounds']:.1f}",
+            broken(label, _NAME), f"{row['mat']:.2f}",
+            "" if row["ci95"] is None else f"{row['ci95']:.2f}", f"{row['rounds']:.1f}",
             f"{row['tok_per_s']:.2f}", f"{row['speedup']:.2f}",
-            "" if regret is None else f"{regret:.1f}", "" if ratio is None else f"{ratio:.0%}",
+            "" if regret is None else signed(regret), "" if ratio is None else f"{ratio:.0%}",
         )  # fmt: skip
     return table
 
 
-def _domain_table(one: dict[str, Any]) -> Table:
+def _domain_table(one: dict[str, Any], domains: Sequence[str]) -> Table:
     """MAT (and speed over plain) of every policy in every domain."""
-    table = Table(title="MAT by domain (x plain)")
+    table = Table(title="MAT by domain (x plain)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("policy")
-    for domain in one["domains"]:
-        table.add_column(domain, justify="right")
+    for domain in domains:
+        table.add_column(broken(domain, _NAME), justify="right")
     cells = {(row["domain"], row["policy"]): row for row in one["results"]}
     for label in one["average"]:
-        rows = [cells[domain, label] for domain in one["domains"]]
-        table.add_row(label, *(f"{row['mat']:.2f} ({row['speedup']:.2f})" for row in rows))
+        rows = [cells[domain, label] for domain in domains]
+        table.add_row(
+            broken(label, _NAME), *(f"{row['mat']:.2f} ({row['speedup']:.2f})" for row in rows)
+        )
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from draftwise.checks import MANY, whole
 from draftwise.drafters.datastore_file import Store
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Match, RetrievalSession
@@ -34,8 +35,7 @@ class DatastoreDrafter:
     def __init__(
         self, name: str, file: str, num_matches: int = 64, vocab_size: int | None = None
     ) -> None:
-        if num_matches < 1:
-            raise ValueError(f"num_matches={num_matches}: it must be 1 or more")
+        whole("num_matches", num_matches, 1, MANY)
         self.name, self._num_matches, self._store = name, num_matches, Store(file)
         if vocab_size is not None and self._store.vocab_size != vocab_size:
             raise DraftwiseError(

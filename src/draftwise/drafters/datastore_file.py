@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from draftwise.drafters.continuations import Rows
 from draftwise.drafters.retrieval import LONGEST_MATCH
 from draftwise.drafters.suffix_array import sort_suffixes
+from draftwise.lines import replacing as whole
 from draftwise.types import DraftwiseError
 
 _MAGIC, _VERSION = b"draftwds", 1
@@ -49,17 +50,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise DraftwiseError(f"{path} is a folder: write the name of a file")
     if path.exists() and not _begins_well(path):
         raise DraftwiseError(f"{path} exists and is no datastore: choose another name")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        file = partial.open("wb")
-    except OSError as error:
-        raise DraftwiseError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        with file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        why = "its folder cannot be written to" if path.parent.is_dir() else "there is no folder"
+        raise DraftwiseError(f"cannot write {path}: {why}")
+    with whole(path) as part, part.open("wb") as file:
+        yield file
 
 
 def write(file: BinaryIO, documents: Sequence[NDArray[Any]], vocab_size: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
+from draftwise.checks import optional, whole
 from draftwise.drafters.behind import Behind
 from draftwise.drafters.eagle import features_of
 from draftwise.drafters.lm_tree import Feed
@@ -19,7 +20,7 @@ from draftwise.nn.cache import Span
 from draftwise.nn.dflash import DFlashHead
 from draftwise.nn.dflash_files import load_dflash_head
 from draftwise.nn.model import CausalModel
-from draftwise.types import TreeShape
+from draftwise.types import LONGEST_PLAN, TreeShape
 
 
 def load_dflash(
@@ -30,8 +31,7 @@ def load_dflash(
     depth: the longest draft, at most a block. Raises DraftwiseError for a head that cannot be read
     or was made for another target, ValueError for a depth below 1.
     """
-    if depth is not None and depth < 1:
-        raise ValueError(f"depth={depth}: it must be 1 or more")
+    optional(whole, "depth", depth, 1, LONGEST_PLAN)
     return DFlashDrafter(name, load_dflash_head(path, target), target, depth)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from draftwise.checks import optional, whole
 from draftwise.drafters.behind import Behind
 from draftwise.drafters.lm_tree import Feed
 from draftwise.drafters.neural import NeuralSession
@@ -16,7 +17,7 @@ from draftwise.nn.eagle_files import load_head
 from draftwise.nn.eagle_read import StateHead, read
 from draftwise.nn.features import Features
 from draftwise.nn.model import CausalModel
-from draftwise.types import TreeShape
+from draftwise.types import LONGEST_PLAN, TreeShape
 
 CHUNK = 1024
 """Slots of a row that one forward of a head reads, at most: its mask grows with them."""
@@ -36,16 +37,18 @@ def load_eagle(
 
     depth: the longest draft. top_k, total_tokens: the shape of its trees; with either, its plans
     draft trees unless a plan asks for another shape. Raises DraftwiseError for a head that cannot
-    be read or was made for another target, ValueError for a limit below 1.
+    be read or was made for another target, ValueError for a limit outside 1 to 1,024.
     """
     tree = head_tree(depth, top_k, total_tokens)
     return EagleDrafter(name, load_head(path, target), target, depth, tree)
 
 
 def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) -> TreeShape | None:
-    """The shape that a spec asks for, EAGLE-2's where it names one half; ValueError below 1."""
-    if depth is not None and depth < 1:
-        raise ValueError(f"depth={depth}: it must be 1 or more")
+    """The shape that a spec asks for, EAGLE-2's where it names one half.
+
+    Raises ValueError for a limit outside 1 to 1,024.
+    """
+    optional(whole, "depth", depth, 1, LONGEST_PLAN)
     if top_k is None and total_tokens is None:
         return None
     return TreeShape(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftwise.types import DraftwiseError
+from draftwise.checks import whole
 
 SINK = 4
 """StreamingLLM's own default."""
 ROOM = 128
 """Slots for a draft behind the window: a longer one (TapOut's longest, say) is cut to it."""
+
+_LONGEST = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Window:
         text's length alone, not on earlier plays, so a draft is a function of the text.
     State: none here; a session notes by row what it skipped. Cost: at most two tokens read for
         each of the text, in pieces; a cache of ``sink + window + ROOM`` slots a row.
-    Errors: DraftwiseError for a negative sink or a window below 2.
+    Errors: BadValue for a negative sink or a window below 2.
 
     >>> window = Window(sink=1, window=4)
     >>> [window.skipped(num) for num in (5, 6, 7, 8)]
@@ -44,11 +46,7 @@ class Window:
     window: int
 
     def __post_init__(self) -> None:
-        if self.sink < 0 or self.window < 2:
-            raise DraftwiseError(
-                f"sink={self.sink},window={self.window}: a sink has 0 tokens or more, and a window "
-                "2 or more"
-            )
+        whole("sink", self.sink, 0, _LONGEST), whole("window", self.window, 2, _LONGEST)
 
     @property
     def num_slots(self) -> int:

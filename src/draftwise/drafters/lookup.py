@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from draftwise.checks import whole
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Match, RetrievalSession
+from draftwise.errors import BadValue
+
+_LONGEST = 64
+"""Tokens of the longest n-gram: each size up to it is looked up for every token."""
 
 
 class LookupDrafter:
@@ -26,11 +31,10 @@ class LookupDrafter:
     relative_cost, token_bytes = 0.002, 200
 
     def __init__(self, name: str, prompt_lookup_min: int = 1, prompt_lookup_max: int = 8) -> None:
-        if not 1 <= prompt_lookup_min <= prompt_lookup_max:
-            raise ValueError(
-                f"prompt_lookup_min={prompt_lookup_min} and prompt_lookup_max={prompt_lookup_max}: "
-                "1 <= min <= max is needed"
-            )
+        whole("prompt_lookup_max", prompt_lookup_max, 1, _LONGEST)
+        if whole("prompt_lookup_min", prompt_lookup_min, 1) > prompt_lookup_max:
+            must = f"at most prompt_lookup_max, which is {prompt_lookup_max}"
+            raise BadValue("prompt_lookup_min", prompt_lookup_min, must)
         self.name, self._sizes = name, (prompt_lookup_min, prompt_lookup_max)
 
     def start(self) -> RetrievalSession:

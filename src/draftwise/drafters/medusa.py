@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from draftwise.checks import optional, whole
 from draftwise.drafters.lm_tree import Feed
 from draftwise.drafters.neural import NeuralSession
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.reader import Reading
 from draftwise.nn.medusa import MedusaHeads, load_medusa_heads
 from draftwise.nn.model import CausalModel
-from draftwise.types import TreeShape
+from draftwise.types import LONGEST_PLAN, TreeShape
 
 
 def load_medusa(
@@ -24,8 +25,7 @@ def load_medusa(
     depth: the longest draft, at most one token a head. Raises DraftwiseError for heads that cannot
     be read or were made for another target, ValueError for a depth below 1.
     """
-    if depth is not None and depth < 1:
-        raise ValueError(f"depth={depth}: it must be 1 or more")
+    optional(whole, "depth", depth, 1, LONGEST_PLAN)
     return MedusaDrafter(name, load_medusa_heads(path, target), target, depth)
 
 

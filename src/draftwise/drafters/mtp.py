@@ -19,7 +19,7 @@ def load_mtp(
 
     depth, top_k, total_tokens: as for an EAGLE head; such a head was trained for one token, or for
     as many as its authors say. Raises DraftwiseError for a head that is not there, cannot be read
-    or was made for another target, ValueError for a limit below 1.
+    or was made for another target, ValueError for a limit outside 1 to 1,024.
     """
     tree = head_tree(depth, top_k, total_tokens)
     return EagleDrafter(name, load_mtp_head(path or target.name, target), target, depth, tree)

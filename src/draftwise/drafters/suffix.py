@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from draftwise.checks import MANY, whole
 from draftwise.drafters.continuations import Rows
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.retrieval import NO_MATCH, Match, RetrievalSession
 from draftwise.drafters.suffix_index import Piece, SuffixIndex, Tail
+
+_MOST_TOKENS = 1 << 26
+"""Tokens of the longest history, of a few hundred bytes each."""
 
 
 class SuffixDrafter:
@@ -48,11 +52,8 @@ class SuffixDrafter:
     def __init__(
         self, name: str, max_tokens: int = 262_144, num_matches: int = 8, num_tenants: int = 16
     ) -> None:
-        if max_tokens < 0 or num_matches < 1 or num_tenants < 1:
-            raise ValueError(
-                f"max_tokens={max_tokens}, num_matches={num_matches} and num_tenants={num_tenants}:"
-                " max_tokens must be 0 (no shared history) or more, the others 1 or more"
-            )
+        whole("max_tokens", max_tokens, 0, _MOST_TOKENS, "no shared history")
+        whole("num_matches", num_matches, 1, MANY), whole("num_tenants", num_tenants, 1, MANY)
         self.name, self._max_tokens, self._num_matches = name, max_tokens, num_matches
         self._num_tenants = num_tenants
         self._histories: dict[str, SuffixIndex] = {}  # the latest used last

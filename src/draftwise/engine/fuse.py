@@ -6,6 +6,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.errors import BadValue, DraftwiseError
 from draftwise.protocols import Guide
 from draftwise.types import DraftStep
 
@@ -13,17 +18,24 @@ from draftwise.types import DraftStep
 class Fuse:
     """A callback whose first exception is kept in ``error``; from then on it is not asked again.
 
-    instead: what stands in for its answer, called with the same arguments.
+    checked: what is made of its answer, called with it and the arguments; raises DraftwiseError for
+    an answer that cannot be used. instead: what stands in for its answer after an exception, called
+    with the arguments.
     """
 
-    def __init__(self, call: Callable[..., Any], instead: Callable[..., Any]) -> None:
-        self._call, self._instead = call, instead
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        checked: Callable[..., Any],
+        instead: Callable[..., Any],
+    ) -> None:
+        self._call, self._checked, self._instead = call, checked, instead
         self.error: Exception | None = None
 
     def __call__(self, *args: Any) -> Any:
         if self.error is None:
             try:
-                return self._call(*args)
+                return self._checked(self._call(*args), *args)
             except Exception as error:
                 self.error = error
         return self._instead(*args)
@@ -37,6 +49,36 @@ class Fuse:
             except Exception as error:
                 self.error = error
         return num
+
+
+def fused_stop(stop_when: Callable[..., Any]) -> Fuse:
+    """``stop_when`` of one request: whatever is true ends its answer, and so does an exception."""
+
+    def checked(answer: Any, *_: Any) -> bool:
+        try:
+            return bool(answer)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise BadValue("what stop_when returned", answer, "True or False") from error
+
+    return Fuse(stop_when, checked, lambda *_: True)
+
+
+def fused_process(process: Callable[..., Any]) -> Fuse:
+    """``process`` of one request: returns [V] logits, or leaves them as they are."""
+
+    def checked(answer: Any, text: Sequence[int], logits: Tensor) -> Tensor:
+        found = torch.as_tensor(answer) if isinstance(answer, np.ndarray) else answer
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            must = f"the {len(logits)} logits, as a tensor or array of floats"
+            raise BadValue("what process returned", answer, must)
+        if found.shape != logits.shape:
+            raise DraftwiseError(
+                f"process returned logits of the shape {list(found.shape)}, and not "
+                f"{list(logits.shape)}"
+            )
+        return found.to(logits)
+
+    return Fuse(process, checked, lambda text, logits: logits)
 
 
 class FusedGuide:

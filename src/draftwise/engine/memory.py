@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Sequence
+import secrets
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from draftwise.lines import STATE_BYTES, read_text, strict_json
+import numpy as np
+
+from draftwise import checks
+from draftwise.lines import STATE_BYTES, holding, read_text, set_aside, strict_json, write_text
 from draftwise.protocols import Policy, Remembering, RequestMemory
-from draftwise.types import DraftwiseError, Plan
+from draftwise.types import DraftwiseError, Feedback, Plan
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
-_VERSION = 1
+_VERSION = 2
+_WAIT_S = 10.0
+"""How long ``save`` waits for another process that saves."""
+
+
+class UnusableState(DraftwiseError):
+    """A state file that is damaged, of another version, or no state at all."""
 
 
 def check_scope(scope: str) -> str:
@@ -30,9 +43,8 @@ class Memory:
 
     Each request has a policy of its own, which knows what those before it have learnt. A policy
     that cannot (not ``protocols.Remembering``) is shared itself for ``session`` and ``task:LABEL``,
-    and learns anew for ``auto``, as for ``request``. What other scopes learnt stays in a file that
-    was loaded, and is saved with it again.
-    State: one policy, or what policies remember; the states of other scopes as read.
+    and learns anew for ``auto``, as for ``request``.
+    State: one policy, or what policies remember; which of a file's savings it knows.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
@@ -45,7 +57,7 @@ class Memory:
         else:
             self.policy = None if scope in {AUTO, REQUEST} else policy
             self._about["plans"] = [str(plan) for plan in plans]
-        self._scopes: dict[str, Any] = {}
+        self._seen: str | None = None
 
     def begin(self, policy: Policy, prompt: Sequence[int], label: str, private: bool) -> None:
         """A request begins with its own policy, which is told what the memory knows.
@@ -62,41 +74,133 @@ class Memory:
     def save(self, path: str | Path) -> None:
         """Write what was learnt, all at once: a reader never sees half a file.
 
-        Raises DraftwiseError where nothing is kept (scope ``request``); OSError.
+        What other scopes have in the file stays. A file that was written by someone else since
+        this memory read it, or that is no state of the same policy and plans, is kept under another
+        name, which a warning says. Raises DraftwiseError where nothing is kept (scope ``request``),
+        where there is no such folder, and where another process holds the file (``hold``); OSError.
         """
-        kept = self._kept
+        kept, path = self._kept, checks.path("path", path)
         if kept is None:
             raise DraftwiseError(
                 f"the scope {self.scope} keeps nothing to save with this policy: choose {SESSION} "
                 f"or {TASK}LABEL, or {AUTO} with the policy goodput"
             )
-        scopes = self._scopes | {self.scope: kept.state()}
-        text = json.dumps({"draftwise": _VERSION, **self._about, "scopes": scopes})
-        whole = Path(path)
-        part = whole.with_name(whole.name + ".part")
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, whole)
+        if not path.parent.is_dir():
+            raise DraftwiseError(f"cannot write {path}: there is no folder {path.parent}")
+        with hold(path, wait_s=_WAIT_S):
+            present = self._present(path)
+            saved = present["saved"] | {self.scope: secrets.token_hex(8)}
+            scopes = present["scopes"] | {self.scope: kept.state()}
+            whole = {"draftwise": _VERSION, **self._about, "saved": saved, "scopes": scopes}
+            write_text(path, json.dumps(whole, allow_nan=False))
+            self._seen = saved[self.scope]
 
     def load(self, path: str | Path) -> None:
         """Take up what was saved; a scope that the file does not have begins anew.
 
-        Raises DraftwiseError for a file of something else, of other plans or another policy.
+        Raises DraftwiseError for a file of other plans or another policy, and its kind
+        ``UnusableState`` for one that is damaged, of another version or no state at all.
         """
+        found = self._read(checks.path("path", path))
+        kept = self._kept
+        if kept is not None and self.scope in found["scopes"]:
+            try:
+                if self.policy is not None:
+                    _try_out(self.policy, found["scopes"][self.scope])
+                kept.load_state(found["scopes"][self.scope])
+            except Exception as error:
+                why = str(error) if isinstance(error, ValueError) else "its numbers are damaged"
+                raise _unusable(path, why) from error
+        self._seen = found["saved"].get(self.scope)
+
+    def take_up(self, path: Path) -> str | None:
+        """Load a file, if there is one; an ``UnusableState`` is set aside, and said.
+
+        Returns what is to be said, None where all is well. Raises DraftwiseError for a file of
+        other plans or another policy; OSError.
+        """
+        if not path.exists():
+            return None
         try:
-            found = strict_json(read_text(Path(path), STATE_BYTES))
-            if found["draftwise"] != _VERSION:
-                raise ValueError(f"its version is {found['draftwise']}, not {_VERSION}")
-            for key, ours in self._about.items():
-                if found[key] != ours:
-                    raise ValueError(f"it was learnt with the {key} {found[key]}, not {ours}")
-            if not isinstance(scopes := found["scopes"], dict):
-                raise ValueError("its scopes are no table")
-            kept = self._kept
-            if kept is not None and self.scope in scopes:
-                kept.load_state(scopes[self.scope])
+            self.load(path)
+        except UnusableState as error:
+            return f"{error}; it is kept as {set_aside(path)}, and learning begins anew"
+        return None
+
+    def _present(self, path: Path) -> dict[str, Any]:
+        """What the file holds now, as far as it stays; another's work is set aside."""
+        if not path.exists():
+            return {"saved": {}, "scopes": {}}
+        try:
+            found = self._read(path)
+            if self._seen in {None, found["saved"].get(self.scope)}:
+                return found
+            why = f"{path} was written by someone else since it was read"
+        except (DraftwiseError, OSError) as error:
+            found, why = {"saved": {}, "scopes": {}}, str(error)
+        warnings.warn(f"{why}; it is kept as {set_aside(path)}", stacklevel=3)
+        return found
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """The file's fields, if it is a state of this policy and these plans."""
+        try:
+            found = strict_json(read_text(path, STATE_BYTES))
+            version = found["draftwise"]
+            if version != _VERSION:
+                raise ValueError(f"its version is {version}, not {_VERSION}")
+            told = {key: found[key] for key in self._about}
+            for key in ("saved", "scopes"):
+                if not isinstance(found[key], dict):
+                    raise ValueError(f"its {key} are no table")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = str(error) if isinstance(error, ValueError) else "it is not a state of draftwise"
-            raise DraftwiseError(
-                f"cannot take up {path}: {why}; use the options it was made with, or another file"
-            ) from error
-        self._scopes = scopes
+            raise _unusable(path, why) from error
+        for key, ours in self._about.items():
+            if told[key] != ours:
+                raise DraftwiseError(
+                    f"cannot take up {path}: it was learnt with the {key} {told[key]}, not {ours}; "
+                    "use the options it was made with, or another file"
+                )
+        return dict(found)
+
+
+@contextmanager
+def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold a state file for this process: the command line and the server do while they run.
+
+    path: None holds nothing. Raises DraftwiseError where another process holds it for longer than
+    ``wait_s`` seconds, and says what to do.
+    """
+    if path is None or (place := Path(os.path.realpath(path))) in _HELD:
+        yield
+        return
+    taken = f"another draftwise learns in {path}: wait until it ends, or give another file"
+    with holding(place.with_name(f".{place.name}.lock"), taken, wait_s):
+        if wait_s:
+            yield
+            return
+        _HELD.add(place)
+        try:
+            yield
+        finally:
+            _HELD.discard(place)
+
+
+_HELD: set[Path] = set()
+"""Files that this process holds, so that what it saves meanwhile does not wait for itself."""
+
+
+def _try_out(policy: Policy, state: Any) -> None:
+    """Raise whatever a copy of a policy raises that takes up this state, chooses and learns."""
+    twin = copy.deepcopy(policy)
+    twin.load_state(state)
+    num = len(twin.probabilities())
+    for _ in range(3):
+        decision = twin.choose()
+        if not np.isfinite([*twin.probabilities(), *twin.estimates()]).all():
+            raise ValueError("its numbers lead nowhere: the file is damaged")
+        twin.learn(decision, Feedback(np.full(num, 0.5), np.ones(num, dtype=np.bool_)))
+
+
+def _unusable(path: str | Path, why: str) -> UnusableState:
+    return UnusableState(f"cannot take up {path}: {why}")

@@ -1,31 +1,222 @@
-"""The options of a generation, by name and type: what a type checker holds callers to."""
+"""What one request may ask for, under the names that Python, the command line and HTTP share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
+from draftwise import checks
 from draftwise.chat import Message, Prompt
-from draftwise.types import SamplingParams
+from draftwise.errors import BadValue, UnknownOption
+from draftwise.types import LONGEST_PLAN, DraftwiseError, SamplingParams
 
 Single = str | Prompt | Sequence[int] | Sequence[Message]
 """One prompt, for a type checker; more is taken (tensors, what a tokenizer returns)."""
 
+MOST_LENGTHS = 128
+"""Lengths that a request may choose among; with the drafters they make its plans."""
+
 
 class Options(TypedDict, total=False):
-    """The options of ``Speculator.start``, which ``generate`` and ``stream`` take as well."""
+    """What ``generate``, ``stream``, ``start`` and ``request`` take by name.
 
-    attention_mask: Any
-    max_new_tokens: int | Sequence[int]
+    The fields of ``RequestParams`` and of ``SamplingParams``, two names of transformers
+    (``do_sample``, ``stop_strings``), and what a batch alone has.
+    """
+
+    sampling: SamplingParams | Sequence[SamplingParams] | None
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
     repetition_penalty: float
-    sampling: Sequence[SamplingParams] | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    process: Callable[[Sequence[int], Any], Any] | None
+    do_sample: bool
+    max_new_tokens: int | Sequence[int]
     stop: str | Sequence[str]
-    stop_when: Callable[[int, Sequence[int]], bool] | None
-    eos_token_ids: Sequence[int] | None
+    stop_strings: str | Sequence[str]
+    stop_when: Callable[..., bool] | None
+    eos_token_ids: int | Sequence[int] | None
     ignore_eos: bool
     seed: int | Sequence[int] | None
+    label: str
+    private: bool
+    preset: str | None
+    policy: str | None
+    lengths: Sequence[int] | None
+    logprobs: int | None
+    prompt_logprobs: bool
+    priority: int
+    attention_mask: Any
+    num_return_sequences: int
     trace: str | Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParams:
+    """What one request asks for, apart from its prompt; checked when it is made.
+
+    max_new_tokens: 1 or more; an answer also ends where the target has no position left. stop:
+    strings that end an answer. stop_when: asked after each token with the answer's tokens so far;
+    True ends it. eos_token_ids: instead of the model's own; ignore_eos: none at all. seed: 0 or
+    more; None = other draws each time. label, private: what other requests may learn from it
+    (``Memory.begin``). preset, policy, lengths: instead of the speculator's; lengths from 1 to
+    1,024, at most 128. logprobs: likeliest tokens to report with each emitted one, from 0 (that one
+    alone) to the vocabulary's size; prompt_logprobs: those of the prompt's tokens, too. priority:
+    the higher comes first. Raises BadValue for a value of another type or outside its range.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_when: Callable[[Sequence[int]], bool] | None = None
+    eos_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    seed: int | None = None
+    label: str = ""
+    private: bool = False
+    preset: str | None = None
+    policy: str | None = None
+    lengths: tuple[int, ...] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises BadValue for what a target with so many tokens cannot give."""
+        self.sampling.check_vocabulary(vocab_size)
+        checks.optional(checks.whole, "logprobs", self.logprobs, 0, vocab_size)
+
+
+def request_params(method: str, options: Mapping[str, Any]) -> RequestParams:
+    """One request's parameters from the keywords that ``method`` was called with.
+
+    Raises UnknownOption (a DraftwiseError and a TypeError) for a keyword that there is not, which
+    lists those that there are; BadValue.
+
+    >>> request_params("generate", {"min_p": 0.1, "temperature": 1.0}).sampling.min_p
+    0.1
+    """
+    check_names(method, options)
+    given = dict(options)
+    if "stop_strings" in given:
+        if given.get("stop"):
+            raise DraftwiseError("stop and stop_strings are the same option: give one of them")
+        given["stop"] = given.pop("stop_strings")
+    do_sample = given.pop("do_sample", None)
+    own = {name: given.pop(name) for name in _SAMPLING if name in given}
+    sampling = given.pop("sampling", None)
+    if sampling is not None and (own or do_sample is not None):
+        name = next(iter(own), "do_sample")
+        raise DraftwiseError(f"sampling and {name} were both given: write {name} into sampling")
+    if sampling is None:
+        sampling = SamplingParams(**_tempered(own, do_sample))
+    return RequestParams(sampling=sampling, **given)
+
+
+def batch_params(
+    method: str, options: Mapping[str, Any], num_prompts: int
+) -> tuple[list[RequestParams], int]:
+    """The parameters of each prompt, without seeds, and how many answers each prompt gets.
+
+    options: may hold lists with one ``max_new_tokens`` and one ``sampling`` a prompt; ``stop_when``
+    is called with the prompt's index first. Errors as ``request_params``; DraftwiseError for a list
+    that does not have one value a prompt.
+    """
+    check_names(method, options, batch=True)
+    given = {name: value for name, value in options.items() if name not in _BATCH}
+    num = checks.whole("num_return_sequences", options.get("num_return_sequences", 1), 1, 1024)
+    given.pop("seed", None)
+    stop_when = checks.function("stop_when", given.pop("stop_when", None))
+    several = {
+        name: given.pop(name)
+        for name in ("max_new_tokens", "sampling")
+        if isinstance(given.get(name), Sequence) and not isinstance(given[name], str)
+    }
+    for name, values in several.items():
+        if len(values) != num_prompts:
+            raise DraftwiseError(
+                f"{name} has {len(values)} values for {num_prompts} prompts: give one, or one each"
+            )
+    found = []
+    for index in range(num_prompts):
+        each = {name: values[index] for name, values in several.items()}
+        params = request_params(method, given | each)
+        if num > 1 and params.sampling.temperature == 0:
+            raise BadValue("num_return_sequences", num, "1 for greedy decoding: all are the same")
+        ends = None if stop_when is None else partial(stop_when, index)
+        found.append(replace(params, stop_when=ends))
+    return found, num
+
+
+def check_names(method: str, options: Mapping[str, Any], *, batch: bool = False) -> None:
+    """Raises UnknownOption for a keyword that ``method`` does not have; batch: for many prompts."""
+    valid = _OPTIONS | _BATCH if batch else _OPTIONS
+    for name in options:
+        if name not in valid:
+            close = difflib.get_close_matches(name, valid, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UnknownOption(
+                f"{method}() has no option {name!r}; {hint}its options are: "
+                f"{', '.join(sorted(valid))}"
+            )
+
+
+def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
+    """Sampling options with the temperature that ``do_sample`` stands for."""
+    if do_sample is None:
+        return own
+    if not checks.flag("do_sample", do_sample):
+        if own.get("temperature", 0) != 0:
+            must = "True with a temperature above 0 (False decodes greedily)"
+            raise BadValue("do_sample", do_sample, must)
+        return own
+    if own.setdefault("temperature", 1.0) == 0:
+        raise BadValue("do_sample", do_sample, "False with temperature 0, which decodes greedily")
+    return own
+
+
+def _sampling_params(name: str, value: Any) -> SamplingParams:
+    if isinstance(value, SamplingParams):
+        return value
+    raise BadValue(name, value, "a SamplingParams")
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    one = isinstance(value, int) and not isinstance(value, bool)
+    return checks.wholes(name, (value,) if one else value, 0)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "sampling": _sampling_params,
+    "max_new_tokens": partial(checks.whole, least=1),
+    "stop": checks.strings,
+    "stop_when": checks.function,
+    "eos_token_ids": partial(checks.optional, _token_ids),
+    "ignore_eos": checks.flag,
+    "seed": partial(checks.optional, partial(checks.whole, least=0)),
+    "label": checks.string,
+    "private": checks.flag,
+    "preset": partial(checks.optional, checks.string),
+    "policy": partial(checks.optional, checks.string),
+    "lengths": partial(
+        checks.optional, partial(checks.wholes, least=1, most=LONGEST_PLAN, num=MOST_LENGTHS)
+    ),
+    "logprobs": partial(checks.optional, partial(checks.whole, least=0)),
+    "prompt_logprobs": checks.flag,
+    "priority": checks.whole,
+}
+_SAMPLING = tuple(own.name for own in fields(SamplingParams))
+_OPTIONS = frozenset({*_CHECKS, *_SAMPLING, "do_sample", "stop_strings"})
+_BATCH = frozenset({"attention_mask", "num_return_sequences", "trace"})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
+from numpy.random import SeedSequence
 
-from draftwise import chat
+from draftwise import chat, checks
 from draftwise.chat import Prompt
+from draftwise.engine.options import RequestParams
 from draftwise.engine.text import Ending
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
@@ -62,26 +64,28 @@ def encode_all(
         if len(masks) != len(batch):
             raise DraftwiseError(f"the attention mask has {len(masks)} rows, of {len(batch)}")
         batch = [_unpadded(*given) for given in zip(names, batch, masks, strict=True)]
-    elif not single:
+    elif len(batch) > 1:
         _refuse_padding(batch, tokenizer, target)
     pairs = zip(names, batch, strict=True)
     return [_checked(name, _encode(name, prompt, tokenizer), target) for name, prompt in pairs]
 
 
 def randomness(
-    seed: int | Sequence[int] | np.random.SeedSequence, num: int
-) -> list[np.random.SeedSequence]:
-    """One source of randomness a prompt; a prompt alone gets what its own seed gives it."""
-    if isinstance(seed, np.random.SeedSequence):
-        return seed.spawn(num)
-    seeds = list(seed) if isinstance(seed, Sequence) else [seed]
-    if min(seeds, default=0) < 0:
-        raise DraftwiseError(f"the seed {min(seeds)} is negative: seeds are 0 or more")
-    if not isinstance(seed, Sequence):
-        return np.random.SeedSequence(seed).spawn(num)
-    if len(seed) != num:
-        raise DraftwiseError(f"{len(seed)} seeds for {num} prompts: give one, or one each")
-    return [np.random.SeedSequence(own).spawn(1)[0] for own in seeds]
+    seed: int | Sequence[int] | SeedSequence, num: int, each: int
+) -> Iterator[SeedSequence]:
+    """A source of randomness for each of ``each`` answers to each of ``num`` prompts.
+
+    seed: one for all or one a prompt, which then gets what its own seed gives it alone. Raises
+    DraftwiseError for seeds that are no whole numbers from 0, or not as many as prompts.
+    """
+    if isinstance(seed, SeedSequence):
+        return iter(seed.spawn(num * each))
+    if isinstance(seed, Integral):
+        return iter(SeedSequence(checks.whole("seed", seed, 0)).spawn(num * each))
+    seeds = checks.wholes("seed", seed, 0)
+    if len(seeds) != num:
+        raise DraftwiseError(f"{len(seeds)} seeds for {num} prompts: give one, or one each")
+    return (stream for own in seeds for stream in SeedSequence(own).spawn(each))
 
 
 def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
@@ -175,34 +179,16 @@ def _checked(name: str, prompt: Prompt, target: CausalModel) -> Prompt:
     return prompt
 
 
-def each(value: int | Sequence[int], num: int) -> list[int]:
-    """One value a prompt, from one for all or one each."""
-    return [value] * num if isinstance(value, int) else list(value)
-
-
-def ending_of(
-    text: Prompt,
-    models: tuple[CausalModel, Any],
-    max_new_tokens: int,
-    stop: str | Sequence[str],
-    stop_when: Callable[[Sequence[int]], bool] | None,
-    eos_token_ids: Sequence[int] | None,
-    ignore_eos: bool,
-) -> Ending:
+def ending_of(text: Prompt, models: tuple[CausalModel, Any], params: RequestParams) -> Ending:
     """Where an answer to a prompt ends; models: the target and its tokenizer.
 
-    Raises DraftwiseError for no token to emit, and for stop strings without a tokenizer.
+    Raises DraftwiseError for stop strings without a tokenizer.
     """
     target, tokenizer = models
-    if max_new_tokens < 1:
-        raise DraftwiseError(f"max_new_tokens is {max_new_tokens}: it must be 1 or more")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if stops and tokenizer is None:
+    if params.stop and tokenizer is None:
         raise DraftwiseError("stop strings need a tokenizer: pass tokenizer=... when loading")
-    if "" in stops:
-        raise DraftwiseError("a stop string is empty: it would end every answer at once")
     own = {*eos_tokens(target, tokenizer), *text.turn_ends}
-    eos = own if eos_token_ids is None else set(eos_token_ids)
+    eos = own if params.eos_token_ids is None else params.eos_token_ids
+    ends = frozenset() if params.ignore_eos else frozenset(eos)
     room = target.max_positions - len(text.tokens)
-    ends = frozenset() if ignore_eos else frozenset(eos)
-    return Ending(min(max_new_tokens, room), ends, stops, stop_when)
+    return Ending(min(params.max_new_tokens, room), ends, params.stop, params.stop_when)

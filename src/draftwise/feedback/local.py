@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftwise.checks import flag
 from draftwise.feedback import Told
 from draftwise.feedback.ledger import Ledger
 from draftwise.feedback.switching import SwitchingCost
@@ -97,8 +98,9 @@ class Prefix:
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
         longer: bool = True, rules: bool = False,
     ) -> None:  # fmt: skip
-        self._valuer, self._longer = Valuer(plans, reward, SwitchingCost(switching)), longer
-        self.compares_rules = rules
+        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
+        self._longer = flag("longer", longer)
+        self.compares_rules = flag("rules", rules)
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """The values of all lengths that the draft determines."""
@@ -149,8 +151,9 @@ class Free:
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
         longer: bool = True, rules: bool = False,
     ) -> None:  # fmt: skip
-        self._valuer, self._longer = Valuer(plans, reward, SwitchingCost(switching)), longer
-        self.compares_rules = rules
+        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
+        self._longer = flag("longer", longer)
+        self.compares_rules = flag("rules", rules)
         self._ledger = Ledger(self._valuer.drafters)
         self._waiting: deque[Waiting] = deque()
 

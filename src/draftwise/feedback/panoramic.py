@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftwise.checks import MANY, flag, optional, whole
 from draftwise.feedback import Told
 from draftwise.feedback.ledger import Ledger
 from draftwise.feedback.valuer import Valuer
@@ -48,7 +49,8 @@ class Panoramic:
         drafter's chain, by sum_v min(p, q), not by p of the candidates that it would hold (Theorem
         2): drafters that grow trees alike keep their order, and all are underrated.
     State: alphas by drafter and position, from the oldest waiting step on; the queue.
-    Cost: one reward for each plan and step. Errors: ValueError for a negative option.
+    Cost: one reward for each plan and step. Errors: ValueError for a number of rounds
+        outside 0 to 100,000, or every 0.
 
     >>> import numpy as np
     >>> plans = [Plan("a", 1), Plan("b", 1)]
@@ -68,11 +70,9 @@ class Panoramic:
         self, plans: Sequence[Plan], reward: Reward | None, every: int = 1,
         delay: int | None = None, per_token: bool = False, warmup: int = 0, hybrid: int = 0,
     ) -> None:  # fmt: skip
-        if every < 1 or min(delay or 0, warmup, hybrid) < 0:
-            raise ValueError(
-                f"every={every}, delay={delay}, warmup={warmup}, hybrid={hybrid}: every is at "
-                "least 1 round, the others at least 0"
-            )
+        whole("every", every, 1, MANY), optional(whole, "delay", delay, 0, MANY)
+        whole("warmup", warmup, 0, MANY), whole("hybrid", hybrid, 0, MANY)
+        flag("per_token", per_token)
         self._valuer = Valuer(plans, reward)
         self._every, self._warmup, self._hybrid = every, warmup, hybrid
         self._delay = self._valuer.max_length if delay is None else delay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draftwise.checks import LARGE, number
 from draftwise.types import NONE, Evidence
 
 
@@ -25,9 +26,7 @@ class SwitchingCost:
     """
 
     def __init__(self, per_token: float) -> None:
-        if not per_token >= 0.0:
-            raise ValueError(f"switching is {per_token}; it must be 0 or more, per missed token")
-        self._per_token = per_token
+        self._per_token = number("switching", per_token, 0, LARGE)
         self._reached: dict[str, int] = {}
         self._first: int | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from draftwise.checks import LARGE, number, probability
 from draftwise.guides.svip import root_entropy
 from draftwise.types import DraftStep
 
@@ -42,14 +43,10 @@ class AdaEdl:
         self, threshold: float = 0.7, gamma: float = 0.2, alpha: float = 0.9, beta2: float = 0.9,
         epsilon: float = 0.01,
     ) -> None:  # fmt: skip
-        for name, share in (("alpha", alpha), ("beta2", beta2)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} is {share}; it must be in [0, 1]")
-        for name, number in (("gamma", gamma), ("epsilon", epsilon)):
-            if not 0 <= number < math.inf:
-                raise ValueError(f"{name} is {number}; it must be a finite number, 0 or more")
-        self._root_gamma, self._target_rate = math.sqrt(gamma), alpha
-        self._beta2, self._epsilon, self.threshold = beta2, epsilon, threshold
+        self._root_gamma = math.sqrt(number("gamma", gamma, 0, LARGE))
+        self._target_rate, self._beta2 = probability("alpha", alpha), probability("beta2", beta2)
+        self._epsilon = number("epsilon", epsilon, 0, LARGE)
+        self.threshold = number("threshold", threshold, -LARGE, LARGE)
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the bound at the token kept last reached lambda; always at depth 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draftwise.checks import probability
 from draftwise.guides.looking import Looking
 from draftwise.types import DraftStep
 
@@ -18,9 +19,7 @@ class MaxConfidence(Looking):
     """
 
     def __init__(self, threshold: float = 0.8) -> None:
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"threshold is {threshold}: a probability lies in [0, 1]")
-        self._threshold = threshold
+        self._threshold = probability("threshold", threshold)
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the token kept last was sure enough; always at depth 0."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftwise.checks import flag, probability
 from draftwise.guides.head_file import HeadWeights, read_head
 from draftwise.types import DraftStep, DraftwiseError
 
@@ -37,9 +38,7 @@ class Head:
     def __init__(
         self, home: Path | None, path: str | None = None, h: float = 0.7, lag: bool = False
     ) -> None:
-        if not 0 <= h <= 1:
-            raise ValueError(f"h is {h}: a probability lies in [0, 1]")
-        self._threshold, self._lag = h, lag
+        self._threshold, self._lag = probability("h", h), flag("lag", lag)
         self.waits_for_hidden = not lag
         folder = Path(path) if path is not None else home / "head" if home is not None else None
         self._loaded = None if folder is None else read_head(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draftwise.checks import probability
 from draftwise.guides.looking import Looking
 from draftwise.types import DraftStep
 
@@ -18,9 +19,7 @@ class LogitMargin(Looking):
     """
 
     def __init__(self, threshold: float = 0.2) -> None:
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"threshold is {threshold}: a margin of probabilities lies in [0, 1]")
-        self._threshold = threshold
+        self._threshold = probability("threshold", threshold)
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the likeliest token stood out; always at depth 0."""

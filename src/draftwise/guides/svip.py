@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from draftwise.checks import LARGE, number
 from draftwise.guides.looking import Looking
 from draftwise.types import DraftStep
 
@@ -31,9 +32,7 @@ class Svip(Looking):
     """
 
     def __init__(self, threshold: float = 0.6) -> None:
-        if not threshold >= 0:
-            raise ValueError(f"threshold is {threshold}: the root of an entropy is 0 or more")
-        self._threshold = threshold
+        self._threshold = number("threshold", threshold, 0, LARGE)
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the entropy at the token kept last was low enough; always at depth 0."""

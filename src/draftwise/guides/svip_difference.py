@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
+from draftwise.checks import LARGE, number
 from draftwise.guides.looking import Looking
 from draftwise.guides.svip import root_entropy
 from draftwise.types import DraftStep
@@ -25,9 +24,7 @@ class SvipDifference(Looking):
     """
 
     def __init__(self, threshold: float = 0.2) -> None:
-        if math.isnan(threshold):
-            raise ValueError(f"threshold is {threshold}: it must be a number")
-        self._threshold = threshold
+        self._threshold = number("threshold", threshold, -LARGE, LARGE)
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether the entropy did not jump; always at depths 0 and 1."""

@@ -1,18 +1,19 @@
 """``model.generate(..., custom_generate=draftwise.transformers())``: one argument, the same text.
 
-Everything that ``generate`` prepared is honoured (its config, processors, stopping criteria, left
-padding, several sequences a prompt), or refused with the reason.
+Everything that ``generate`` prepared is honoured (its config, processors, stopping criteria,
+streamer, left padding, several sequences for each prompt), or refused with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
@@ -27,28 +28,34 @@ _REFUSED = (
 )
 """Processors with a memory of their last call: positions of a draft are not calls in order."""
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_OTHER_LOOPS = (
+    "use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "penalty_alpha", "dola_layers",
+    "constraints", "force_words_ids", "token_healing",
+)  # fmt: skip
+"""Settings of ``GenerationConfig`` that choose another decoding loop, or change the prompt."""
+_OTHER_MODELS = ("assistant_model", "assistant_tokenizer", "synced_gpus")
+"""Arguments of ``generate`` that only other decoding loops use."""
 
 
 class CustomGenerate:
     """A ``custom_generate`` for ``model.generate``: drafts, verifies, and learns what pays.
 
-    drafters and options: as for ``Speculator.from_pretrained``. streamer: gets the tokens as they
-    are accepted (``generate`` does not pass its own on). State: a ``Speculator`` for each model
-    that was used, so that costs measured in one call serve the next; ``results``, the last call's
-    answers with their statistics.
+    drafters and options: as for ``Speculator.from_pretrained``. State: a ``Speculator`` for each
+    model that was used, so that costs measured in one call serve the next; ``results``, the last
+    call's answers with their statistics.
     Source: the hook is ``transformers``' own; see its documentation of ``custom_generate``.
     Differs: randomness comes from a stream of its own, seeded by torch's global generator, so
     sampled text has the law of ``generate`` and not its very tokens (and is repeatable only with a
     preset that does not look at the clock, as the default does). A row that a criterion ended is
     padded even where the config has no end token. An answer ends at the model's last position.
-    Errors: DraftwiseError for beams, outputs other than the sequences, a cache that was passed in,
-    padding that is not on the left, and processors that remember their last call.
+    Errors: DraftwiseError for beams, other decoding loops (an assistant model, prompt lookup),
+    outputs other than the sequences, a cache that was passed in, padding that is not on the left,
+    a streamer of several sequences, and processors that remember their last call.
     """
 
-    def __init__(
-        self, drafters: str | Sequence[Any] | None = None, *, streamer: Any = None, **options: Any
-    ) -> None:
-        self._drafters, self._options, self._streamer = drafters, options, streamer
+    def __init__(self, drafters: str | Sequence[Any] | None = None, **options: Any) -> None:
+        _receive_all_arguments()
+        self._drafters, self._options = drafters, options
         self._speculators: WeakKeyDictionary[Any, Speculator] = WeakKeyDictionary()
         self.results: list[Result] = []
 
@@ -60,11 +67,20 @@ class CustomGenerate:
         logits_processor: Any = (),
         stopping_criteria: Any = (),
         generation_config: Any = None,
+        streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """[B, T] prompts to [B, T + longest answer], shorter ones padded at the end."""
+        """[B, T] prompts to [B, T + longest answer], shorter ones padded at the end.
+
+        streamer: gets each token of the one answer as it is accepted; ``generate`` has given it
+        the prompt.
+        """
         config = generation_config if generation_config is not None else model.generation_config
         _refuse(config, model_kwargs, logits_processor)
+        if streamer is not None and len(input_ids) > 1:
+            raise DraftwiseError(
+                f"a streamer follows one answer, and here are {len(input_ids)}: leave out streamer="
+            )
         prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
         paddings = [input_ids.shape[1] - len(prompt) for prompt in prompts]
         rows = [input_ids[i, :num].tolist() for i, num in enumerate(paddings)]
@@ -87,22 +103,39 @@ class CustomGenerate:
                 for i, row in enumerate(rows)
             ],
             stop_when=stop_when if criteria else None,
-            eos_token_ids=[] if eos is None else torch.as_tensor(eos).flatten().tolist(),
+            eos_token_ids=_end_tokens(eos),
             seed=int(torch.randint(2**62, (1,))),
         )
-        if self._streamer is not None:
-            self._streamer.put(input_ids.cpu())
         for round_ in generation:
-            if self._streamer is not None:
-                self._streamer.put(torch.tensor(round_.tokens))
-        if self._streamer is not None:
-            self._streamer.end()
+            for token in round_.tokens if streamer is not None else ():
+                streamer.put(torch.tensor([token]))
+        if streamer is not None:
+            streamer.end()
         self.results = generation.results()
         return _output(config, input_ids, [result.tokens for result in self.results])
 
 
 _NATIVE_CRITERIA = (stopping.EosTokenCriteria, stopping.MaxLengthCriteria)
 """Criteria that the engine watches by itself."""
+
+
+def _receive_all_arguments() -> None:
+    """Make ``generate`` pass on to a ``CustomGenerate`` what it passes on to its own loops.
+
+    For any other callable it drops ``tokenizer``, which stop strings need, and ``streamer`` and
+    ``assistant_model`` without a word, whatever the callable's signature is.
+    """
+    original = GenerationMixin._extract_generation_mode_kwargs
+    if hasattr(original, "serves_draftwise"):
+        return
+
+    @wraps(original)
+    def extract(self: Any, custom_generate: Any, *args: Any, **kwargs: Any) -> Any:
+        is_ours = isinstance(custom_generate, CustomGenerate)
+        return original(self, None if is_ours else custom_generate, *args, **kwargs)
+
+    extract.serves_draftwise = True  # type: ignore[attr-defined]
+    GenerationMixin._extract_generation_mode_kwargs = extract
 
 
 def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
@@ -113,7 +146,8 @@ def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
         "a cache that already holds tokens": cache is not None and cache.get_seq_length() > 0,
         f"cache_implementation={config.cache_implementation!r}": bool(config.cache_implementation),
         "inputs_embeds": model_kwargs.get("inputs_embeds") is not None,
-        **{name: bool(getattr(config, name, False)) for name in _OUTPUTS},
+        **{name: bool(getattr(config, name, False)) for name in (*_OUTPUTS, *_OTHER_LOOPS)},
+        **{name: model_kwargs.get(name) not in (None, False) for name in _OTHER_MODELS},
         **{type(p).__name__: True for p in processors if isinstance(p, _REFUSED)},
     }
     found = [name for name, is_met in refusals.items() if is_met]
@@ -198,6 +232,12 @@ def _native(
         if place == 1 and (processor.prompt_ignore_length or 0) != num_padding:
             return None
     return SamplingParams(**found)
+
+
+def _end_tokens(eos: Any) -> list[int]:
+    """The tokens that end an answer; some configs write -1 for none."""
+    found = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
+    return [token for token in found if token >= 0]
 
 
 def _output(config: Any, input_ids: Tensor, answers: Sequence[Sequence[int]]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from draftwise.lines import replacing, write_text
 from draftwise.nn.head_files import read_settings, read_weights
 from draftwise.types import DraftwiseError
 
@@ -59,9 +59,9 @@ def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | No
     config = {"hidden_size": head.hidden_size, "num_layers": head.num_layers, **(about or {})}
     # tied layers are written out one by one, as the authors' checkpoints have them
     tensors = {k: v.detach().cpu().half().clone() for k, v in head.state_dict().items()}
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
-    save_file(tensors, folder / "model.tmp", {"format": "pt"})
-    os.replace(folder / "model.tmp", folder / "model.safetensors")  # it may be being read
+    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    with replacing(folder / "model.safetensors") as unfinished:  # it may be being read
+        save_file(tensors, unfinished, {"format": "pt"})
 
 
 def load(folder: str | Path) -> AcceptanceHead:

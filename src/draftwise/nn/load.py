@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from draftwise.errors import shown
 from draftwise.nn.adapters import base_of, merged
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
@@ -38,6 +39,11 @@ def load_model(
         name, module = str(source), _from_pretrained(str(source), dtype, device)
     else:
         name, module = source.__class__.__name__, source  # through a weak proxy, too
+        if not hasattr(getattr(module, "config", None), "_attn_implementation"):
+            raise DraftwiseError(
+                f"{shown(source)} is no model: give a folder, a hub id, or a causal LM of "
+                "transformers"
+            )
     if module.config._attn_implementation not in {"sdpa", "eager", RAGGED}:
         raise DraftwiseError(
             f"{name} uses attn_implementation={module.config._attn_implementation!r}, which takes "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from draftwise.policies.parts.drawn import Hedging
+from draftwise.policies.parts.state import Fields, in_range
 from draftwise.types import Floats
 
 
@@ -46,12 +49,21 @@ class AdaNormalHedge(Hedging):
     True
     """
 
-    KEPT = ("_regrets", "_sizes", "_tally", "_rng")
+    KEPT: ClassVar[Fields] = {
+        "regrets": "_regrets",
+        "sizes": "_sizes",
+        "tally": "_tally",
+        "rng": "_rng",
+    }
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)
         self._regrets: Floats = np.zeros(num_plans)
         self._sizes: Floats = np.zeros(num_plans)
+
+    def check_memory(self) -> None:
+        """Sizes are sums of what is not negative."""
+        in_range("sizes", self._sizes, 0)
 
     def take(self, regrets: Floats) -> None:
         """R += r; C += |r|."""

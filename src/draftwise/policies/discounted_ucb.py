@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
-from draftwise.policies.parts.checks import check_feedback, check_positive, check_share
+from draftwise.checks import scale, share
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Fields, Kept, in_range
 from draftwise.policies.parts.tally import Tally
 from draftwise.policies.ucb1 import ucb1_indices
 from draftwise.types import Decision, Feedback, Floats
@@ -30,7 +33,7 @@ class DiscountedUCB(Kept):
     Feedback: bandit or richer; the order matters, as older values count less.
     State: discounted counts and sums float64[K] (unitless); a Tally: plain counts, rounds learned.
     Cost: O(K) a round.
-    Errors: ValueError if beta is not above 0 or discount not in (0, 1].
+    Errors: ValueError if beta is not from 1e-6 to 1e6 or discount not in (0, 1].
 
     >>> policy = DiscountedUCB(num_plans=2, discount=0.5)
     >>> for value in (1.0, 0.0):
@@ -39,14 +42,19 @@ class DiscountedUCB(Kept):
     [0.333333, 0.0]
     """
 
-    KEPT = ("_tally", "_counts", "_sums")
+    KEPT: ClassVar[Fields] = {"tally": "_tally", "counts": "_counts", "sums": "_sums"}
 
     def __init__(self, num_plans: int, beta: float = 0.01, discount: float = 0.98) -> None:
-        self._beta = check_positive("beta", beta)
-        self._discount = check_share("discount", discount)
+        self._beta = scale("beta", beta)
+        self._discount = share("discount", discount)
         self._num_plans, self._tally = num_plans, Tally(num_plans)
         self._counts: Floats = np.zeros(num_plans)
         self._sums: Floats = np.zeros(num_plans)
+
+    def check_memory(self) -> None:
+        """Fading only makes less."""
+        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))
+        in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
 
     def choose(self) -> Decision:
         """An untried plan, else the best index (ties go to the first)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
-from draftwise.policies.parts.checks import check_share
+from draftwise.checks import share
 from draftwise.policies.parts.drawn import PlayedOnly
 from draftwise.policies.parts.probability import softmax
+from draftwise.policies.parts.state import Fields
 from draftwise.types import Floats
 
 
@@ -39,11 +42,16 @@ class EXP3(PlayedOnly):
     True
     """
 
-    KEPT = ("_gains", "_num_learned", "_num_chosen", "_rng")
+    KEPT: ClassVar[Fields] = {
+        "gains": "_gains",
+        "num_learned": "_num_learned",
+        "num_chosen": "_num_chosen",
+        "rng": "_rng",
+    }
 
     def __init__(self, num_plans: int, rng: np.random.Generator, gamma: float = 0.4) -> None:
         super().__init__(num_plans, rng)
-        self._gamma = check_share("gamma", gamma)
+        self._gamma = share("gamma", gamma)
         self._gains: Floats = np.zeros(num_plans)
 
     def credit(self, plan: int, value: float, prob: float) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
 from draftwise.policies.parts.drawn import PlayedOnly
 from draftwise.policies.parts.probability import softmax
+from draftwise.policies.parts.state import Fields
 from draftwise.types import Floats
 
 
@@ -42,7 +44,12 @@ class EXP3Spec(PlayedOnly):
     True
     """
 
-    KEPT = ("_losses", "_num_learned", "_num_chosen", "_rng")
+    KEPT: ClassVar[Fields] = {
+        "losses": "_losses",
+        "num_learned": "_num_learned",
+        "num_chosen": "_num_chosen",
+        "rng": "_rng",
+    }
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_positive
+from draftwise.checks import optional, scale
 from draftwise.policies.parts.drawn import Hedging
 from draftwise.policies.parts.probability import softmax
+from draftwise.policies.parts.state import Fields
 from draftwise.types import Floats
 
 
@@ -35,7 +37,7 @@ class Hedge(Hedging):
     Feedback: panoramic (prefix and free move what they show), in any order when eta is fixed.
     State: gains float64[K] (cumulative regrets, unitless); a Tally of the values.
     Cost: O(K) a round.
-    Errors: ValueError if eta is not a finite number above 0.
+    Errors: ValueError if eta is not from 1e-6 to 1e6.
 
     >>> from draftwise.types import Decision, Feedback
     >>> policy = Hedge(num_plans=2, rng=np.random.default_rng(0), eta=math.log(3))
@@ -44,11 +46,11 @@ class Hedge(Hedging):
     [0.25, 0.75]
     """
 
-    KEPT = ("_gains", "_tally", "_rng")
+    KEPT: ClassVar[Fields] = {"gains": "_gains", "tally": "_tally", "rng": "_rng"}
 
     def __init__(self, num_plans: int, rng: np.random.Generator, eta: float | None = None) -> None:
         super().__init__(num_plans, rng)
-        self._eta = None if eta is None else check_positive("eta", eta)
+        self._eta = optional(scale, "eta", eta)
         self._gains: Floats = np.zeros(num_plans)
 
     def take(self, regrets: Floats) -> None:

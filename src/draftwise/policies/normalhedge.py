@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
 from draftwise.policies.parts.drawn import Hedging
+from draftwise.policies.parts.state import Fields
 from draftwise.types import Floats
 
 _TOLERANCE = 1e-12  # relative; far above rounding, so Newton's falling steps always end
@@ -73,7 +75,7 @@ class NormalHedge(Hedging):
     Decision(plan=1, prob=1.0, round=1)
     """
 
-    KEPT = ("_regrets", "_tally", "_rng")
+    KEPT: ClassVar[Fields] = {"regrets": "_regrets", "tally": "_tally", "rng": "_rng"}
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)

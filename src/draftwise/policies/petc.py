@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
-from draftwise.policies.parts.checks import check_count, check_positive
-from draftwise.policies.parts.state import Kept
+from draftwise.checks import MANY, optional, scale, whole
+from draftwise.policies.parts.state import Fields, Kept
 from draftwise.policies.sequential_halving import SequentialHalving
 from draftwise.types import Decision, Feedback, Floats
 
@@ -31,23 +32,23 @@ class PETC(Kept):
         phase, 17 rounds of a request of 200 tokens; B is the most that the request may emit, or
         ``num_tokens``, and 512 where neither is known.
     Feedback: as SequentialHalving. State: that of its SequentialHalving. Cost: O(K) a round.
-    Errors: ValueError if c is not above 0 or num_tokens is below 1.
+    Errors: ValueError if c is not from 1e-6 to 1e6 or num_tokens is below 1.
 
     >>> policy = PETC(num_plans=2, c=1.0)
     >>> policy.choose().plan, policy.choose().plan
     (0, 1)
     """
 
-    KEPT = ("_explorer",)
+    KEPT: ClassVar[Fields] = {"explorer": "_explorer"}
 
     def __init__(
         self, num_plans: int, c: float = 4.0, num_tokens: int | None = None,
         request_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        known = num_tokens if num_tokens is not None else request_tokens
-        tokens = check_count("num_tokens", _TOKENS if known is None else known)
-        budget = exploration_budget(check_positive("c", c), tokens)
-        self._explorer = SequentialHalving(num_plans, budget)
+        own = optional(whole, "num_tokens", num_tokens, 1)
+        known = [tokens for tokens in (own, request_tokens, _TOKENS) if tokens is not None]
+        budget = exploration_budget(scale("c", c), known[0])
+        self._explorer = SequentialHalving(num_plans, min(budget, MANY))
 
     def choose(self) -> Decision:
         """A survivor, or the one that is left."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_count, check_feedback
+from draftwise.checks import MANY, optional, whole
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Fields, Kept, in_range
 from draftwise.policies.parts.tally import Tally
 from draftwise.types import Bools, Decision, Feedback, Floats
 
@@ -48,7 +50,7 @@ class SequentialHalving(Kept):
         richer feedback.
     Feedback: bandit or richer; the order matters where a phase ends.
     State: survivors bool[K]; the phase's counts, sums and choices float64[K]; a Tally of all.
-    Cost: O(K) a round. Errors: ValueError if budget or period is below 1.
+    Cost: O(K) a round. Errors: ValueError if budget or period is not from 1 to 100,000.
 
     >>> policy = SequentialHalving(num_plans=2)
     >>> for value in (0.2, 0.8):
@@ -58,14 +60,27 @@ class SequentialHalving(Kept):
     [1, 1, 1]
     """
 
-    KEPT = ("_alive", "_phase_counts", "_phase_sums", "_phase_chosen", "_tally")
+    KEPT: ClassVar[Fields] = {
+        "alive": "_alive",
+        "phase_counts": "_phase_counts",
+        "phase_sums": "_phase_sums",
+        "phase_chosen": "_phase_chosen",
+        "tally": "_tally",
+    }
 
     def __init__(self, num_plans: int, budget: int | None = None, period: int = 1) -> None:
-        self._budget = None if budget is None else check_count("budget", budget)
-        self._period, self._num_plans = check_count("period", period), num_plans
+        self._budget = optional(whole, "budget", budget, 1, MANY)
+        self._period, self._num_plans = whole("period", period, 1, MANY), num_plans
         self._tally = Tally(num_plans)
         self._alive: Bools = np.ones(num_plans, dtype=np.bool_)
         self._start_phase()
+
+    def check_memory(self) -> None:
+        """Some plan survives; a phase is part of all rounds."""
+        in_range("alive", self._alive.sum(), 1)
+        in_range("phase_counts", self._phase_counts, 0, self._tally.counts)
+        in_range("phase_sums", self._phase_sums, 0, self._phase_counts * (1 + 1e-9))
+        in_range("phase_chosen", self._phase_chosen, 0)
 
     def choose(self) -> Decision:
         """The survivor that this phase has played least."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
-from draftwise.policies.parts.checks import check_count, check_feedback, check_positive
+from draftwise.checks import scale, whole
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Fields, Kept, in_range
 from draftwise.policies.ucb1 import ucb1_indices
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
+
+_LONGEST = 10_000
+"""Rounds of the longest window: every round reads all of it."""
 
 
 class SlidingUCB(Kept):
@@ -23,7 +29,7 @@ class SlidingUCB(Kept):
     State: values float64[window, K] and seen bool[window, K], a ring; the round in which each plan
         was last chosen int64[K]; rounds learned.
     Cost: O(window K) a round.
-    Errors: ValueError if beta is not above 0 or window is below 1.
+    Errors: ValueError if beta is not from 1e-6 to 1e6, or window not from 1 to 10,000.
 
     >>> policy = SlidingUCB(num_plans=1, window=2)
     >>> for value in (1.0, 0.5, 0.25):
@@ -32,14 +38,25 @@ class SlidingUCB(Kept):
     [0.375]
     """
 
-    KEPT = ("_values", "_seen", "_chosen", "_num_rounds")
+    KEPT: ClassVar[Fields] = {
+        "values": "_values",
+        "seen": "_seen",
+        "chosen": "_chosen",
+        "num_rounds": "_num_rounds",
+    }
 
     def __init__(self, num_plans: int, beta: float = 0.01, window: int = 100) -> None:
-        self._beta, self._window = check_positive("beta", beta), check_count("window", window)
+        self._beta, self._window = scale("beta", beta), whole("window", window, 1, _LONGEST)
         self._num_plans, self._num_rounds = num_plans, 0
         self._values: Floats = np.zeros((window, num_plans))
         self._seen: Bools = np.zeros((window, num_plans), dtype=np.bool_)
         self._chosen: Ints = np.zeros(num_plans, dtype=np.int64)
+
+    def check_memory(self) -> None:
+        """Values lie in [0, 1]; no row is filled before its round."""
+        in_range("values", self._values, 0, 1)
+        in_range("chosen", self._chosen, 0)
+        in_range("num_rounds", self._num_rounds, int(self._seen.any(axis=1).sum()))
 
     def choose(self) -> Decision:
         """A plan that the window does not know, else the best index."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
 from draftwise.policies.parts.argmax_law import argmax_law, shared_cells
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.drawn import Drawn
+from draftwise.policies.parts.state import Fields
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 _NUM_CELLS = 96
@@ -62,7 +64,7 @@ class ThompsonBernoulli(Drawn):
     0.25
     """
 
-    KEPT = ("_tally", "_rng")
+    KEPT: ClassVar[Fields] = {"tally": "_tally", "rng": "_rng"}
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)

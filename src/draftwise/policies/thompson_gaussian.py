@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
+from draftwise.checks import LARGE, number, scale
 from draftwise.policies.parts.argmax_law import argmax_law, shared_cells
-from draftwise.policies.parts.checks import check_feedback, check_positive
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.drawn import Drawn
+from draftwise.policies.parts.state import Fields
 from draftwise.types import Decision, Feedback, Floats
 
 _NUM_CELLS = 48
@@ -55,21 +58,21 @@ class ThompsonGaussian(Drawn):
         standard deviation a value in [0, 1] can have; (3) every seen value counts.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums float64[K] (unitless); rounds learned; the random generator.
-    Cost: O(48 K) a round. Errors: ValueError if prior_sd or noise_sd is not above 0.
+    Cost: O(48 K) a round. Errors: ValueError if prior_sd or noise_sd is not from 1e-6 to 1e6.
 
     >>> policy = ThompsonGaussian(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.choose().prob
     0.5
     """
 
-    KEPT = ("_tally", "_rng")
+    KEPT: ClassVar[Fields] = {"tally": "_tally", "rng": "_rng"}
 
     def __init__(
         self, num_plans: int, rng: np.random.Generator, prior_mean: float = 0.5,
         prior_sd: float = 0.5, noise_sd: float = 0.5,
     ) -> None:  # fmt: skip
-        self._prior = prior_mean, check_positive("prior_sd", prior_sd)
-        self._noise_sd = check_positive("noise_sd", noise_sd)
+        self._prior = number("prior_mean", prior_mean, -LARGE, LARGE), scale("prior_sd", prior_sd)
+        self._noise_sd = scale("noise_sd", noise_sd)
         super().__init__(num_plans, rng)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:

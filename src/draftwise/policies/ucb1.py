@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_positive
+from draftwise.checks import scale
 from draftwise.policies.parts.tally import Tally
 from draftwise.policies.parts.upper_bounds import UpperBounds
 from draftwise.types import Floats
@@ -35,7 +35,7 @@ class UCB1(UpperBounds):
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, chosen float64[K] (values are unitless); rounds learned.
     Cost: O(K) a round.
-    Errors: ValueError if beta is not a finite number above 0.
+    Errors: ValueError if beta is not from 1e-6 to 1e6.
 
     >>> policy = UCB1(num_plans=2, beta=1.0)
     >>> first = policy.choose()
@@ -47,7 +47,7 @@ class UCB1(UpperBounds):
 
     def __init__(self, num_plans: int, beta: float = 0.01) -> None:
         super().__init__(num_plans)
-        self._beta = check_positive("beta", beta)
+        self._beta = scale("beta", beta)
 
     def indices(self, tally: Tally) -> Floats:
         """[K] ``ucb1_indices``."""

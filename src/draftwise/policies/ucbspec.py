@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_share
+from draftwise.checks import share
 from draftwise.policies.parts.tally import Tally
 from draftwise.policies.parts.upper_bounds import UpperBounds
 from draftwise.types import Floats
@@ -47,7 +47,7 @@ class UCBSpec(UpperBounds):
 
     def __init__(self, num_plans: int, delta: float = 0.5) -> None:
         super().__init__(num_plans)
-        self._delta = check_share("delta", delta)
+        self._delta = share("delta", delta)
 
     def indices(self, tally: Tally) -> Floats:
         """[K] means and their radii."""

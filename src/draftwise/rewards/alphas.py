@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from draftwise.checks import string
 from draftwise.rewards import NAN
 from draftwise.rewards.estimators import tokens_by_products, tokens_by_ratios, tokens_by_verdict
 from draftwise.types import Outcome
@@ -79,8 +80,7 @@ class ExpectedLength:
     looks_ahead: ClassVar[bool] = True
 
     def __init__(self, estimator: str = "products") -> None:
-        if estimator not in ("products", "exact"):
-            raise ValueError(f"estimator is {estimator!r}; it must be products or exact")
+        string("estimator", estimator, ("products", "exact"))
         self._is_exact = estimator == "exact"
 
     def __call__(self, outcome: Outcome) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from draftwise.checks import probability
 from draftwise.rewards import NAN
 from draftwise.rewards.estimators import tokens_by_products
 from draftwise.types import Outcome
@@ -49,9 +50,7 @@ class Blend:
     looks_ahead: ClassVar[bool] = True
 
     def __init__(self, alpha: float = 0.5) -> None:
-        if not 0.0 <= alpha <= 1.0:
-            raise ValueError(f"alpha is {alpha}; it must be in [0, 1]")
-        self._alpha = alpha
+        self._alpha = probability("alpha", alpha)
 
     def __call__(self, outcome: Outcome) -> float:
         """The blend; ``nan`` where the number of drafted tokens is not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from draftwise.checks import share
 from draftwise.rewards import NAN
 from draftwise.types import Outcome
 
@@ -65,9 +66,7 @@ class Goodput:
     looks_ahead: ClassVar[bool] = False
 
     def __init__(self, discount: float = 0.97) -> None:
-        if not 0.0 < discount <= 1.0:
-            raise ValueError(f"discount is {discount}; it must be in (0, 1]")
-        self._discount, self.tokens, self.seconds = discount, 0.0, 0.0
+        self._discount, self.tokens, self.seconds = share("discount", discount), 0.0, 0.0
 
     def __call__(self, outcome: Outcome) -> float:
         """The scaled gain over the present rate; 1/2 for the first round."""

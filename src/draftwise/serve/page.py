@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from importlib import resources
+
+from draftwise.colours import nth_colour
+
+_MOST_DRAFTERS = 24
+"""That the page has colours for; no pool is as large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,7 @@ class Page:
 
 def _load() -> Page:
     text = resources.files(__package__).joinpath("page.html").read_text("utf-8")
+    text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(_MOST_DRAFTERS)]))
     sources = {
         f"{kind}-src": _hashes(re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))
         for kind, tag in (("script", "script"), ("style", "style"))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from draftwise.lines import set_aside
 from draftwise.types import DraftwiseError
 
 _LOG = logging.getLogger(__name__)
@@ -43,10 +44,10 @@ class Keeper:
             return
         try:
             self._learnt.load(self._path)
-        except (DraftwiseError, OSError, UnicodeDecodeError) as error:
-            aside = self._path.with_name(f"{self._path.name}.unused-{int(time.time())}")
-            self._path.replace(aside)
-            _LOG.warning("%s; it is kept as %s, and learning begins anew", error, aside)
+        except (DraftwiseError, OSError) as error:
+            _LOG.warning(
+                "%s; it is kept as %s, and learning begins anew", error, set_aside(self._path)
+            )
 
     def touch(self) -> None:
         """Something was learnt."""

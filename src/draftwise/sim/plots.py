@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.colours import PALETTE, drafter_colours
 from draftwise.sim.play import Contestant, Run
 from draftwise.sim.regret import (
     Curve,
@@ -18,14 +19,11 @@ from draftwise.sim.regret import (
     ucbspec_bound,
 )
 from draftwise.sim.run import Match, Outcome
-from draftwise.types import DraftwiseError
-
-COLOURS = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#444444",
-)  # fmt: skip
-"""Told apart by most colour-blind people (after Okabe and Ito)."""
+from draftwise.types import NONE, DraftwiseError
 
 _MOST_LINES = 8
+_PLAIN = "#767676"
+"""Of plain decoding."""
 _SIZE = (8.4, 4.4)
 
 
@@ -73,6 +71,7 @@ def _dress(axes: Any, title: str, x: str, y: str) -> None:
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -107,13 +106,13 @@ def _regret(
     for index, contestant in enumerate(match.contestants[:_MOST_LINES]):
         curve = regret_curve(_of(runs, contestant))
         highest = max(highest, float(curve.means.max()))
-        _line(axes, curve, COLOURS[index], contestant.label)
+        _line(axes, curve, PALETTE[index], contestant.label)
         mine = [match.plans.index(plan) for plan in contestant.plans]
         mats = fixed_mats(found)[mine].tolist()
         bound = _bound(contestant, mats, curve)
         if bound is not None:
             axes.plot(
-                curve.xs, bound, color=COLOURS[index], linestyle="--", linewidth=1.0,
+                curve.xs, bound, color=PALETTE[index], linestyle="--", linewidth=1.0,
                 label=f"bound of {contestant.policy.partition(':')[0]}",
             )  # fmt: skip
             highest = max(highest, float(bound.max()))
@@ -141,7 +140,7 @@ def _best_plan(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
     """Share of rounds with the best plan, by round."""
     figure, axes = _axes(title, "round", "share of rounds with the best fixed plan")
     for index, contestant in enumerate(match.contestants[:_MOST_LINES]):
-        _line(axes, best_plan_curve(_of(runs, contestant)), COLOURS[index], contestant.label)
+        _line(axes, best_plan_curve(_of(runs, contestant)), PALETTE[index], contestant.label)
     axes.set_ylim(-0.02, 1.02)
     _legend(figure)
     return _save(figure, path)
@@ -154,6 +153,7 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
     shown = match.contestants[:_MOST_LINES]
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
+    colours = drafter_colours(p.drafter for p in match.plans if p.drafter != NONE)
     figure = Figure(figsize=(5.4 * columns, 2.9 * rows), dpi=150, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[len(shown) :]:
@@ -163,10 +163,11 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
         assert trail is not None
         values = np.array(trail.estimates)
         _dress(axes, contestant.label, "round", "estimate")
-        for index, plan in enumerate(_to_show(values, contestant)):
+        for plan in _to_show(values, contestant):
+            played = contestant.plans[plan]
             axes.plot(
-                np.arange(1, len(values) + 1), values[:, plan], color=COLOURS[index],
-                label=str(contestant.plans[plan]), linewidth=1.2,
+                np.arange(1, len(values) + 1), values[:, plan], label=str(played), linewidth=1.2,
+                color=colours.get(played.drafter, _PLAIN),
             )  # fmt: skip
         axes.legend(fontsize=6.5, frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left")
     figure.suptitle(f"{title}: estimates of one run", fontsize=10)
@@ -174,7 +175,7 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
 
 
 def _to_show(values: Any, contestant: Contestant) -> list[int]:
-    """The plan that each drafter ends best with; the best of them, one for each colour."""
+    """The plan that each drafter ends best with; the best of them, as many as there is room for."""
     best: dict[str, int] = {}
     for index in np.argsort(-values[-1], kind="stable").tolist():
         best.setdefault(contestant.plans[index].drafter, index)
@@ -188,10 +189,10 @@ def _pool_sizes(reports: Sequence[dict[str, Any]], path: Path) -> Path:
     labels = [*reports[0]["policies"], "best fixed plan"]
     for index, label in enumerate(labels[-_MOST_LINES:]):
         means = np.array([report["average"][label]["mat"] for report in reports])
-        halves = np.array([report["average"][label]["ci95"] for report in reports])
+        halves = np.array([report["average"][label]["ci95"] or 0.0 for report in reports])
         style = ":" if label == "best fixed plan" else "-"
         axes.errorbar(
-            sizes, means, yerr=halves, color=COLOURS[index], linestyle=style, marker="o",
+            sizes, means, yerr=halves, color=PALETTE[index], linestyle=style, marker="o",
             markersize=3.5, label=label, capsize=2,
         )  # fmt: skip
     axes.set_xscale("log", base=2)

@@ -20,14 +20,14 @@ Result = dict[str, Any]
 """One domain and policy, flat; the keys are documented in docs/simulator.md."""
 
 
-def half_width(values: Sequence[float] | Floats) -> float:
-    """Half a 95% interval of the mean: 1.96 standard errors; 0 for a single value.
+def half_width(values: Sequence[float] | Floats) -> float | None:
+    """Half a 95% interval of the mean: 1.96 standard errors; None for a single value.
 
     >>> round(half_width([1.0, 3.0]), 9)
     1.96
     """
     if len(values) < 2:
-        return 0.0
+        return None
     return 1.96 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
@@ -118,6 +118,8 @@ def averages(rows: Sequence[Result]) -> dict[str, Result]:
         speedups = [row["speedup"] for row in mine]
         average["speedup"] = float(np.exp(np.mean(np.log(speedups))))
         average["slowest_speedup"] = min(row["slowest_speedup"] for row in mine)
-        average["ci95"] = math.sqrt(math.fsum(row["ci95"] ** 2 for row in mine)) / len(mine)
+        halves = [row["ci95"] for row in mine]
+        is_known = None not in halves
+        average["ci95"] = math.hypot(*halves) / len(mine) if is_known else None
         found[label] = average
     return found

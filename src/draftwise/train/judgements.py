@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftwise.lines import replacing
 from draftwise.train.lesson import Text, answer_hidden, groups, head_logits, pad
 
 Label = Literal["sampled", "analytic"]
@@ -120,14 +120,13 @@ def _joined(parts: Sequence[Judgements]) -> Judgements:
 
 
 def _save(path: Path, found: Judgements) -> None:
-    unfinished = path.with_suffix(".tmp.npz")
-    np.savez(
-        unfinished,
-        hidden=found.hidden.numpy(),
-        sampled=found.sampled.numpy(),
-        analytic=found.analytic.numpy(),
-    )
-    os.replace(unfinished, path)
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        np.savez(
+            file,
+            hidden=found.hidden.numpy(),
+            sampled=found.sampled.numpy(),
+            analytic=found.analytic.numpy(),
+        )
 
 
 def _load(path: Path) -> Judgements:

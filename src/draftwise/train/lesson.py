@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftwise.lines import replacing, write_text
 from draftwise.nn.lent import lent_rows
 
 Logits = NDArray[np.float16]
@@ -120,22 +121,20 @@ def teach(target: PreTrainedModel, texts: Sequence[Text], folder: Path) -> Lesso
         return load(folder)
     folder.mkdir(parents=True, exist_ok=True)
     total = sum(len(text.tokens) - text.start for text in texts)
-    unfinished = folder / "logits.tmp.npy"
     shape = (total, target.config.vocab_size)
-    table = np.lib.format.open_memmap(unfinished, "w+", np.float16, shape)
-    reserve(unfinished)
     order = [index for group in groups(texts, 4096) for index in group]
-    done = 0
-    for group in groups(texts, 4096):
-        tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
-        logits = answer_logits(target, tokens, positions)
-        table[done : done + len(logits)] = logits.cpu().numpy()
-        done += len(logits)
-    table.flush()
-    os.replace(unfinished, folder / "logits.npy")
+    with replacing(folder / "logits.npy") as unfinished:
+        table = np.lib.format.open_memmap(unfinished, "w+", np.float16, shape)
+        reserve(unfinished)
+        done = 0
+        for group in groups(texts, 4096):
+            tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
+            logits = answer_logits(target, tokens, positions)
+            table[done : done + len(logits)] = logits.cpu().numpy()
+            done += len(logits)
+        table.flush()
     rows = [[texts[i].start, *texts[i].tokens] for i in order]
-    (folder / "texts.tmp").write_text(json.dumps(rows), "utf-8")
-    os.replace(folder / "texts.tmp", folder / "texts.json")  # last: it marks the lesson complete
+    write_text(folder / "texts.json", json.dumps(rows))  # last: it marks the lesson complete
     return load(folder)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.lines import replacing
 from draftwise.types import DraftwiseError
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -155,13 +155,10 @@ def _save(
         "rng": torch.get_rng_state(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
     try:
-        with unfinished.open("wb") as file:
+        with replacing(path) as unfinished, unfinished.open("wb") as file:
             torch.save(state, file)
-        os.replace(unfinished, path)  # atomic: a crash leaves the previous checkpoint whole
     except (OSError, RuntimeError) as error:  # torch wraps what the file says
-        unfinished.unlink(missing_ok=True)
         why = error.strerror if isinstance(error, OSError) else error.__cause__ or error
         before = "; the one before it is whole" if path.exists() else ""
         raise DraftwiseError(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftwise.lines import replacing
 from draftwise.train.lesson import Text, group_order, groups, head_logits, pad
 
 
@@ -86,10 +87,8 @@ def observed_batches(
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             halves = (halved(found.states, target.dtype), halved(found.last, target.dtype))
-            torch.save(
-                [found.tokens, found.positions, *halves, found.best], path.with_suffix(".tmp")
-            )
-            path.with_suffix(".tmp").replace(path)
+            with replacing(path) as unfinished:
+                torch.save([found.tokens, found.positions, *halves, found.best], unfinished)
         return found
 
     return batch

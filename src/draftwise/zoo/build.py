@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from draftwise.lines import write_text
 from draftwise.train.lesson import load
 from draftwise.train.llama import pack
 from draftwise.zoo.corpus import load_tokenizer, train_tokenizer
@@ -78,7 +78,7 @@ def _timed(path: Path, stage: str) -> Iterator[None]:
     finally:
         seconds = json.loads(path.read_text("utf-8")) if path.exists() else {}
         seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - began
-        path.write_text(json.dumps(seconds, indent=2) + "\n", "utf-8")
+        write_text(path, json.dumps(seconds, indent=2) + "\n")
 
 
 def _tokenizer(site: Site) -> None:
@@ -180,8 +180,7 @@ def _acceptance(site: Site) -> None:
         ),
         "heldout_loss": {d: round(heldout_loss(target, tokenizer, d), 4) for d in SHARES},
     }
-    path.with_suffix(".tmp").write_text(json.dumps(found), "utf-8")
-    os.replace(path.with_suffix(".tmp"), path)
+    write_text(path, json.dumps(found))
 
 
 def _spread(site: Site, job: Callable[[Site, str], None], names: Sequence[str]) -> None:

@@ -231,9 +231,11 @@ def test_what_was_learnt_outlives_the_server(tmp_path: Path) -> None:
     ours, theirs = engine.controller.meter, again.controller.meter
     assert np.allclose(ours.forward_s(1, 9), theirs.forward_s(1, 9))
     assert StateFile(path, {"policy": "ucb1"}).load() == {}
+    assert path.stat().st_size < 100_000
     path.write_text("{")
     assert StateFile(path, about).load() == {}
-    assert path.stat().st_size < 100_000
+    (aside,) = path.parent.glob("state.json.unused-*")
+    assert (aside.read_text(), path.exists()) == ("{", False)
 
 
 def test_the_meters_file_is_bounded() -> None:

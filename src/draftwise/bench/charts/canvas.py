@@ -7,18 +7,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from draftwise.colours import PALETTE
 from draftwise.types import DraftwiseError
 
-PALETTE = (
-    "#e69f00", "#56b4e9", "#00a878", "#e07bb0", "#b07d48", "#9a8cff", "#a6c834", "#e64553",
-    "#1fb8b8",
-)  # fmt: skip
-"""Told apart by most colour-blind people, and readable on black and on white (after Okabe, Ito)."""
 INK, SOFT, GRID = "#010203", "#040506", "#070809"
 """Stand-ins: the page's text, its quieter text, and its lines."""
 _PAGE = {INK: "var(--ink)", SOFT: "var(--soft)", GRID: "var(--line)"}
 FAMILIES = {
-    "draftwise": "#e64553", "preset": "#2f8fd6", "fixed": "#00a878", "peer": "#b07d48",
+    "draftwise": PALETTE[6], "preset": PALETTE[1], "fixed": PALETTE[2], "peer": PALETTE[9],
     "plain": SOFT,
 }  # fmt: skip
 """Colours of methods by what they are."""

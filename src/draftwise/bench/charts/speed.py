@@ -7,7 +7,6 @@ from typing import Any
 
 from draftwise.bench.charts.canvas import (
     GRID,
-    PALETTE,
     SOFT,
     WIDTH,
     colour,
@@ -17,11 +16,12 @@ from draftwise.bench.charts.canvas import (
     label_points,
     short,
 )
+from draftwise.colours import PALETTE
 
 _COLUMNS = 3
 _MOST = 11
 PHASES = ("prefill", "read", "draft", "verify", "look", "choose", "reveal", "learn", "commit")
-_COLOURS = [PALETTE[4], SOFT, *(PALETTE[i] for i in (0, 1, 6, 2, 3, 5, 7))]
+_COLOURS = [PALETTE[9], SOFT, *(PALETTE[i] for i in (0, 1, 8, 2, 3, 4, 6))]
 _PHASE_COLOURS = dict(zip(PHASES, _COLOURS, strict=True))
 
 
@@ -60,12 +60,18 @@ def speedups(results: Mapping[str, Any]) -> Any:
         _speed_panel(axes, domain, rows, names)
     for axes in grid.ravel()[len(parts) :]:
         axes.set_visible(False)
-    most = max(row[n]["speedup"]["ci95"][1] for row in parts.values() for n in names)
+    most = max(_ends(row[n]["speedup"])[1] for row in parts.values() for n in names)
     grid[0, 0].set_xlim(0.0, 1.04 * most)
     for axes in grid.ravel()[max(0, len(parts) - columns) : len(parts)]:
         axes.set_xlabel("times as fast as plain")
         axes.tick_params(labelbottom=True)
     return made
+
+
+def _ends(speedup: Mapping[str, Any]) -> tuple[float, float]:
+    """Of the interval, or of the point where there is none."""
+    low, high = speedup["ci95"] or 2 * [speedup["median"]]
+    return low, high
 
 
 def _speed_panel(axes: Any, domain: str, rows: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -74,7 +80,7 @@ def _speed_panel(axes: Any, domain: str, rows: Mapping[str, Any], names: Sequenc
     axes.axvline(1.0, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
     for place, name in enumerate(reversed(names)):
         speedup = rows[name]["speedup"]
-        low, high = speedup["ci95"]
+        low, high = _ends(speedup)
         axes.plot([low, high], [place, place], color=colour(name), linewidth=1.6, alpha=0.75)
         axes.plot([speedup["median"]], [place], "o", color=colour(name), markersize=4.5)
     axes.set_yticks(range(len(names)), [short(name) for name in reversed(names)])

@@ -5,13 +5,17 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from draftwise.bench.load.client import Server, Shot, body_of, fire
+
+_PARTS = 4
+"""In how many parts the requests of a load are asked where loads take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,27 @@ class Volley:
     took_s: float
 
 
+def drive_all(
+    server: Server, prompts: Sequence[str], num: int, loads: Sequence[Load],
+    options: Mapping[str, Any], seed: int = 0,
+) -> list[Volley]:  # fmt: skip
+    """Each load ``num`` times, in parts that take turns: a server that warms up, or a machine that
+    slows down, changes all loads and not the later ones alone."""
+    num_parts = min(num, _PARTS) if len(loads) > 1 else 1
+    ends = [num * part // num_parts for part in range(num_parts + 1)]
+    parts: dict[int, list[Volley]] = {place: [] for place in range(len(loads))}
+    for part, (first, last) in enumerate(pairwise(ends)):
+        for place in sorted(parts, reverse=part % 2 == 1):
+            asked = (last - first, loads[place], options, seed + part, first)
+            parts[place].append(drive(server, prompts, *asked))
+    return [
+        Volley(
+            load, [s for v in parts[place] for s in v.shots], sum(v.took_s for v in parts[place])
+        )
+        for place, load in enumerate(loads)
+    ]
+
+
 def drive(
     server: Server,
     prompts: Sequence[str],
@@ -46,12 +71,13 @@ def drive(
     load: Load,
     options: Mapping[str, Any],
     seed: int = 0,
-    tell: Callable[[int], None] = lambda done: None,
+    first: int = 0,
 ) -> Volley:
-    """Ask ``num`` times, prompts in turn; returns when all have an answer or an error."""
+    """Ask ``num`` times, prompts in turn from ``first`` on; returns when all have an answer or an
+    error."""
     start = time.perf_counter()
     times = arrivals(num, load, seed)
-    shots = [Shot(i % len(prompts), start + times[i]) for i in range(num)]
+    shots = [Shot((first + i) % len(prompts), start + times[i]) for i in range(num)]
     due: queue.SimpleQueue[Shot | None] = queue.SimpleQueue()
     done = threading.Semaphore(0)
 
@@ -67,9 +93,8 @@ def drive(
     for shot in shots:  # with a concurrency all are due at once, and workers take them in turn
         time.sleep(max(0.0, shot.wanted_s - time.perf_counter()))
         due.put(shot)
-    for count in range(num):
+    for _ in shots:
         done.acquire()
-        tell(count + 1)
     for _ in threads:
         due.put(None)
     for thread in threads:

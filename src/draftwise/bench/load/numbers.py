@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from draftwise.bench.load.client import Shot
 from draftwise.bench.load.drive import Volley
 
 PERCENTILES = (50, 90, 95, 99)
+_ENOUGH, _FULL = 30, 10
+"""Requests below which a load is said to be too short: of any, and for each of those at once."""
 LATENCIES = {
     "ttft_s": "first token",
     "itl_s": "between parts",
@@ -46,6 +48,20 @@ def summary(volley: Volley) -> dict[str, Any]:
         per_token = [shot.per_token_s for shot in good]
         row["tpot_s"] = distribution([s for s in per_token if s is not None])
     return row
+
+
+def cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which rows have too few requests to be compared; the same on the terminal and in the report.
+
+    >>> cautions([{"load": "8 at once", "num_requests": 40, "concurrency": 8}])
+    ['8 at once: 40 is too small a number of requests to compare: give --requests 80 or more.']
+    """
+    return [
+        f"{row['load']}: {row['num_requests']} is too small a number of requests to compare: give "
+        f"--requests {needed} or more."
+        for row in rows
+        if row["num_requests"] < (needed := max(_ENOUGH, _FULL * (row["concurrency"] or 1)))
+    ]
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:

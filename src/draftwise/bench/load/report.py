@@ -12,7 +12,7 @@ import numpy as np
 
 from draftwise.bench.charts import canvas
 from draftwise.bench.load.drive import Volley
-from draftwise.bench.load.numbers import LATENCIES
+from draftwise.bench.load.numbers import LATENCIES, cautions
 from draftwise.bench.page import chart, page, section, table
 
 RESULTS, REPORT = "load.json", "load.html"
@@ -36,7 +36,11 @@ def write_report(results: Mapping[str, Any], volleys: Sequence[Volley], folder: 
             f"{settings['num_prompts']} prompts of {escape(settings['suite'])}, at most "
             f"{settings['tokens']} tokens, temperature {settings['temperature']:g}, "
             f"{'streamed' if settings['stream'] else 'not streamed'}.</p>",
-            section("loads", "Loads", "Each row is one pattern of requests.", _loads(results)),
+            *(f"<p><strong>{escape(c)}</strong></p>" for c in cautions(results["loads"])),
+            section(
+                "loads", "Loads", "Each row is one pattern of requests; patterns took turns.",
+                _loads(results),
+            ),
             *(
                 section(
                     key.replace("_", "-"),
@@ -49,7 +53,8 @@ def write_report(results: Mapping[str, Any], volleys: Sequence[Volley], folder: 
                 if any(row.get(key) for row in results["loads"])
             ),
             section(
-                "how", "How", "The command, and what asked.",
+                "how", "How", "The command, and the machine that sent the requests.",
+                f"<pre>{escape(results['command'])}</pre>",
                 f"<pre>{escape(json.dumps(results['environment'], indent=1))}</pre>",
             ),
         ]  # fmt: skip

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draftwise.lines import STATE_BYTES, read_text, strict_json
+from draftwise.lines import STATE_BYTES, read_text, set_aside, strict_json, write_text
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -56,9 +55,14 @@ class StateFile:
                 return {}
             learnt: Mapping[str, Any] = found["learnt"]
             return learnt
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
             logger.warning("cannot take up %s (%s): beginning anew", self._path, error)
-            return {}
+        except (ValueError, KeyError, TypeError) as error:
+            aside = set_aside(self._path)
+            logger.warning(
+                "%s is damaged (%s): kept as %s, beginning anew", self._path, error, aside
+            )
+        return {}
 
     def is_due(self, now_s: float) -> bool:
         """Whether a minute has passed since it was written last."""
@@ -70,10 +74,8 @@ class StateFile:
         if self._path is None:
             return
         text = json.dumps({"draftwise": _VERSION, "about": self._about, "learnt": learnt})
-        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, self._path)
+            write_text(self._path, text)
         except OSError as error:
             logger.warning("cannot write %s: %s", self._path, error)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Fields, Kept
 from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
@@ -30,7 +30,7 @@ class DraftAll(Kept):
 
     plays_all: ClassVar[bool] = True
 
-    KEPT = ("_tally",)
+    KEPT: ClassVar[Fields] = {"tally": "_tally"}
 
     def __init__(self, num_plans: int) -> None:
         self._num_plans, self._tally = num_plans, Tally(num_plans)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from draftwise.checks import whole
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Fields, Kept, in_range
 from draftwise.types import Decision, Feedback, Floats
 
 
@@ -22,12 +23,17 @@ class Fixed(Kept):
     Decision(plan=2, prob=1.0, round=1)
     """
 
-    KEPT: ClassVar[tuple[str, ...]] = ("_round",)
+    KEPT: ClassVar[Fields] = {"round": "_round"}
 
     def __init__(self, num_plans: int, plan: int = 0) -> None:
-        if not 0 <= plan < num_plans:
+        if not 0 <= whole("plan", plan) < num_plans:
             raise ValueError(f"plan {plan} is not one of the {num_plans} plans 0..{num_plans - 1}")
         self._plan, self._num_plans, self._round = plan, num_plans, 0
+
+    def check_memory(self) -> None:
+        """The plan is one of those that there are."""
+        in_range("round", self._round, 0)
+        in_range("plan", self._plan, 0, self._num_plans - 1)
 
     def choose(self) -> Decision:
         """The one plan, with probability 1."""

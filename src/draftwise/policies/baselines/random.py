@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Fields, Kept
 from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
@@ -21,7 +23,7 @@ class Random(Kept):
     [0.25, 0.25, 0.25, 0.25]
     """
 
-    KEPT = ("_rng", "_tally")
+    KEPT: ClassVar[Fields] = {"rng": "_rng", "tally": "_tally"}
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
+from draftwise.checks import whole
 from draftwise.policies.baselines.fixed import Fixed
 from draftwise.policies.baselines.router_examples import read_examples
-from draftwise.policies.parts.checks import check_count
+from draftwise.policies.parts.state import Fields, in_range
 from draftwise.types import Floats, Ints, Plan
+
+_MOST_CELLS = 16_384
+"""Cells of a plan's table at most, 128 KB: a request may set their number."""
 
 
 def trigram_cells(text: str, num_cells: int) -> Ints:
@@ -55,17 +60,22 @@ class Router(Fixed):
     (0, 0)
     """
 
-    KEPT = ("_plan", "_counts", "_round")
+    KEPT: ClassVar[Fields] = {"plan": "_plan", "counts": "_counts", "round": "_round"}
 
     def __init__(
         self, num_plans: int, plan: int = 0, num_cells: int = 1024, examples: str | None = None,
         plans: Sequence[Plan] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(num_plans, plan)
-        self._num_cells = check_count("num_cells", num_cells)
+        self._num_cells = whole("num_cells", num_cells, 1, _MOST_CELLS)
         self._counts: Floats = np.zeros((num_plans, self._num_cells))
         if examples is not None:
             self.fit(*read_examples(examples, num_plans, plans))
+
+    def check_memory(self) -> None:
+        """Counts of trigrams are not negative."""
+        super().check_memory()
+        in_range("counts", self._counts, 0)
 
     def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
         """Learn from prompts which plan was best for each; forgets what it knew."""

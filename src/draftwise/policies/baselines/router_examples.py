@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftwise.lines import TRACE_BYTES, numbered_lines, strict_json
 from draftwise.types import Plan
 
 _TEXTS, _LABELS = ("text", "prompt"), ("plan", "drafter")
@@ -19,17 +19,16 @@ def read_examples(
 
     A line has ``text`` (or ``prompt``) and ``plan``, a number, or ``drafter``, a name that stands
     for the first of ``plans`` with that drafter. Empty lines are skipped.
-    Errors: ValueError if the file cannot be read or holds no example, and, naming the line, for
-    one that is not such an object, or whose plan or drafter is not there.
+    Errors: ValueError if the file cannot be read, is no plain file or holds no example, and, naming
+    the line, for one that is not such an object, or whose plan or drafter is not there.
     """
     try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise ValueError(f"examples {path}: {error.strerror}") from error
+        lines = numbered_lines(Path(path), TRACE_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"examples {path}: {why}") from error
     texts, labels = [], []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in lines:
         try:
             text, label = read_example(line, num_plans, plans)
         except ValueError as error:
@@ -41,15 +40,13 @@ def read_examples(
     return texts, labels
 
 
-def read_example(
-    line: str | bytes, num_plans: int, plans: Sequence[Plan] | None
-) -> tuple[str, int]:
+def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tuple[str, int]:
     """One line's text and plan; ValueError says what is wrong with it.
 
     >>> read_example('{"prompt": "x = 1", "drafter": "code"}', 2, [Plan("sql", 4), Plan("code", 4)])
     ('x = 1', 1)
     """
-    fields = json.loads(line)
+    fields = strict_json(line)
     if not isinstance(fields, dict) or len(fields) != 2:
         raise ValueError(f"it must be an object of {_names(_TEXTS)} and {_names(_LABELS)} alone")
     text = fields[_only(fields, _TEXTS)]

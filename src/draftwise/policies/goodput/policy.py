@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from draftwise.checks import flag, share
 from draftwise.policies.goodput.acceptance import Rates
 from draftwise.policies.goodput.confidences import Bins
 from draftwise.policies.goodput.experience import Experience, Recall
@@ -17,7 +18,7 @@ from draftwise.policies.goodput.pace import Pace, paces_of
 from draftwise.policies.goodput.pricing import PlanCosts
 from draftwise.policies.goodput.rows import best_plans
 from draftwise.policies.goodput.seen import SeenValues
-from draftwise.policies.parts.checks import check_feedback, check_share
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
 from draftwise.policies.parts.state import dump, load
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Plan, Scores
@@ -69,7 +70,7 @@ class Goodput:
         self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
         discount: float = 0.97, mix: bool = True, looks: bool = True,
     ) -> None:  # fmt: skip
-        check_share("prior", prior), check_share("discount", discount)
+        share("prior", prior), share("discount", discount), flag("mix", mix), flag("looks", looks)
         self._num_plans, self._num_chosen = num_plans, 0
         self._has_plans, self._is_blind = plans is not None, None if plans is not None else True
         self._costs = PlanCosts(plans if plans is not None else [Plan(NONE, 0)] * num_plans)

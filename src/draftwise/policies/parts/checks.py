@@ -35,24 +35,3 @@ def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tu
             f"a seen value lies outside [0, 1]: {told.tolist()}; rewards must be scaled to [0, 1]"
         )
     return values, seen
-
-
-def check_positive(name: str, number: float) -> float:
-    """``number``, if it is finite and above zero; else ValueError naming the option."""
-    if not 0.0 < number < float("inf"):
-        raise ValueError(f"{name} is {number}; it must be a finite number above 0")
-    return number
-
-
-def check_share(name: str, number: float) -> float:
-    """``number``, if it is in (0, 1]; else ValueError naming the option."""
-    if not 0.0 < number <= 1.0:
-        raise ValueError(f"{name} is {number}; it must be in (0, 1]")
-    return number
-
-
-def check_count(name: str, number: int, least: int = 1) -> int:
-    """``number``, if it is at least ``least``; else ValueError naming the option."""
-    if number < least:
-        raise ValueError(f"{name} is {number}; it must be at least {least}")
-    return number

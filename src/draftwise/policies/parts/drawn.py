@@ -9,7 +9,7 @@ import numpy as np
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.instant_regrets import instant_regrets
 from draftwise.policies.parts.probability import draw
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Kept, in_range
 from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
@@ -81,6 +81,11 @@ class PlayedOnly(Kept, ABC):
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         self._num_plans, self._rng = num_plans, rng
         self._num_learned, self._num_chosen = 0, 0
+
+    def check_memory(self) -> None:
+        """Counts of rounds are not negative."""
+        in_range("num_learned", self._num_learned, 0)
+        in_range("num_chosen", self._num_chosen, 0)
 
     @abstractmethod
     def probabilities(self) -> Floats:

@@ -2,56 +2,106 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from draftwise.checks import flag, number, whole
+
+Fields = Mapping[str, str] | Sequence[str]
+"""A state's field names to the attributes that hold them; or names that are both."""
+
+_MOST = 1e15
+"""The largest number that is ever learnt: sums of more values in [0, 1] than any run has."""
+
 
 class Kept:
-    """Whose memory is the attributes ``KEPT``."""
+    """Whose memory is ``KEPT``: the names in a file, which stay, and the attributes behind them."""
 
-    KEPT: ClassVar[tuple[str, ...]]
+    KEPT: ClassVar[Fields]
 
     def state(self) -> dict[str, Any]:
         """The memory as plain JSON."""
         return dump(self, self.KEPT)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
+        """Take up a saved memory; ValueError if it does not fit, and nothing changes."""
         load(self, self.KEPT, state)
-        self.forget_what_follows()
+
+    def check_memory(self) -> None:
+        """Raise ValueError for a memory that no run can have."""
 
     def forget_what_follows(self) -> None:
         """Drop what was computed from another memory; most have nothing of the kind."""
 
 
-def dump(owner: object, names: Sequence[str]) -> dict[str, Any]:
-    """The attributes ``names`` of ``owner`` as plain JSON values, under those names."""
-    return {name: _plain(getattr(owner, name)) for name in names}
+def dump(owner: object, fields: Fields) -> dict[str, Any]:
+    """The fields of ``owner`` as plain JSON values."""
+    return {name: _plain(getattr(owner, own)) for name, own in _pairs(fields).items()}
 
 
-def load(owner: object, names: Sequence[str], state: Mapping[str, Any]) -> None:
-    """Set the attributes ``names`` of ``owner`` from what ``dump`` gave; all of them or none.
+def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
+    """Set the fields of ``owner`` from what ``dump`` gave; all of them or none.
 
-    Arrays keep their type and must keep their shape. Errors: ValueError.
+    Arrays and numbers keep their type, and arrays their shape. Then asks ``owner`` what it thinks
+    (``check_memory``). Errors: ValueError.
     """
-    if set(state) != set(names):
+    if not isinstance(state, Mapping) or set(state) != set(_pairs(fields)):
+        holds = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(
-            f"this state holds {sorted(state)}, but {type(owner).__name__} needs {sorted(names)}: "
+            f"this state holds {holds}, but {type(owner).__name__} needs {sorted(_pairs(fields))}: "
             "load it into a policy of the same name and options"
         )
-    parts = [name for name in names if hasattr(getattr(owner, name), "load_state")]
-    own = [name for name in names if name not in parts]
-    ready = {name: _like(name, getattr(owner, name), state[name]) for name in own}
-    for name in parts:  # first, as they may still refuse
-        getattr(owner, name).load_state(state[name])
-    for name, value in ready.items():
-        if isinstance(getattr(owner, name), np.random.Generator):
-            getattr(owner, name).bit_generator.state = value
+    before = {own: _snapshot(getattr(owner, own)) for own in _pairs(fields).values()}
+    try:
+        _assign(owner, fields, state)
+        if isinstance(owner, Kept):
+            owner.check_memory()
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        for own, old in before.items():
+            _put_back(owner, own, old)
+        raise error if isinstance(error, ValueError) else ValueError(str(error)) from error
+
+
+def in_range(name: str, values: Any, least: Any, most: Any = _MOST) -> None:
+    """ValueError for numbers, or an array of them, outside what a run can have."""
+    values = np.asarray(values, dtype=np.float64)
+    if not (np.all(values >= least) and np.all(values <= most)):
+        raise ValueError(f"{name} is out of range: the file is damaged")
+
+
+def _pairs(fields: Fields) -> Mapping[str, str]:
+    return fields if isinstance(fields, Mapping) else {name: name for name in fields}
+
+
+def _assign(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
+    for name, own in _pairs(fields).items():
+        present, value = getattr(owner, own), state[name]
+        if hasattr(present, "load_state"):
+            present.load_state(value)
+        elif isinstance(present, np.random.Generator):
+            present.bit_generator.state = value
         else:
-            setattr(owner, name, value)
+            setattr(owner, own, _like(name, present, value))
+    if isinstance(owner, Kept):
+        owner.forget_what_follows()
+
+
+def _snapshot(present: Any) -> Any:
+    """What an attribute is now; loading replaces arrays and numbers, and never writes to them."""
+    is_written_to = hasattr(present, "load_state") or isinstance(present, np.random.Generator)
+    return _plain(present) if is_written_to else present
+
+
+def _put_back(owner: object, own: str, old: Any) -> None:
+    present = getattr(owner, own)
+    if hasattr(present, "load_state"):
+        present.load_state(old)
+    elif isinstance(present, np.random.Generator):
+        present.bit_generator.state = old
+    else:
+        setattr(owner, own, old)
 
 
 def _plain(value: Any) -> Any:
@@ -72,29 +122,36 @@ def _plain(value: Any) -> Any:
 
 def _like(name: str, present: Any, value: Any) -> Any:
     """``value`` in the type that the attribute has at present; ValueError if it is damaged."""
-    _refuse_damaged(name.lstrip("_"), value)
     if isinstance(present, np.ndarray):
-        array = np.array(value, dtype=present.dtype)
-        if array.shape != present.shape:
+        if np.shape(_checked(name, present.dtype.type(0), value)) != present.shape:
             raise ValueError(
-                f"{name.lstrip('_')} has shape {array.shape} in the state and {present.shape} "
-                "here: the number of plans differs"
+                f"{name} has shape {np.shape(value)} in the state and {present.shape} here: the "
+                "number of plans differs, or the file is damaged"
             )
-        return array
+        return np.array(value, dtype=present.dtype)
+    return _checked(name, present, value)
+
+
+def _checked(name: str, present: Any, value: Any) -> Any:
+    """``value``, whose numbers are of the type of ``present``, however deep in lists they are."""
+    if isinstance(value, list):
+        parts = [_checked(name, present, part) for part in value]
+        if len({np.shape(part) for part in parts}) > 1:
+            raise ValueError(f"the rows of {name} are not equally long: the file is damaged")
+        return parts
+    if isinstance(present, (bool, np.bool_)):
+        return flag(name, value)
+    if isinstance(present, (int, np.integer)):
+        return whole(name, value, -int(_MOST), int(_MOST))
+    if isinstance(present, (float, np.floating)):
+        return number(name, value, -_MOST, _MOST)
+    return _finite(name, value)
+
+
+def _finite(name: str, value: Any) -> Any:
+    """What has no type here yet: any plain JSON without broken numbers."""
+    if isinstance(value, float):
+        return number(name, value)
+    for part in value.values() if isinstance(value, Mapping) else ():
+        _finite(name, part)
     return _plain(value)
-
-
-def _refuse_damaged(name: str, value: Any) -> None:
-    """A number that is none, or rows of one table that are not equally long."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} has the value {value}: the file is damaged")
-    parts = list(value.values()) if isinstance(value, Mapping) else value
-    if isinstance(parts, list):
-        for part in parts:
-            _refuse_damaged(name, part)
-    if isinstance(value, Mapping):
-        sizes = {len(part) for part in parts if isinstance(part, list)}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"the rows of {name} have {sorted(sizes)} entries: the file is damaged"
-            )

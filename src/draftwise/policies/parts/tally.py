@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Kept, in_range
 from draftwise.types import Bools, Floats
 
 
@@ -28,6 +28,14 @@ class Tally(Kept):
         self.squares: Floats = np.zeros(num_plans)
         self.chosen: Floats = np.zeros(num_plans)
         self.num_rounds = 0
+
+    def check_memory(self) -> None:
+        """Every round shows each plan one value in [0, 1], or none."""
+        in_range("num_rounds", self.num_rounds, 0)
+        in_range("counts", self.counts, 0, self.num_rounds)
+        in_range("sums", self.sums, 0, self.counts * (1 + 1e-9))
+        in_range("squares", self.squares, 0, self.counts * (1 + 1e-9))
+        in_range("chosen", self.chosen, 0)
 
     def add(self, values: Floats, seen: Bools) -> None:
         """Take one round's seen values."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.probability import one_hot
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Fields, Kept
 from draftwise.policies.parts.tally import Tally
 from draftwise.types import Decision, Feedback, Floats
 
@@ -17,7 +18,7 @@ class UpperBounds(Kept, ABC):
     State: a Tally: counts, sums, squares, chosen float64[K] (unitless); rounds learned.
     """
 
-    KEPT = ("_tally",)
+    KEPT: ClassVar[Fields] = {"tally": "_tally"}
 
     def __init__(self, num_plans: int) -> None:
         self._num_plans, self._tally = num_plans, Tally(num_plans)

@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_count, check_feedback
+from draftwise.checks import MANY, whole
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.state import dump, load
-from draftwise.policies.wrappers.in_flight import Told, freeze, told_from_json, told_to_json
+from draftwise.policies.wrappers.in_flight import Told, freeze, told_list, told_to_json
 from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 
-_FIELDS = ("_base", "_num_chosen", "_num_told", "_last_batch")
+_LARGEST = 10_000
+"""Rounds of the largest batch, whose feedback waits in memory."""
+
+_FIELDS = {
+    "base": "_base",
+    "num_chosen": "_num_chosen",
+    "num_told": "_num_told",
+    "last_batch": "_last_batch",
+}
 
 
 class Batched:
@@ -31,7 +40,8 @@ class Batched:
     Feedback: what the base takes.
     State: the base's; what was kept and not yet learned; rounds chosen; feedbacks told.
     Cost: the base's, ``skip`` times less often.
-    Errors: ValueError if warmup is below 0, batch or skip below 1; what the base raises.
+    Errors: ValueError if warmup is not from 0 to 100,000, skip not from 1 to that, or batch
+        not from 1 to 10,000; what the base raises.
 
     >>> from draftwise.registry import make_policy
     >>> policy = make_policy("batched:base=ucb1,warmup=0,batch=2,skip=1", num_plans=1)
@@ -48,8 +58,8 @@ class Batched:
         make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
         warmup: int = 6, batch: int = 12, skip: int = 6,
     ) -> None:  # fmt: skip
-        self._warmup, self._batch = check_count("warmup", warmup, 0), check_count("batch", batch)
-        self._skip, self._num_plans = check_count("skip", skip), num_plans
+        self._warmup, self._skip = whole("warmup", warmup, 0, MANY), whole("skip", skip, 1, MANY)
+        self._batch, self._num_plans = whole("batch", batch, 1, _LARGEST), num_plans
         self._base = make_base(base, rng)
         self._num_chosen, self._num_told, self._last_batch = 0, 0, self._warmup
         self._kept: list[Told] = []
@@ -83,11 +93,11 @@ class Batched:
 
     def state(self) -> dict[str, Any]:
         """The memory as plain JSON."""
-        return dump(self, _FIELDS) | {"_kept": [told_to_json(told) for told in self._kept]}
+        return dump(self, _FIELDS) | {"kept": [told_to_json(told) for told in self._kept]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up a saved memory; ValueError if it does not fit."""
         rest = dict(state)
-        kept = rest.pop("_kept", [])
+        kept = told_list(rest.pop("kept", []), self._num_plans)
         load(self, _FIELDS, rest)
-        self._kept = [told_from_json(told) for told in kept]
+        self._kept = kept

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.checks import whole
 from draftwise.policies.parts.checks import check_feedback
 from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
@@ -80,22 +81,29 @@ class Copies:
     def state(self) -> dict[str, Any]:
         """The memory as plain JSON."""
         return {
-            "_copies": [each.state() for each in self._copies],
-            "_maker": [[round_, index] for round_, index in sorted(self._maker.items())],
-            "_num_chosen": self._num_chosen,
-            "_rng": self._rng.bit_generator.state,
+            "copies": [each.state() for each in self._copies],
+            "maker": [[round_, index] for round_, index in sorted(self._maker.items())],
+            "num_chosen": self._num_chosen,
+            "rng": self._rng.bit_generator.state,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up a saved memory; ValueError if it does not fit."""
         if set(state) != set(self.state()):
             raise ValueError(f"this state holds {sorted(state)}, but Copies needs its own fields")
-        copies = [self._make_base(self._spec, np.random.default_rng(0)) for _ in state["_copies"]]
-        for each, saved in zip(copies, state["_copies"], strict=True):
-            each.load_state(saved)
-        self._copies, self._num_chosen = copies, state["_num_chosen"]
-        self._maker = {round_: index for round_, index in state["_maker"]}
-        self._rng.bit_generator.state = state["_rng"]
+        saved, making = state["copies"], state["maker"]
+        if not isinstance(saved, list) or not saved:
+            raise ValueError("its copies are no list: the file is damaged")
+        copies = [self._make_base(self._spec, np.random.default_rng(0)) for _ in saved]
+        for each, own in zip(copies, saved, strict=True):
+            each.load_state(own)
+        try:
+            maker = {whole("round", r, 1): whole("copy", i, 0, len(copies) - 1) for r, i in making}
+            num_chosen = whole("num_chosen", state["num_chosen"], 0)
+            self._rng.bit_generator.state = state["rng"]
+        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            raise ValueError("what copies wait for is damaged") from error
+        self._copies, self._num_chosen, self._maker = copies, num_chosen, maker
 
     def _idle(self) -> int:
         """The first copy with no decision in flight; the number of copies if there is none."""

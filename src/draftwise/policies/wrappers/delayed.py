@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.parts.checks import check_count, check_feedback
+from draftwise.checks import whole
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.policies.parts.state import dump, load
-from draftwise.policies.wrappers.in_flight import Told, freeze, told_from_json, told_to_json
+from draftwise.policies.wrappers.in_flight import Told, freeze, told_list, told_to_json
 from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
+
+_FIELDS = {"base": "_base"}
+_LONGEST = 10_000
+"""Feedbacks that the queue holds at most."""
 
 
 class Delayed:
@@ -24,7 +29,7 @@ class Delayed:
         arises in the panoramic feedback, whose queue this is.
     Feedback: what the base takes.
     State: the base's; the queue, oldest first.
-    Cost: the base's. Errors: ValueError if rounds is below 0; what the base raises.
+    Cost: the base's. Errors: ValueError if rounds is not from 0 to 10,000; what the base raises.
 
     >>> from draftwise.registry import make_policy
     >>> policy = make_policy("delayed:base=ucb1,rounds=1", num_plans=2)
@@ -40,7 +45,7 @@ class Delayed:
         make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
         rounds: int = 0,
     ) -> None:  # fmt: skip
-        self._num_plans, self._rounds = num_plans, check_count("rounds", rounds, 0)
+        self._num_plans, self._rounds = num_plans, whole("rounds", rounds, 0, _LONGEST)
         self._base = make_base(base, rng)
         self._queue: list[Told] = []
 
@@ -65,11 +70,11 @@ class Delayed:
 
     def state(self) -> dict[str, Any]:
         """The memory as plain JSON."""
-        return dump(self, ("_base",)) | {"_queue": [told_to_json(told) for told in self._queue]}
+        return dump(self, _FIELDS) | {"queue": [told_to_json(told) for told in self._queue]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up a saved memory; ValueError if it does not fit."""
         rest = dict(state)
-        queue = rest.pop("_queue", [])
-        load(self, ("_base",), rest)
-        self._queue = [told_from_json(told) for told in queue]
+        queue = told_list(rest.pop("queue", []), self._num_plans)
+        load(self, _FIELDS, rest)
+        self._queue = queue

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.checks import whole
+from draftwise.policies.parts.checks import check_feedback
 from draftwise.types import Costs, Decision, Evidence, Feedback, Plan, Scores
 
 Told = tuple[Decision, Feedback]
@@ -36,6 +38,18 @@ def told_to_json(told: Told) -> dict[str, Any]:
         "evidence": None if evidence is None else evidence_to_json(evidence),
         "more": feedback.more,
     }
+
+
+def told_list(plain: Any, num_plans: int) -> list[Told]:
+    """What ``told_to_json`` wrote, one after another; ValueError if it is damaged."""
+    try:
+        found = [told_from_json(told) for told in plain]
+        for decision, feedback in found:
+            check_feedback(decision, feedback, num_plans)
+            whole("round", decision.round), whole("more", feedback.more, 0)
+    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        raise ValueError("feedback that was waiting is damaged") from error
+    return found
 
 
 def told_from_json(plain: Mapping[str, Any]) -> Told:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from draftwise.policies.parts.checks import check_feedback
-from draftwise.policies.parts.state import Kept
+from draftwise.policies.parts.state import Fields, Kept
 from draftwise.protocols import Policy
 from draftwise.types import Costs, Decision, Feedback, Floats
 
@@ -29,7 +30,7 @@ class OnePlan(Kept):
     [0, 0, 0, 0]
     """
 
-    KEPT = ("_base",)
+    KEPT: ClassVar[Fields] = {"base": "_base"}
 
     def __init__(
         self, num_plans: int, rng: np.random.Generator,

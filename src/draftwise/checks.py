@@ -1,0 +1,152 @@
+"""The checks of values: type, range and finiteness, each named in the error that it raises.
+
+Whatever a person, a file or a request may set goes through these functions once, where it enters:
+the options of a request (``engine.options``), and those of policies, rules, rewards, feedbacks and
+drafters (their constructors). They raise ``BadValue``, which is a DraftwiseError and a ValueError,
+and return the value as a plain Python object.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from draftwise.errors import BadValue
+
+LARGE = 1e6
+"""The largest scale of an option: its square, and a sum of many, stay finite."""
+MANY = 100_000
+"""The most rounds, tokens or tries that an option counts."""
+
+
+def whole(
+    name: str, value: Any, least: int | None = None, most: int | None = None, note: str = ""
+) -> int:
+    """An int from ``least`` to ``most``; True and 2.0 are none. note: what the least one means.
+
+    >>> whole("top_k", 5, 0)
+    5
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if (least is None or number >= least) and (most is None or number <= most):
+            return number
+    raise BadValue(name, value, f"a whole number{_range(least, most, note)}")
+
+
+def number(
+    name: str, value: Any, least: float | None = None, most: float | None = None, note: str = "",
+    *, above: float | None = None,
+) -> float:  # fmt: skip
+    """A finite float from ``least`` to ``most``, or larger than ``above``; True is none.
+
+    >>> number("top_p", 1, above=0, most=1)
+    1.0
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        fits = (least is None or found >= least) and (most is None or found <= most)
+        if math.isfinite(found) and fits and (above is None or found > above):
+            return found
+    must = f"a finite number{_range(least, most, note)}"
+    if above is not None:
+        must = f"a finite number above {above:g}" + ("" if most is None else f", at most {most:g}")
+    raise BadValue(name, value, must)
+
+
+def share(name: str, value: Any) -> float:
+    """A number in (0, 1]."""
+    return number(name, value, above=0, most=1)
+
+
+def probability(name: str, value: Any) -> float:
+    """A number in [0, 1]."""
+    return number(name, value, 0, 1)
+
+
+def scale(name: str, value: Any) -> float:
+    """A positive number that may be squared and divided by: from 1e-6 to 1e6."""
+    return number(name, value, 1 / LARGE, LARGE)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False; 0 and 1 are neither."""
+    if isinstance(value, bool) or type(value).__name__ in {"bool", "bool_"}:
+        return bool(value)
+    raise BadValue(name, value, "True or False")
+
+
+def string(name: str, value: Any, options: Collection[str] | None = None) -> str:
+    """Text; one of ``options`` where they are given."""
+    if isinstance(value, str) and (options is None or value in options):
+        return value
+    raise BadValue(name, value, "text" if options is None else f"one of {', '.join(options)}")
+
+
+def strings(name: str, value: Any) -> tuple[str, ...]:
+    """One text or a sequence of them, none of them empty; None is none."""
+    found = (value,) if isinstance(value, str) else () if value is None else value
+    if not isinstance(found, (list, tuple)):
+        raise BadValue(name, value, "text or a list of texts")
+    for part in found:
+        if not isinstance(part, str) or not part:
+            raise BadValue(name, part, "text that is not empty")
+    return tuple(found)
+
+
+def wholes(
+    name: str, value: Any, least: int | None = None, most: int | None = None, num: int | None = None
+) -> tuple[int, ...]:
+    """A sequence (list, tuple, range, array) of ints from ``least`` to ``most``, at most ``num``.
+
+    Text and mappings are none, and neither is a single number.
+    """
+    must = f"a list of whole numbers{_range(least, most, '')}"
+    must += "" if num is None else f", at most {num} of them"
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(plain, (str, bytes, Mapping)) or not isinstance(plain, Collection):
+        raise BadValue(name, value, must)
+    if num is not None and len(plain) > num:
+        raise BadValue(name, value, must)
+    try:
+        return tuple(whole(name, part, least, most) for part in plain)
+    except BadValue as error:
+        raise BadValue(name, value, must) from error
+
+
+def function(name: str, value: Any) -> Any:
+    """Something that can be called, or None."""
+    if value is None or callable(value):
+        return value
+    raise BadValue(name, value, "a function")
+
+
+def path(name: str, value: Any) -> Path:
+    """A file or folder's name, as text or ``pathlib`` has it; a number is none."""
+    if isinstance(value, (str, os.PathLike)) and str(value):
+        return Path(value)
+    raise BadValue(name, value, "the path of a file")
+
+
+def optional(check: Callable[..., Any], name: str, value: Any, *bounds: Any) -> Any:
+    """What ``check`` makes of a value; None stays None."""
+    return None if value is None else check(name, value, *bounds)
+
+
+def _range(least: float | None, most: float | None, note: str) -> str:
+    """The end of a sentence that begins "it must be a number"."""
+    low = "" if least is None else _written(least) + (f" ({note})" if note else "")
+    if most is None:
+        return f", {low} or more" if low else ""
+    return f" from {low} to {_written(most)}" if low else f", at most {_written(most)}"
+
+
+def _written(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"

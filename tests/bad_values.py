@@ -1,0 +1,66 @@
+"""Values that no request may have, by parameter: one table for Python, command line and server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAN, INF = float("nan"), float("inf")
+
+NUMBERS: tuple[Any, ...] = ("1", None, NAN, INF, -INF, [], {}, 1j, True, 10**400)
+WHOLE: tuple[Any, ...] = (*NUMBERS[:9], 2.5, 2.0)
+TEXTS: tuple[Any, ...] = (5, 2.5, b"text", ["text"], {}, True)
+FLAGS: tuple[Any, ...] = (0, 1, "true", None, [])
+
+BAD_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "temperature": (*NUMBERS, -1, -1e-9),
+    "top_k": (*WHOLE, -1),
+    "top_p": (*NUMBERS, 0, 1.01, -0.1),
+    "min_p": (*NUMBERS, -0.1, 1.5),
+    "repetition_penalty": (*NUMBERS, 0, -1, 1e300, 1e-300),
+    "presence_penalty": (*NUMBERS, 1e300, -1e300),
+    "frequency_penalty": (*NUMBERS, 1e300, -1e300),
+    "logit_bias": (
+        5,
+        "1",
+        [1],
+        {"1": 1.0},
+        {1.5: 1.0},
+        {True: 1.0},
+        {-1: 1.0},
+        {64: 1.0},
+        {10**6: 1.0},
+        {1: NAN},
+        {1: INF},
+        {1: 1e300},
+        {1: "1"},
+        {1: None},
+    ),
+    "process": (5, "text", [], {}),
+}
+"""The table takes a vocabulary of 64 tokens."""
+
+BAD_REQUEST: dict[str, tuple[Any, ...]] = {
+    "max_new_tokens": (*WHOLE, 0, -1),
+    "stop": (*TEXTS[:3], TEXTS[4], "", ["a", ""], ["a", 5], [None]),
+    "stop_when": (5, "text", []),
+    "eos_token_ids": ("1", 2.5, NAN, True, -1, ["a"], [2.5], [True], [-1], {1: 1}),
+    "ignore_eos": FLAGS,
+    "seed": ("1", NAN, INF, {}, 1j, True, 1.5, -1),
+    "label": (*TEXTS, None),
+    "private": FLAGS,
+    "preset": (*TEXTS, "nonsense", ""),
+    "policy": (*TEXTS, "nonsense", "", "thompson-gaussian:prior_mean=nan", "petc:c=1e308"),
+    "lengths": ("12", 4, 2.5, [2.5], [True], ["2"], [0], [-1], [10**6], [NAN], {2: 1}, [2] * 129),
+    "logprobs": (*(value for value in WHOLE if value is not None), -1, 65, 100),
+    "prompt_logprobs": FLAGS,
+    "priority": (*WHOLE, "a"),
+}
+
+BAD_BATCH: dict[str, tuple[Any, ...]] = {
+    "do_sample": FLAGS[:3],
+    "stop_strings": BAD_REQUEST["stop"],
+    "num_return_sequences": (*WHOLE, 0, -1, 2, 10**9),
+    "sampling": (5, "text", {}, [5]),
+    "trace": (5, 2.5, [], ""),
+}
+"""What ``generate`` takes besides; 2 answers of a greedy request would be the same."""

@@ -1,0 +1,208 @@
+"""The contract of every option in the tables: bounded, typed, safe from afar or refused there.
+
+Method: each test runs over every option of every entry that needs no file, so that a new option is
+tested before its author writes a test.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwise import registry
+from draftwise.registry import TABLES, check_remote_spec, make_policy
+from draftwise.types import DraftStep, DraftwiseError, Feedback, Outcome, Plan
+
+PLANS = [Plan("none", 0), Plan("a", 2), Plan("a", 4), Plan("b", 3)]
+LARGE_NUMBERS = ("nan", "inf", "-inf", "1e999", "1e308", "-1e308", "9" * 400)
+NEEDS_A_MODEL = {"eagle", "medusa", "mtp", "dflash", "lm"}
+BOUNDED_BY_THE_REQUEST = {("petc", "num_tokens")}
+"""Only its logarithm counts, so that any int is fine."""
+
+
+def options() -> Iterator[tuple[str, str, str, set[Any]]]:
+    """Kind, entry, option and the types that its annotation allows."""
+    for kind, table in TABLES.items():
+        for name in table:
+            factory = registry.lookup(kind, table, name)
+            hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+            filled = registry._FILLED[kind]
+            for option in inspect.signature(factory).parameters:
+                if option not in filled:
+                    hint = hints[option]
+                    yield kind, name, option, set(typing.get_args(hint)) or {hint}
+
+
+ALL = list(options())
+NUMERIC = [(k, n, o, t) for k, n, o, t in ALL if t <= {int, float, bool, type(None)}]
+OTHERS = [(k, n, o, t) for k, n, o, t in ALL if not t <= {int, float, bool, type(None)}]
+
+
+def make(kind: str, spec: str) -> Any:
+    if kind == "policy":
+        return make_policy(spec, len(PLANS), plans=PLANS)
+    if kind == "reward":
+        return registry.make_reward(spec)
+    if kind == "feedback":
+        return registry.make_feedback(spec, plans=PLANS, reward=registry.make_reward("length"))
+    if kind == "guide":
+        return registry.make_guide(spec)
+    return registry.build("drafter", registry.DRAFTERS, spec, {"name": "x", "vocab_size": 64})
+
+
+def others_of(name: str, table: Any, option: str) -> str:
+    return "".join(f",{key}={value}" for key, value in table[name][1].items() if key != option)
+
+
+@pytest.mark.parametrize(("kind", "name", "option", "types"), NUMERIC)
+@pytest.mark.parametrize("value", LARGE_NUMBERS)
+def test_no_number_is_unbounded(
+    kind: str, name: str, option: str, types: set[Any], value: str
+) -> None:
+    if name in NEEDS_A_MODEL or name == "datastore":
+        pytest.skip("needs a file")
+    if (name, option) in BOUNDED_BY_THE_REQUEST and value == "9" * 400:
+        return
+    with pytest.raises(DraftwiseError, match=option):
+        make(kind, f"{name}:{option}={value}{others_of(name, TABLES[kind], option)}")
+
+
+def probes(types: set[Any]) -> list[str]:
+    if bool in types:
+        return ["true", "false"]
+    if int in types:
+        return [str(sign * 10**power) for power in range(0, 8) for sign in (1, -1)] + ["0"]
+    return [f"{sign}1e{power}" for power in range(-9, 10) for sign in ("", "-")] + ["0", "0.5", "1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "option", "types"),
+    [case for case in NUMERIC if case[0] in {"policy", "guide"}],
+)
+def test_whatever_is_accepted_plays_and_stays_small(
+    kind: str, name: str, option: str, types: set[Any]
+) -> None:
+    accepted = 0
+    for value in probes(types):
+        spec = f"{name}:{option}={value}{others_of(name, TABLES[kind], option)}"
+        try:
+            made = make(kind, spec)
+        except DraftwiseError:
+            continue
+        accepted += 1
+        if kind == "guide" and name != "head":
+            assert made.goes_on(DraftStep(1, 4, 0.5, 0.5, 0.5, 0.5, 0.5)) in {True, False}
+            made.learn(2, 1)
+        elif kind == "policy":
+            plays(made)
+    assert accepted, f"no value of {name}:{option} was accepted"
+
+
+def plays(policy: Any) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        decision = policy.choose()
+        assert 0 < decision.prob <= 1
+        values = rng.random(len(PLANS))
+        policy.learn(decision, Feedback(values, np.ones(len(PLANS), dtype=bool)))
+        assert np.isfinite(policy.probabilities()).all()
+        assert np.isfinite(policy.estimates()).all()
+    arrays = [value for value in vars(policy).values() if isinstance(value, np.ndarray)]
+    assert sum(array.nbytes for array in arrays) < 32 << 20
+
+
+@pytest.mark.parametrize("spec", ["blend:alpha=0.1", "goodput:discount=0.5", "goodput:discount=1"])
+def test_rewards_of_accepted_options_are_finite(spec: str) -> None:
+    alphas = np.full(4, 0.5)
+    outcome = Outcome(Plan("a", 4), 4, alphas, alphas, alphas, 4, 2, 0.01)
+    assert 0 <= registry.make_reward(spec)(outcome) <= 1
+
+
+SPELLINGS = (
+    "{name}:{option}={value}",
+    "{name}: {option}={value}",
+    "{name}:{option} = {value}",
+    "{name}:\t{option}\t= {value}",
+    "{name}:,,{option}={value}",
+    "{name}:{dashed}={value}",
+    "{name}: {dashed} ={value}",
+    "{name}:\u00a0{option}={value}",
+)
+
+
+@pytest.mark.parametrize(("kind", "name", "option", "types"), OTHERS)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_spelling_sets_text_from_afar(
+    kind: str, name: str, option: str, types: set[Any], spelling: str, tmp_path: Path
+) -> None:
+    """Whatever the registry would understand as this option is refused by name."""
+    values = {"name": name, "option": option, "dashed": option.replace("_", "-")}
+    for value in (str(tmp_path), "/etc/passwd", "router:examples=/etc/passwd", "ucb1", "exact"):
+        with pytest.raises(DraftwiseError, match=f"may not set '{option}'|{option} is"):
+            check_remote_spec(kind, spelling.format(**values, value=value))
+
+
+@pytest.mark.parametrize(("kind", "name", "option", "types"), NUMERIC)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_numbers_may_be_set_from_afar(
+    kind: str, name: str, option: str, types: set[Any], spelling: str
+) -> None:
+    values = {"name": name, "option": option, "dashed": option.replace("_", "-")}
+    check_remote_spec(kind, spelling.format(**values, value="true" if bool in types else "1"))
+    if type(None) in types:
+        check_remote_spec(kind, spelling.format(**values, value="none"))
+    with pytest.raises(DraftwiseError, match=option):
+        check_remote_spec(kind, spelling.format(**values, value="/etc/passwd"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "said"),
+    [
+        ("policy", "router:plan=0, examples=/etc/shadow", "may not set 'examples'"),
+        ("policy", "router:0,examples=/etc/shadow", "may not set 'examples'"),
+        ("policy", "delayed: base=router:examples=/etc/shadow", "may not set 'base'"),
+        ("policy", "delayed:router:examples=/etc/shadow", "no option 'router:examples'"),
+        ("policy", "copies:ucb1", "may not set 'base'"),
+        ("guide", "any-of:head:/etc/shadow", "may not set 'rules'"),
+        ("guide", "tapout-token:bandit=router:examples=/etc/shadow", "may not set 'bandit'"),
+        ("guide", "head:/etc", "may not set 'path'"),
+        ("guide", "head:home=/etc", "no option 'home'"),
+        ("policy", "ucb1:num_plans=5", "no option 'num_plans'"),
+        ("policy", "ucb1:rng=5", "no option 'rng'"),
+        ("policy", "delayed:make-base=5", "no option 'make_base'"),
+        ("policy", " ucb1", "unknown policy ' ucb1'"),
+        ("policy", "UCB1", "unknown policy 'UCB1'"),
+        ("policy", "", "unknown policy ''"),
+        ("policy", "__class__", "unknown policy"),
+        ("policy", "ucb1:" + "beta=1," * 100, "characters"),
+        ("policy", "sliding-ucb:window=" + "9" * 5000, "characters"),
+        ("drafter", "datastore:/etc/shadow", "may not set 'file'"),
+    ],
+)
+def test_what_was_tried_to_get_past(kind: str, spec: str, said: str) -> None:
+    with pytest.raises(DraftwiseError, match=said):
+        check_remote_spec(kind, spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["ucb1", "hedge:eta=none", "petc: num-tokens=300", "sequential-halving:budget=9,period=2"],
+)
+def test_harmless_specs_pass(spec: str) -> None:
+    check_remote_spec("policy", spec)
+    plays(make("policy", spec))
+
+
+def test_examples_of_a_router_are_a_plain_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(DraftwiseError, match="no plain file"):
+            make_policy(f"router:examples={path}", 2)
