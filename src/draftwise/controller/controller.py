@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,13 +60,6 @@ class Limits:
     retrieval: bool = True
 
 
-class Draft(NamedTuple):
-    """What to verify for one request: a chain and, where trees are verified, a second branch."""
-
-    chain: list[int]
-    branch: list[int]
-
-
 class Controller:
     """Learns from every step what to draft for every running request.
 
@@ -85,6 +78,7 @@ class Controller:
         self.acceptance = Acceptance(length)
         self.guard = Guard()
         self.num_to_draft = 0
+        self.branches: list[list[int]] = []
         self.promised = self.kept = 0.0
         self._index = make_index(length, history_tokens)
         self._look_ahead = LookAhead(length)
@@ -203,9 +197,7 @@ class Controller:
         pairs = played[:, 2] > 0
         played[pairs & (verified == 0)] = 0
         left = np.where(pairs, played[:, 0], np.minimum(verified, played[:, 0]))
-        played[:, 1] = np.where(
-            pairs, played[:, 1], np.clip(verified - left, 0, played[:, 1])
-        )
+        played[:, 1] = np.where(pairs, played[:, 1], np.clip(verified - left, 0, played[:, 1]))
         played[:, 0] = left
         self._played[slots] = played
 
@@ -234,11 +226,14 @@ class Controller:
         names: Sequence[str],
         rooms: Sequence[int],
         offers: Sequence[Sequence[int]] | None = None,
-    ) -> list[Draft]:
-        """The drafts of the coming step, one for each request; empty where plain decoding is best.
+    ) -> list[list[int]]:
+        """The chains of the coming step, one for each request; empty where plain decoding is best.
+
+        Second branches stand in ``branches``, in the same order, where ``Limits.branches`` is set.
 
         rooms: tokens that a draft may have. offers: what the model drafter wrote, of one length.
         """
+        self.branches = []
         if not names:
             return []
         num, length = len(names), self.limits.max_draft
@@ -268,12 +263,12 @@ class Controller:
             self.promised += num
         self._played[slots] = parts
         if self.limits.model and seconds is not None:
-            self._decide_length(slots, full, match, after, room, width, joint, seconds, drafted, rate, price)
+            self._decide_length(
+                slots, full, match, after, room, width, joint, seconds, drafted, rate, price
+            )
         return self._drafts(slots, parts)
 
-    def _take_offers(
-        self, slots: Ints, offers: Sequence[Sequence[int]] | None, width: int
-    ) -> None:
+    def _take_offers(self, slots: Ints, offers: Sequence[Sequence[int]] | None, width: int) -> None:
         if not width or offers is None:
             return
         lengths = np.fromiter((min(len(offer), width) for offer in offers), np.int64, len(slots))
@@ -344,9 +339,7 @@ class Controller:
             price = min(price, max(0.0, rate * (seconds[drafted + step] - seconds[drafted]) / step))
         every = self._look_ahead.after[:, groups].transpose(1, 0, 2).copy()
         worth = np.empty((num, length + 1))
-        surplus_by_length(
-            full, match, every, room, joint, self.limits.branches, price, worth
-        )
+        surplus_by_length(full, match, every, room, joint, self.limits.branches, price, worth)
         self._look_ahead.learn(worth)
         longest = max(1, 2 * self.costs.longest)
         lengths = range(min(longest, length) + 1)
@@ -360,7 +353,7 @@ class Controller:
             best = min(best + PROBE_LONGER, len(lengths) - 1)
         self.num_to_draft = best
 
-    def _drafts(self, slots: Ints, parts: Ints) -> list[Draft]:
+    def _drafts(self, slots: Ints, parts: Ints) -> list[list[int]]:
         drafts = []
         for slot, (num_model, num_match, branches) in zip(
             slots.tolist(), parts.tolist(), strict=True
@@ -374,7 +367,9 @@ class Controller:
                     branch = more
                 else:
                     tokens += more
-            drafts.append(Draft(tokens, branch))
+            drafts.append(tokens)
+            if self.limits.branches:
+                self.branches.append(branch)
         return drafts
 
     def work(self) -> bool:
