@@ -107,21 +107,35 @@ class Controller:
             grown(name, (3,), np.int64)
         for name in ("_num_offered", "_lengths", "_groups"):
             grown(name, (), np.int64)
+        grown("_allowed", (2,), np.bool_)
         grown("_survival", (3, length), np.float64)
         self.acceptance.resize(num)
         self._num_slots = num
 
     def begin(
-        self, name: str, tokens: Sequence[int], *, tenant: int = 0, shares: bool = True
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        tenant: int = 0,
+        shares: bool = True,
+        model: bool = True,
+        retrieval: bool = True,
     ) -> None:
-        """A request whose prompt was read, with its text so far, begins to decode."""
+        """A request whose prompt was read, with its text so far, begins to decode.
+
+        tenant: its text is never proposed to requests of another one. shares: whether its answer
+        enters the history. model, retrieval: drafters that it may use.
+        """
         if name in self._slots:
             self.end(name)
         if not self._free:
             self._grow(2 * self._num_slots)
         slot = self._free.pop()
-        self._index.open(slot, tokens, tenant=tenant, shares=shares)
+        if self.limits.retrieval:
+            self._index.open(slot, tokens, tenant=tenant, shares=shares)
         self._slots[name] = slot
+        self._allowed[slot] = model, retrieval
         self._lengths[slot] = len(tokens)
         self.acceptance.forget(slot)
         self._groups[slot] = 0
@@ -132,7 +146,8 @@ class Controller:
         """A request is gone: finished, cancelled, or never known."""
         slot = self._slots.pop(name, None)
         if slot is not None:
-            self._index.close(slot)
+            if self.limits.retrieval:
+                self._index.close(slot)
             self._lengths[slot] = 0
             self._free.append(slot)
 
@@ -169,7 +184,8 @@ class Controller:
         )  # fmt: skip
         self._learn_pairs(slots, accepted)
         self.kept += counts.sum()
-        self._index.extend(slots, tokens, counts)
+        if self.limits.retrieval:
+            self._index.extend(slots, tokens, counts)
         self._lengths[slots] += counts
         self._played[slots] = 0
         self._num_offered[slots] = 0
@@ -186,9 +202,12 @@ class Controller:
         drafted = step.num_tokens - step.num_prefill > step.num_requests or step.num_drafted
         if not drafted:
             plain = step.seconds
+        else:  # prompts would have been read without drafts, too
+            read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
+            seconds = max(seconds - read_s, 0.0)
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         self._rate *= RATE_DISCOUNT
-        self._rate += num_emitted, seconds
+        self._rate += num_emitted, step.seconds + step.own_seconds
         self._last_s = seconds
 
     def _shorten(self, slots: Ints, verified: Ints) -> None:
@@ -220,6 +239,20 @@ class Controller:
             self._look_ahead.learn_after(
                 self._groups[rows], self._survival[rows, 2], int(offered[whole].max())
             )
+
+    def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
+        """Model drafts that the step to be observed verified, for engines whose steps overlap.
+
+        There ``choose`` has decided on later steps by then, and the host does not know the drafted
+        tokens: ``observe`` is told 0 for each accepted one, and 1 for the token that follows them.
+        """
+        slots = np.fromiter((self._slots[name] for name in names), np.int64, len(names))
+        self._offers[slots] = 0
+        self._num_offered[slots] = self._played[slots, 0] = np.fromiter(
+            lengths, np.int64, len(names)
+        )
+        self._played[slots, 1:] = 0
+        self._proposed[slots] = self._after_proposed[slots] = 0
 
     def choose(
         self,
@@ -272,6 +305,7 @@ class Controller:
         if not width or offers is None:
             return
         lengths = np.fromiter((min(len(offer), width) for offer in offers), np.int64, len(slots))
+        lengths *= self._allowed[slots, 0]
         self._num_offered[slots] = lengths
         if lengths.min() == width:
             self._offers[slots, :width] = [offer[:width] for offer in offers]
@@ -289,7 +323,9 @@ class Controller:
             model_survival(
                 slots, tables.model, tables.last, tables.model_factors, np.full(num, length), full
             )
+            full *= self._allowed[slots, 0, None]
         if self.limits.retrieval:
+            room = room * self._allowed[slots, 1]
             found = self._index.propose(slots, room)
             self._keep(slots, found, self._proposals, self._proposed, None)
             match_survival(
@@ -374,7 +410,7 @@ class Controller:
 
     def work(self) -> bool:
         """What the next step does not need; call it while the engine computes. True: more is left."""
-        return self._index.work(SLICE)
+        return self.limits.retrieval and self._index.work(SLICE)
 
     def state(self) -> Mapping[str, Any]:
         """What the next run on the same machine, model and settings may begin with; plain JSON."""
@@ -383,3 +419,20 @@ class Controller:
             "model": self.acceptance.model.tolist(),
             "matches": self.acceptance.matches.tolist(),
         }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state`` gave.
+
+        Errors: ValueError, KeyError or TypeError where it does not fit; nothing is changed then.
+        """
+        tables = {}
+        for name in ("model", "matches"):
+            ours, table = getattr(self.acceptance, name), np.array(state[name], float)
+            if table.shape != ours.shape or not np.isfinite(table).all():
+                raise ValueError(f"the table {name!r} is damaged")
+            if (table < 0).any() or (table[..., 1] <= 0).any():
+                raise ValueError(f"the table {name!r} has counts below zero")
+            tables[name] = table
+        self.costs.load_state(state["costs"])
+        for name, table in tables.items():
+            getattr(self.acceptance, name)[...] = table

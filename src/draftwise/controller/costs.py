@@ -201,6 +201,14 @@ class StepCosts:
         others = self._mean[len(EDGES) :]
         return max(float(others[DRAFTS] + others[LENGTH] * num_drafted), 0.0)
 
+    def prefill_seconds(self, num_requests: int, num_prefill: int) -> float:
+        """Of reading so many prompt tokens in a step in which so many requests decode."""
+        if not num_prefill or not self.is_known:
+            return 0.0
+        first, last = np.searchsorted(EDGES, [num_requests, num_requests + num_prefill])
+        slope = float(self._mean[len(EDGES) + PREFILL] * self._scales[PREFILL])
+        return max(float(self._mean[first:last].sum()) + slope * num_prefill, 0.0)
+
     def _begin(self, step: Step) -> None:
         """The prior, in shares of the first step's seconds."""
         plain = step.seconds
