@@ -168,7 +168,7 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
 
 COMPILE = """
 import time
-from draftwise.controller import retrieval
+import draftwise.controller.controller
 from draftwise.controller.compiled import warm_up
 begin_s = time.process_time()
 wall_s = warm_up()

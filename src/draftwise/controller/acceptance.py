@@ -19,6 +19,8 @@ accepted is censored.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +28,7 @@ from draftwise.controller.compiled import compiled, warms_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Int32 = NDArray[np.int32]
 
 NUM_OUTCOMES = 4
 """What became of a request's last draft: none yet, all rejected, cut short, all accepted."""
@@ -49,8 +52,82 @@ PRIOR_WEIGHT = 6.0
 """Observations that a prior of the tables is worth."""
 LOWEST, HIGHEST = 0.005, 0.98
 """Bounds of a hazard."""
+JOINT_PRIOR = 6.0, 10.0
+"""What a second branch adds to the better one, observed and expected if they were independent."""
+JOINT_DISCOUNT = 0.9995
+"""Of that, for each depth that both reach."""
+AFTER_DISCOUNT = 0.99
+"""Of the mean survival of retrieval after the model's draft, for each observation."""
+AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0
+"""That survival before any was seen; observations that the nearest length seen is worth."""
 
+# columns of the facts of a slot
+OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
+PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 15)
+NUM_FACTS = 15
+# which tokens of a slot, which survival, whose factor
+MODEL, OWN, AFTER = range(3)
 OBSERVED, EXPECTED = 0, 1
+
+
+class Slots(NamedTuple):
+    """What is known of running requests, by slot.
+
+    facts: [slots, NUM_FACTS] offered tokens of the model; found tokens, match and kind of
+    retrieval, and of retrieval after all of the model's tokens; what is being verified: tokens of
+    the model, of retrieval (after the model's where both are in one chain), and 1 where they are
+    two branches; the last draft's outcome, length of the text, bucket of the match, room, and how
+    many tokens of the model were right in the latest step.
+    tokens: [slots, 3, length] what the model wrote, retrieval proposed, and proposed after it.
+    survival: [slots, 3, length] probability that the first j + 1 of them are accepted; the model's
+    for a draft as long as may be. factors: [slots, 2, 2] rejections by drafter, observed and
+    expected.
+    """
+
+    facts: Ints
+    tokens: Int32
+    survival: Floats
+    factors: Floats
+
+
+class Tables(NamedTuple):
+    """What all requests share.
+
+    model: [outcomes, length, 2] discounted rejections and observations, by position; matches:
+    [kinds, buckets, 2] the same by bucket of the match. joint: [2] what second branches added,
+    observed and expected. after: [lengths, buckets, length + 1] mean survival of retrieval after
+    accepted drafts of each length, by the match that the text had before, and its number of
+    observations.
+    """
+
+    model: Floats
+    matches: Floats
+    joint: Floats
+    after: Floats
+
+
+def new_slots(num: int, max_draft: int, old: Slots | None = None) -> Slots:
+    """Room for so many requests; the old ones keep their slots."""
+    slots = Slots(
+        np.zeros((num, NUM_FACTS), np.int64), np.zeros((num, 3, max_draft), np.int32),
+        np.zeros((num, 3, max_draft)), np.zeros((num, 2, 2)),
+    )  # fmt: skip
+    if old is not None:
+        num_old = len(old.facts)
+        slots.facts[:num_old], slots.tokens[:num_old] = old.facts, old.tokens
+        slots.survival[:num_old], slots.factors[:num_old] = old.survival, old.factors
+    return slots
+
+
+def new_tables(max_draft: int) -> Tables:
+    """Nothing was seen: priors."""
+    model = np.empty((NUM_OUTCOMES, max_draft, 2))
+    model[..., 0], model[..., 1] = PRIOR_WEIGHT * (1 - MODEL_PRIOR), PRIOR_WEIGHT
+    matches = np.empty((NUM_KINDS, NUM_MATCHES, 2))
+    matches[..., 0], matches[..., 1] = PRIOR_WEIGHT * (1 - np.array(MATCH_PRIOR)), PRIOR_WEIGHT
+    after = np.full((max_draft, NUM_MATCHES, max_draft + 1), AFTER_PRIOR)
+    after[..., -1] = 0.0
+    return Tables(model, matches, np.array(JOINT_PRIOR), after)
 
 
 @compiled
@@ -66,175 +143,302 @@ def bucket_of(match: int) -> int:
 
 
 @compiled
-def _bounded(hazard: float) -> float:
-    return min(max(hazard, LOWEST), HIGHEST)
+def _factor(factors: Floats, slot: int, drafter: int) -> float:
+    weight = REQUEST_WEIGHT[drafter]
+    return (factors[slot, drafter, OBSERVED] + weight) / (factors[slot, drafter, EXPECTED] + weight)
 
 
 @compiled
-def model_survival(
-    slots: Ints, model: Floats, last: Ints, factors: Floats, num_offered: Ints, out: Floats
-) -> None:
-    """out[i, j]: probability that the model's first j + 1 tokens are accepted, for slots[i].
+def _hazards(table: Floats) -> Floats:
+    """[n, m] of a table of rejections and observations."""
+    num, width, _ = table.shape
+    out = np.empty((num, width))
+    for i in range(num):
+        for j in range(width):
+            out[i, j] = table[i, j, 0] / table[i, j, 1]
+    return out
 
-    model: [outcomes, length, 2] rejections and observations. last: [slots]. factors: [slots, 2].
+
+@compiled
+def _match_survival(
+    hazards: Floats, kind: int, match: int, num: int, factor: float, survival: Floats, slot: int,
+    which: int,
+) -> None:  # fmt: skip
+    alive = 1.0
+    for j in range(num):
+        hazard = hazards[kind, bucket_of(match + j)] * factor
+        alive *= 1.0 - min(max(hazard, LOWEST), HIGHEST)
+        survival[slot, which, j] = alive
+
+
+@compiled
+def offer(
+    slots: Ints, rooms: Ints, offers: Int32, lengths: Ints, known: Slots, tables: Tables,
+    has_model: bool,
+) -> int:  # fmt: skip
+    """Take what the model drafter wrote, one draft after another; the survival of its tokens.
+
+    lengths: of the drafts, nothing where the model did not draft. Nothing is being verified until
+    ``choose``. Returns the longest draft.
     """
+    facts, tokens, survival, factors = known
+    length = tokens.shape[2]
+    hazards = _hazards(tables.model)
+    begin, longest = 0, 0
     for i in range(len(slots)):
         slot = slots[i]
-        weight = REQUEST_WEIGHT[0]
-        factor = (factors[slot, OBSERVED] + weight) / (factors[slot, EXPECTED] + weight)
-        alive = 1.0
-        for j in range(out.shape[1]):
-            table = model[last[slot], j]
-            alive *= 1.0 - _bounded(table[0] / table[1] * factor)
-            out[i, j] = alive if j < num_offered[i] else 0.0
+        facts[slot, ROOM] = min(max(rooms[i], 0), length)
+        for column in range(PLAYED_MODEL, BRANCHES + 1):
+            facts[slot, column] = 0
+        for column in range(AFTER_KIND + 1):
+            facts[slot, column] = 0
+        if len(lengths):
+            num = min(lengths[i], length)
+            for j in range(num):
+                tokens[slot, MODEL, j] = offers[begin + j]
+            begin += lengths[i]
+            facts[slot, OFFERED] = num
+            longest = max(longest, num)
+        if has_model:
+            factor = _factor(factors, slot, MODEL)
+            outcome = facts[slot, LAST]
+            alive = 1.0
+            for j in range(length):
+                alive *= 1.0 - min(max(hazards[outcome, j] * factor, LOWEST), HIGHEST)
+                survival[slot, MODEL, j] = alive
+    return longest
 
 
 @compiled
-def match_survival(
-    slots: Ints, matches: Floats, kinds: Ints, match: Ints, num: Ints, factors: Floats, out: Floats
-) -> None:
-    """out[i, j]: probability that the first j + 1 of num[i] retrieved tokens are accepted.
+def find(
+    slots: Ints, found: Int32, num_found: Int32, match: Int32, hits: Int32, agree: Int32,
+    known: Slots, tables: Tables, floor: float, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
+) -> int:  # fmt: skip
+    """Take what retrieval proposed, and its survival; whose drafts may be worth continuing.
 
-    matches: [kinds, buckets, 2] rejections and observations. kinds, match, num: [rows].
+    floor: probability of a draft's last token below which nothing after it is worth its price.
+    rows, drafts, nums, left: slots, tokens, length and remaining room of those above; returns how
+    many.
     """
+    facts, tokens, survival, factors = known
+    hazards = _hazards(tables.matches)
+    count = 0
     for i in range(len(slots)):
         slot = slots[i]
-        weight = REQUEST_WEIGHT[1]
-        factor = (factors[slot, OBSERVED] + weight) / (factors[slot, EXPECTED] + weight)
-        alive = 1.0
-        for j in range(out.shape[1]):
-            if j >= num[i]:
-                out[i, j] = 0.0
-                continue
-            table = matches[kinds[i], bucket_of(match[i] + j)]
-            alive *= 1.0 - _bounded(table[0] / table[1] * factor)
-            out[i, j] = alive
+        num = num_found[i]
+        facts[slot, FOUND], facts[slot, MATCH] = num, match[i]
+        facts[slot, KIND] = 1 if agree[i] >= hits[i] else 0
+        facts[slot, GROUP] = bucket_of(match[i])
+        for j in range(num):
+            tokens[slot, OWN, j] = found[i, j]
+        _match_survival(
+            hazards, facts[slot, KIND], match[i], num, _factor(factors, slot, OWN), survival, slot,
+            OWN,
+        )  # fmt: skip
+        offered, room = facts[slot, OFFERED], facts[slot, ROOM]
+        if 0 < offered < room and survival[slot, MODEL, offered - 1] > floor:
+            rows[count], nums[count], left[count] = slot, offered, room - offered
+            for j in range(offered):
+                drafts[count, j] = tokens[slot, MODEL, j]
+            count += 1
+    return count
 
 
 @compiled
-def _count(table: Floats, factor: Floats, is_rejected: bool, discount: float) -> None:
+def find_after(
+    slots: Ints, found: Int32, num_found: Int32, match: Int32, known: Slots, tables: Tables
+) -> None:
+    """Take what retrieval proposed after drafts of the model, and its survival."""
+    facts, tokens, survival, factors = known
+    hazards = _hazards(tables.matches)
+    for i in range(len(slots)):
+        slot = slots[i]
+        num = num_found[i]
+        kind = 1 + min(facts[slot, OFFERED], 3)
+        facts[slot, AFTER_FOUND], facts[slot, AFTER_MATCH] = num, match[i]
+        facts[slot, AFTER_KIND] = kind
+        for j in range(num):
+            tokens[slot, AFTER, j] = found[i, j]
+        _match_survival(
+            hazards, kind, match[i], num, _factor(factors, slot, OWN), survival, slot, AFTER
+        )
+
+
+@compiled
+def _count(table: Floats, factors: Floats, drafter: int, is_rejected: bool) -> None:
     """One observation, for the shared table and for the request's factor."""
     rejected = 1.0 if is_rejected else 0.0
-    factor[OBSERVED] = factor[OBSERVED] * discount + rejected
-    factor[EXPECTED] = factor[EXPECTED] * discount + table[0] / table[1]
+    discount = REQUEST_DISCOUNT[drafter]
+    factors[drafter, OBSERVED] = factors[drafter, OBSERVED] * discount + rejected
+    factors[drafter, EXPECTED] = factors[drafter, EXPECTED] * discount + table[0] / table[1]
     table[0] = table[0] * DISCOUNT + rejected
     table[1] = table[1] * DISCOUNT + 1.0
 
 
 @compiled
+def _learn_match(
+    draft: Int32, first: int, match: int, kind: int, most: int, emitted: Int32, begin: int,
+    tables: Tables, factors: Floats,
+) -> int:  # fmt: skip
+    """Score retrieved tokens, at most so many, against emitted[begin:]; how many were right."""
+    for j in range(first, most):
+        is_rejected = draft[j] != emitted[begin + j]
+        _count(tables.matches[kind, bucket_of(match + j)], factors, OWN, is_rejected)
+        if is_rejected:
+            return j
+    return max(most, 0)
+
+
+@compiled
+def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> None:
+    """What two branches brought, compared with the better one."""
+    for j in range(min(facts[PLAYED_MODEL], facts[PLAYED_MATCH])):
+        high = max(survival[MODEL, j], survival[OWN, j])
+        low = min(survival[MODEL, j], survival[OWN, j])
+        seen = 1.0 if j < accepted else 0.0
+        joint[0] = joint[0] * JOINT_DISCOUNT + seen - high
+        joint[1] = joint[1] * JOINT_DISCOUNT + low * (1.0 - high)
+
+
+@compiled
+def _learn_after(facts: Ints, survival: Floats, after: Floats) -> None:
+    """What retrieval had to say after a draft of the model that was accepted whole."""
+    _add_after(after, facts[OFFERED], facts[GROUP], survival[AFTER], facts[AFTER_FOUND])
+
+
+@compiled
+def _add_after(after: Floats, drafted: int, group: int, survival: Floats, num: int) -> None:
+    row = after[drafted - 1, group]
+    length = len(row) - 1
+    if row[length] == 0.0:  # the nearest length that was seen, of the same match, is the prior
+        nearest = -1
+        for k in range(after.shape[0]):
+            if after[k, group, length] > 0.0 and (
+                nearest < 0 or abs(k + 1 - drafted) < abs(nearest + 1 - drafted)
+            ):
+                nearest = k
+        if nearest >= 0:
+            row[:length] = after[nearest, group, :length]
+    row[length] += 1.0
+    weight = max(1.0 - AFTER_DISCOUNT, 1.0 / (row[length] + AFTER_WEIGHT))
+    for j in range(length):
+        value = survival[j] if j < num else 0.0
+        row[j] += weight * (value - row[j])
+
+
+@compiled
+def _shorten(facts: Ints, verified: int) -> None:
+    """A draft of which only so many tokens were verified."""
+    if facts[BRANCHES]:
+        if verified == 0:
+            facts[PLAYED_MODEL] = facts[PLAYED_MATCH] = facts[BRANCHES] = 0
+        return
+    facts[PLAYED_MODEL] = min(facts[PLAYED_MODEL], verified)
+    facts[PLAYED_MATCH] = min(facts[PLAYED_MATCH], verified - facts[PLAYED_MODEL])
+
+
+@compiled
 def learn(
-    slots: Ints,
-    emitted: NDArray[np.int32],
-    counts: Ints,
-    played: Ints,
-    offers: NDArray[np.int32],
-    num_offered: Ints,
-    proposals: NDArray[np.int32],
-    proposed: Ints,
-    after: NDArray[np.int32],
-    after_proposed: Ints,
-    model: Floats,
-    last: Ints,
-    model_factors: Floats,
-    matches: Floats,
-    match_factors: Floats,
-    accepted: Ints,
+    slots: Ints, emitted: Int32, counts: Ints, verified: Ints, known: Slots, tables: Tables
 ) -> None:
     """Score what every drafter had to say against what a step emitted.
 
-    slots, counts: [rows]; emitted: flat. played: [slots, 3] tokens that were verified, of the
-    model, of retrieval (after the model's where both are in one chain), and 1 where they were two
-    branches. offers, proposals, after: [slots, length] what the model wrote, what retrieval
-    proposed, and what it proposed after all of the model's tokens. proposed, after_proposed:
-    [slots, 3] their number of tokens, match and kind. accepted: [rows, 2] is filled with accepted
-    tokens of the model and of retrieval.
+    slots, counts: [rows]; emitted: flat. verified: [rows], tokens of the drafts that were
+    verified, or [0]: all of them.
     """
+    all_facts, all_tokens, all_survival, all_factors = known
     begin = 0
     for i in range(len(slots)):
         slot, count = slots[i], counts[i]
-        text = emitted[begin : begin + count]
-        begin += count
-        num_model, num_match, branches = played[slot, 0], played[slot, 1], played[slot, 2]
+        facts, tokens, factors = all_facts[slot], all_tokens[slot], all_factors[slot]
+        if len(verified):
+            _shorten(facts, verified[i])
+        num_model, num_match = facts[PLAYED_MODEL], facts[PLAYED_MATCH]
+        branches, offered = facts[BRANCHES], facts[OFFERED]
         kept = 0
-        length = num_offered[slot]
         # without a draft of its own the first position is the only one that is seen unselected
-        for j in range(min(count, length, num_model + 1)):
-            is_rejected = offers[slot, j] != text[j]
-            table = model[last[slot], j]
-            _count(table, model_factors[slot], is_rejected, REQUEST_DISCOUNT[0])
+        for j in range(min(count, offered, num_model + 1)):
+            is_rejected = tokens[MODEL, j] != emitted[begin + j]
+            _count(tables.model[facts[LAST], j], factors, MODEL, is_rejected)
             if is_rejected:
                 break
             kept += 1
+        facts[KEPT] = kept
         kept = min(kept, num_model)
         if num_model:
-            last[slot] = 1 if kept == 0 else 2 if kept < num_model else 3
-        found = 0
+            facts[LAST] = 1 if kept == 0 else 2 if kept < num_model else 3
         own = num_match if num_model == 0 or branches else 0
-        for j in range(min(count, proposed[slot, 0], own + 1)):
-            is_rejected = proposals[slot, j] != text[j]
-            table = matches[proposed[slot, 2], bucket_of(proposed[slot, 1] + j)]
-            _count(table, match_factors[slot], is_rejected, REQUEST_DISCOUNT[1])
-            if is_rejected:
-                break
-            found += 1
-        found = min(found, own)
-        if length and num_model == length and kept == length and not branches:
-            for j in range(min(count - length, after_proposed[slot, 0], num_match + 1)):
-                is_rejected = after[slot, j] != text[length + j]
-                table = matches[after_proposed[slot, 2], bucket_of(after_proposed[slot, 1] + j)]
-                _count(table, match_factors[slot], is_rejected, REQUEST_DISCOUNT[1])
-                if is_rejected:
-                    break
-                found += 1
-            found = min(found, num_match)
-        accepted[i, 0], accepted[i, 1] = kept, found
+        found = _learn_match(
+            tokens[OWN], 0, facts[MATCH], facts[KIND], min(count, facts[FOUND], own + 1), emitted,
+            begin, tables, factors,
+        )  # fmt: skip
+        if offered and num_model == offered and kept == offered:
+            if not branches:
+                most = min(count - offered, facts[AFTER_FOUND], num_match + 1)
+                _learn_match(
+                    tokens[AFTER], 0, facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
+                    begin + offered, tables, factors,
+                )  # fmt: skip
+            _learn_after(facts, all_survival[slot], tables.after)
+        if branches:
+            _learn_pair(facts, all_survival[slot], max(kept, min(found, own)), tables.joint)
+        facts[LENGTH] += count
+        begin += count
+        for column in range(BRANCHES + 1):
+            facts[column] = 0
 
 
-class Acceptance:
-    """The tables of all requests, and the factors of each.
+@compiled
+def sample(
+    slots: Ints, first: int, known: Slots, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
+    groups: Ints,
+) -> int:  # fmt: skip
+    """Starts of the model's drafts, after which retrieval is to be looked up; returns how many.
 
-    State: ``model`` [outcomes, max_draft, 2] and ``matches`` [kinds, buckets, 2], discounted
-    rejections and observations; ``last`` [slots]; ``model_factors``, ``match_factors`` [slots, 2],
-    discounted rejections, observed and expected.
+    Beginning with slots[first], and as many as rows has room for.
     """
+    count = 0
+    for i in range(len(slots)):
+        slot = slots[(first + i) % len(slots)]
+        facts = known.facts[slot]
+        for num in range(1, facts[OFFERED]):
+            if count == len(rows):
+                return count
+            rows[count], nums[count], groups[count] = slot, num, facts[GROUP]
+            left[count] = max(facts[ROOM] - num, 0)
+            for j in range(num):
+                drafts[count, j] = known.tokens[slot, MODEL, j]
+            count += 1
+    return count
 
-    def __init__(self, max_draft: int) -> None:
-        self.model = np.empty((NUM_OUTCOMES, max_draft, 2))
-        self.model[..., 0] = PRIOR_WEIGHT * (1 - MODEL_PRIOR)
-        self.model[..., 1] = PRIOR_WEIGHT
-        self.matches = np.empty((NUM_KINDS, NUM_MATCHES, 2))
-        self.matches[..., 0] = PRIOR_WEIGHT * (1 - np.array(MATCH_PRIOR))
-        self.matches[..., 1] = PRIOR_WEIGHT
-        self.resize(0)
 
-    def resize(self, num_slots: int) -> None:
-        """Make room for so many slots."""
-        old = len(self.last) if hasattr(self, "last") else 0
-        last = np.zeros(num_slots, np.int64)
-        model, match = np.zeros((2, num_slots, 2))
-        if old:
-            last[:old], model[:old] = self.last, self.model_factors
-            match[:old] = self.match_factors
-        self.last, self.model_factors, self.match_factors = last, model, match
-
-    def forget(self, slot: int) -> None:
-        """A new request has the slot: nothing is known of it."""
-        self.last[slot] = 0
-        self.model_factors[slot] = self.match_factors[slot] = 0.0
+@compiled
+def learn_samples(
+    rows: Ints, nums: Ints, groups: Ints, num_found: Int32, match: Int32, known: Slots,
+    tables: Tables,
+) -> None:  # fmt: skip
+    """What retrieval had to say after starts of drafts, of those that turned out to be right."""
+    facts, _, _, factors = known
+    hazards = _hazards(tables.matches)
+    survival = np.empty((1, 1, tables.after.shape[0]))
+    for i in range(len(rows)):
+        slot = rows[i]
+        if facts[slot, KEPT] >= nums[i]:
+            _match_survival(
+                hazards, 1 + min(nums[i], 3), match[i], num_found[i], _factor(factors, slot, OWN),
+                survival, 0, 0,
+            )  # fmt: skip
+            _add_after(tables.after, nums[i], groups[i], survival[0, 0], num_found[i])
 
 
 @warms_up
 def _warm_up() -> None:
-    one = np.zeros(1, np.int64)
-    tables = Acceptance(2)
-    tables.resize(1)
-    out = np.empty((1, 2))
-    model_survival(one, tables.model, tables.last, tables.model_factors, one, out)
-    match_survival(one, tables.matches, one, one, one, tables.match_factors, out)
-    tokens = np.zeros((1, 2), np.int32)
-    triple = np.zeros((1, 3), np.int64)
-    learn(
-        one, np.zeros(0, np.int32), one, triple, tokens, one, tokens, triple, tokens, triple,
-        tables.model, tables.last, tables.model_factors, tables.matches, tables.match_factors,
-        np.zeros((1, 2), np.int64),
-    )  # fmt: skip
+    one, none = np.zeros(1, np.int64), np.zeros(0, np.int64)
+    known, tables = new_slots(1, 2), new_tables(2)
+    tokens, row = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
+    offer(one, one, row, none, known, tables, True)
+    find(one, tokens, row, row, row, row, known, tables, 0.0, one, tokens.copy(), one, one)
+    find_after(one, tokens, row, row, known, tables)
+    learn(one, row, one, none, known, tables)
+    sample(one, 0, known, one, tokens.copy(), one, one, one)
+    learn_samples(one, one, one, row, row, known, tables)

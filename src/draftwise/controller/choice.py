@@ -16,85 +16,109 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwise.controller.acceptance import (
+    AFTER,
+    AFTER_FOUND,
+    BRANCHES,
+    FOUND,
+    GROUP,
+    MODEL,
+    OFFERED,
+    OWN,
+    PLAYED_MATCH,
+    PLAYED_MODEL,
+    ROOM,
+    Slots,
+    new_slots,
+    new_tables,
+)
 from draftwise.controller.compiled import compiled, warms_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Int32 = NDArray[np.int32]
 
 NUM_PRICES = 512
 """Prices of a token that are told apart, between 0 and 1 expected token."""
+PRICE_STEP = 1.0 / NUM_PRICES
 
 
 @compiled
-def _pair(deep: float, flat: float, joint: float) -> float:
+def _pair(one: float, other: float, joint: float) -> float:
     """Probability that one of two branches is accepted at a depth that both reach.
 
     joint: learnt, 1 where they are independent, 0 where the weaker one adds nothing.
     """
-    high, low = max(deep, flat), min(deep, flat)
+    high, low = max(one, other), min(one, other)
     return high + joint * low * (1.0 - high)
 
 
 @compiled
-def curve(
-    model: Floats, match: Floats, after: Floats, num_model: int, room: int, joint: float,
-    branches: bool, value: Floats, parts: Ints,
+def _branches(
+    model: Floats, match: Floats, num_model: int, num_match: int, joint: float, value: Floats,
+    parts: Ints,
 ) -> int:  # fmt: skip
+    """Two branches, where they are better than one; the widest that are."""
+    top, deep, flat, total = 0, 0, 0, 0.0
+    for w in range(1, num_model + num_match + 1):
+        gain_deep, gain_flat = -1.0, -1.0
+        if deep < num_model:
+            other = match[deep] if deep < flat else 0.0
+            gain_deep = _pair(model[deep], other, joint) - other
+        if flat < num_match:
+            other = model[flat] if flat < deep else 0.0
+            gain_flat = _pair(other, match[flat], joint) - other
+        if gain_deep <= 0.0 and gain_flat <= 0.0:
+            break
+        total += max(gain_deep, gain_flat)
+        if gain_deep >= gain_flat:
+            deep += 1
+        else:
+            flat += 1
+        if deep and flat and total > value[w]:
+            value[w] = total
+            parts[w, 0], parts[w, 1], parts[w, 2] = deep, flat, 1
+            top = w
+    return top
+
+
+@compiled
+def curve(
+    survival: Floats, facts: Ints, joint: float, branches: bool, value: Floats, parts: Ints
+) -> int:
     """value[w]: most expected tokens of a draft of w tokens, -1 where no draft has w.
 
-    model, match, after: [length] survival of the model's draft, of retrieval, and of retrieval
-    after all num_model tokens of the model. parts[w]: tokens of the model, of retrieval, and 1 for
-    two branches. Returns the largest w.
+    survival, facts: of one slot. parts[w]: tokens of the model, of retrieval (after the model's if
+    it is a chain of both), and 1 for two branches. Returns the largest w.
     """
-    length = len(match)
-    value[:] = -1.0
+    model, match, after = survival[MODEL], survival[OWN], survival[AFTER]
+    room = int(facts[ROOM])
+    num_model, num_match = min(int(facts[OFFERED]), room), min(int(facts[FOUND]), room)
+    for w in range(len(value)):
+        value[w] = -1.0
     value[0] = 0.0
-    parts[0] = 0
-    total = 0.0
-    for w in range(1, min(num_model, room) + 1):
+    top, total = 0, 0.0
+    for w in range(1, num_model + 1):
         total += model[w - 1]
         value[w] = total
         parts[w, 0], parts[w, 1], parts[w, 2] = w, 0, 0
-    if 0 < num_model < room:
-        for j in range(min(length, room - num_model)):
-            if after[j] <= 0.0:
-                break
+        top = w
+    if 0 < num_model < room and num_model == facts[OFFERED]:
+        for j in range(min(facts[AFTER_FOUND], room - num_model)):
             total += model[num_model - 1] * after[j]
-            w = num_model + j + 1
-            value[w] = total
-            parts[w, 0], parts[w, 1], parts[w, 2] = num_model, j + 1, 0
+            top = num_model + j + 1
+            value[top] = total
+            parts[top, 0], parts[top, 1], parts[top, 2] = num_model, j + 1, 0
     total = 0.0
-    for w in range(1, min(length, room) + 1):
-        if match[w - 1] <= 0.0:
-            break
+    for w in range(1, num_match + 1):
         total += match[w - 1]
         if total > value[w]:
             value[w] = total
             parts[w, 0], parts[w, 1], parts[w, 2] = 0, w, 0
-    top = room
-    if branches and num_model and match[0] > 0.0:
-        deep, flat, total = 0, 0, 0.0
-        for w in range(1, len(value)):
-            gain_deep, gain_flat = -1.0, -1.0
-            if deep < min(num_model, room):
-                other = match[deep] if deep < flat else 0.0
-                gain_deep = _pair(model[deep], other, joint) - other
-            if flat < min(length, room):
-                other = model[flat] if flat < deep else 0.0
-                gain_flat = _pair(other, match[flat], joint) - other
-            if gain_deep <= 0.0 and gain_flat <= 0.0:
-                break
-            if gain_deep >= gain_flat:
-                total += gain_deep
-                deep += 1
-            else:
-                total += gain_flat
-                flat += 1
-            if deep and flat and total > value[w]:
-                value[w] = total
-                parts[w, 0], parts[w, 1], parts[w, 2] = deep, flat, 1
-                top = max(top, w)
-    return min(top, len(value) - 1)
+    top = max(top, num_match)
+    if branches and num_model and num_match:
+        top = max(top, _branches(model, match, num_model, num_match, joint, value, parts))
+    return top
 
 
 @compiled
@@ -117,129 +141,227 @@ def hull(value: Floats, top: int, points: Ints) -> int:
 
 
 @compiled
-def choose(
-    model: Floats, match: Floats, after: Floats, num_model: Ints, room: Ints, joint: float,
-    branches: bool, seconds: Floats, rate: float, parts: Ints,
-) -> tuple[int, float, float]:  # fmt: skip
-    """The best draft of every request; parts[i] as in ``curve``.
+def _demand(
+    slots: Ints, known: Slots, joint: float, branches: bool, widths: Ints, gains: Floats,
+    parts: Ints, ends: Ints,
+) -> None:  # fmt: skip
+    """Segments of every request's hull, best first: width, gain and the draft up to its end.
 
-    model, match, after: [rows, length]. seconds[x]: of the step if x drafted tokens are verified.
-    rate: tokens a second. Returns drafted tokens, tokens they are expected to add, and the price of
-    a token.
+    ends: [rows + 1], where the segments of a row begin.
     """
-    rows, length = match.shape
-    widest = 2 * length
-    value = np.empty((rows, widest + 1))
-    options = np.empty((rows, widest + 1, 3), np.int64)
-    points = np.empty((rows, widest + 2), np.int64)
-    nums = np.empty(rows, np.int64)
-    tokens = np.zeros(NUM_PRICES, np.int64)
-    gains = np.zeros(NUM_PRICES)
-    for i in range(rows):
-        top = curve(
-            model[i], match[i], after[i], num_model[i], room[i], joint, branches, value[i],
-            options[i],
-        )  # fmt: skip
-        nums[i] = hull(value[i], top, points[i])
-        for k in range(1, nums[i]):
-            width = points[i, k] - points[i, k - 1]
-            gain = value[i, points[i, k]] - value[i, points[i, k - 1]]
-            price = min(int(gain / width * NUM_PRICES), NUM_PRICES - 1)
-            tokens[price] += width
-            gains[price] += gain
-    most = len(seconds) - 1
-    best = -rate * seconds[0]
-    drafted, expected = 0, 0.0
-    cut, num, total = NUM_PRICES, 0, 0.0
-    for price in range(NUM_PRICES - 1, -1, -1):
-        if tokens[price] == 0:
-            continue
-        slope = gains[price] / tokens[price]
-        for x in range(1, tokens[price] + 1):
-            if num + x > most:
-                break
-            worth = total + slope * x - rate * seconds[num + x]
-            if worth > best:
-                best, drafted, expected, cut = worth, num + x, total + slope * x, price
-        num += tokens[price]
-        total += gains[price]
-        if num > most:
-            break
-    left = drafted
-    for i in range(rows):
-        parts[i] = 0
-        for k in range(1, nums[i]):
-            width = points[i, k] - points[i, k - 1]
-            gain = value[i, points[i, k]] - value[i, points[i, k - 1]]
-            if min(int(gain / width * NUM_PRICES), NUM_PRICES - 1) <= cut:
-                break
-            parts[i] = options[i, points[i, k]]
-            left -= width
-    if cut < NUM_PRICES:  # requests whose next token has the price of the last one bought
-        for i in range(rows):
-            for k in range(1, nums[i]):
-                width = points[i, k] - points[i, k - 1]
-                gain = value[i, points[i, k]] - value[i, points[i, k - 1]]
-                if min(int(gain / width * NUM_PRICES), NUM_PRICES - 1) == cut and width <= left:
-                    parts[i] = options[i, points[i, k]]
-                    left -= width
-    return drafted - left, expected, cut / NUM_PRICES
+    length = known.tokens.shape[2]
+    value = np.empty(2 * length + 1)
+    options = np.empty((2 * length + 1, 3), np.int64)
+    points = np.empty(2 * length + 2, np.int64)
+    at = 0
+    for i in range(len(slots)):
+        slot = slots[i]
+        ends[i] = at
+        top = curve(known.survival[slot], known.facts[slot], joint, branches, value, options)
+        for k in range(1, hull(value, top, points)):
+            left, right = points[k - 1], points[k]
+            widths[at], gains[at] = right - left, value[right] - value[left]
+            for part in range(3):
+                parts[at, part] = options[right, part]
+            at += 1
+    ends[len(slots)] = at
 
 
 @compiled
-def surplus_by_length(
-    model: Floats, match: Floats, after: Floats, room: Ints, joint: float, branches: bool,
+def _sweep(
+    widths: Ints, gains: Floats, prices: Ints, seconds: Floats, rate: float
+) -> tuple[int, int]:
+    """The number of tokens to buy, best first, and the bin of the price of the last one."""
+    tokens = np.zeros(NUM_PRICES, np.int64)
+    sums = np.zeros(NUM_PRICES)
+    for at in range(len(prices)):
+        price = min(int(gains[at] / widths[at] * NUM_PRICES), NUM_PRICES - 1)
+        prices[at] = price
+        tokens[price] += widths[at]
+        sums[price] += gains[at]
+    best, drafted, cut = -rate * seconds[0], 0, NUM_PRICES
+    num, total = 0, 0.0
+    for price in range(NUM_PRICES - 1, -1, -1):
+        if tokens[price] == 0:
+            continue
+        slope = sums[price] / tokens[price]
+        for x in range(1, min(tokens[price], len(seconds) - 1 - num) + 1):
+            worth = total + slope * x - rate * seconds[num + x]
+            if worth > best:
+                best, drafted, cut = worth, num + x, price
+        num += tokens[price]
+        total += sums[price]
+        if num >= len(seconds):
+            break
+    return drafted, cut
+
+
+@compiled
+def _play(slot: int, part: Ints, known: Slots) -> None:
+    facts = known.facts[slot]
+    facts[PLAYED_MODEL], facts[PLAYED_MATCH], facts[BRANCHES] = part[0], part[1], part[2]
+
+
+@compiled
+def choose(
+    slots: Ints, known: Slots, joint: float, branches: bool, seconds: Floats, rate: float,
+    drafts: Int32, bounds: Ints,
+) -> tuple[int, float, float]:  # fmt: skip
+    """The best draft of every request, at one price of a token.
+
+    seconds[x]: of the step if x drafted tokens are verified. rate: tokens a second. drafts: [2, n]
+    chains and second branches, one after another; bounds: [2, rows + 1], where they begin. Returns
+    drafted tokens, tokens they are expected to add, and the price of a token.
+    """
+    rows = len(slots)
+    size = rows * 2 * known.tokens.shape[2]
+    widths, gains = np.empty(size, np.int64), np.empty(size)
+    parts, ends = np.empty((size, 3), np.int64), np.empty(rows + 1, np.int64)
+    _demand(slots, known, joint, branches, widths, gains, parts, ends)
+    prices = np.empty(ends[rows], np.int64)
+    drafted, cut = _sweep(widths, gains, prices, seconds, rate)
+    left, expected = drafted, 0.0
+    for i in range(rows):
+        for at in range(ends[i], ends[i + 1]):
+            if prices[at] <= cut:
+                break
+            _play(slots[i], parts[at], known)
+            left -= widths[at]
+            expected += gains[at]
+    if cut < NUM_PRICES:  # requests whose next token has the price of the last one bought
+        for i in range(rows):
+            for at in range(ends[i], ends[i + 1]):
+                if prices[at] == cut and widths[at] <= left:
+                    _play(slots[i], parts[at], known)
+                    left -= widths[at]
+                    expected += gains[at]
+    write(slots, known, drafts, bounds)
+    return drafted - left, expected, cut * PRICE_STEP
+
+
+@compiled
+def write(slots: Ints, known: Slots, drafts: Int32, bounds: Ints) -> None:
+    """The tokens of the drafts that were chosen, as in ``choose``."""
+    deep = flat = 0
+    for i in range(len(slots)):
+        slot = slots[i]
+        facts = known.facts[slot]
+        num_model, num_match = facts[PLAYED_MODEL], facts[PLAYED_MATCH]
+        bounds[0, i], bounds[1, i] = deep, flat
+        for j in range(num_model):
+            drafts[0, deep + j] = known.tokens[slot, MODEL, j]
+        deep += num_model
+        source = AFTER if num_model else OWN
+        if facts[BRANCHES]:
+            for j in range(num_match):
+                drafts[1, flat + j] = known.tokens[slot, OWN, j]
+            flat += num_match
+        else:
+            for j in range(num_match):
+                drafts[0, deep + j] = known.tokens[slot, source, j]
+            deep += num_match
+    bounds[0, len(slots)], bounds[1, len(slots)] = deep, flat
+
+
+@compiled
+def _surplus(
+    survival: Floats, facts: Ints, after: Floats, nearest: Ints, joint: float, branches: bool,
     price: float, out: Floats,
 ) -> None:  # fmt: skip
-    """out[i, k]: expected tokens less their price, had the model written k tokens for request i.
+    """Add to out[k] what the best draft of one request would be worth after k tokens of the model.
 
-    model: [rows, lengths] survival of a draft as long as may be. after: [rows, lengths, length]
-    survival of retrieval after k + 1 tokens of the model. The best draft is counted, by parts: the
-    model's first tokens, with or without retrieval after all of them, retrieval alone, or both as
-    branches.
+    Expected tokens less their price. The best draft is counted by parts: the model's first tokens,
+    with or without retrieval after all of them, retrieval alone, or both as branches.
     """
-    rows, length = match.shape
-    for i in range(rows):
-        most = min(room[i], length)
-        alone = 0.0
-        for j in range(most):
-            alone += max(match[i, j] - price, 0.0)
-        out[i, 0] = alone
-        total, best = 0.0, 0.0
-        for k in range(1, out.shape[1]):
-            if k > most:
-                out[i, k] = out[i, k - 1]
-                continue
-            total += model[i, k - 1] - price
-            best = max(best, total)
-            more = 0.0
-            for j in range(most - k):
-                gain = model[i, k - 1] * after[i, k - 1, j] - price
-                if gain <= 0.0:
+    model, match = survival[MODEL], survival[OWN]
+    most, num_match = facts[ROOM], min(facts[FOUND], facts[ROOM])
+    alone = 0.0
+    for j in range(num_match):
+        alone += max(match[j] - price, 0.0)
+    out[0] += alone
+    total, best, worth = 0.0, 0.0, alone
+    for k in range(1, len(out)):
+        if k > most:
+            out[k] += worth
+            continue
+        total += model[k - 1] - price
+        best = max(best, total)
+        more = 0.0
+        row = after[nearest[k - 1], facts[GROUP]]
+        for j in range(most - k):
+            gain = model[k - 1] * row[j] - price
+            if gain <= 0.0:
+                break
+            more += gain
+        worth = max(alone, best, total + more)
+        if branches and alone > 0.0:
+            both = 0.0
+            for j in range(most):
+                deep = model[j] if j < k and model[j] > price else 0.0
+                flat = match[j] if j < num_match and match[j] > price else 0.0
+                if deep + flat == 0.0:
                     break
-                more += gain
-            worth = max(alone, best, total + more)
-            if branches and alone > 0.0:
-                both = 0.0
-                for j in range(most):
-                    deep = model[i, j] if j < k and model[i, j] > price else 0.0
-                    flat = match[i, j] if match[i, j] > price else 0.0
-                    if deep + flat == 0.0:
-                        break
-                    one = max(deep, flat) - price
-                    two = _pair(deep, flat, joint) - 2 * price
-                    both += two if deep > 0.0 and flat > 0.0 and two > one else one
-                worth = max(worth, both)
-            out[i, k] = worth
+                one = max(deep, flat) - price
+                two = _pair(deep, flat, joint) - 2 * price
+                both += two if deep > 0.0 and flat > 0.0 and two > one else one
+            worth = max(worth, both)
+        out[k] += worth
+
+
+@compiled
+def mean_surplus(
+    slots: Ints, known: Slots, after: Floats, joint: float, branches: bool, price: float,
+    discount: float, sums: Floats, longest: int,
+) -> None:  # fmt: skip
+    """Update the discounted mean worth of model drafts of 0 .. longest tokens by all requests.
+
+    sums: [lengths + 2], the last one is the sum of weights. Of a length that was never seen whole,
+    retrieval after it is believed to be as after the nearest one.
+    """
+    lengths = after.shape[0]
+    worth = np.zeros(longest + 1)
+    nearest = np.empty((after.shape[1], lengths), np.int64)
+    for group in range(after.shape[1]):
+        for k in range(lengths):
+            nearest[group, k] = k
+            for away in range(lengths):
+                low, high = max(k - away, 0), min(k + away, lengths - 1)
+                if after[low, group, lengths] > 0.0:
+                    nearest[group, k] = low
+                    break
+                if after[high, group, lengths] > 0.0:
+                    nearest[group, k] = high
+                    break
+    for i in range(len(slots)):
+        facts = known.facts[slots[i]]
+        _surplus(
+            known.survival[slots[i]], facts, after, nearest[facts[GROUP]], joint, branches, price,
+            worth,
+        )  # fmt: skip
+    keep = discount ** len(slots)
+    for k in range(len(sums) - 1):
+        sums[k] = keep * sums[k] + (1 - keep) * worth[min(k, longest)] / len(slots)
+    sums[-1] = keep * sums[-1] + (1 - keep)
+
+
+@compiled
+def best_length(
+    sums: Floats, longest: int, num_requests: int, rate: float, fixed_s: float, each_s: float
+) -> int:
+    """The model drafter's length that is worth most to all requests, less its own seconds."""
+    best, length = num_requests * sums[0] / max(sums[-1], 1e-9), 0
+    for k in range(1, longest + 1):
+        worth = num_requests * sums[k] / max(sums[-1], 1e-9)
+        worth -= rate * max(fixed_s + each_s * k, 0.0)
+        if worth > best:
+            best, length = worth, k
+    return length
 
 
 @warms_up
 def _warm_up() -> None:
-    survival, one = np.full((1, 2), 0.5), np.ones(1, np.int64)
-    choose(
-        survival, survival, survival, one, one, 0.5, True, np.ones(3), 1.0,
-        np.zeros((1, 3), np.int64),
-    )  # fmt: skip
-    surplus_by_length(
-        survival, survival, np.zeros((1, 2, 2)), one, 0.5, True, 0.1, np.zeros((1, 3))
-    )
+    one, known = np.zeros(1, np.int64), new_slots(1, 2)
+    drafts, bounds = np.zeros((2, 2), np.int32), np.zeros((2, 2), np.int64)
+    choose(one, known, 0.5, True, np.ones(3), 1.0, drafts, bounds)
+    mean_surplus(one, known, new_tables(2).after, 0.5, True, 0.1, 0.9, np.zeros(4), 1)
+    best_length(np.zeros(4), 1, 1, 1.0, 0.0, 0.0)

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwise.controller import acceptance
 from draftwise.controller.acceptance import (
-    Acceptance,
-    bucket_of,
-    learn,
-    match_survival,
-    model_survival,
+    LAST,
+    LENGTH,
+    MODEL,
+    OFFERED,
+    PLAYED_MODEL,
+    new_slots,
+    new_tables,
 )
-from draftwise.controller.choice import choose, surplus_by_length
+from draftwise.controller.choice import choose
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
 from draftwise.controller.lookahead import LookAhead
@@ -31,17 +34,26 @@ from draftwise.controller.retrieval import make_index
 
 RATE_DISCOUNT = 0.98
 """Of the engine's rate in tokens a second, for each step."""
-JOINT_DISCOUNT = 0.9995
-"""Of what two branches add to the better one, for each depth that both reach."""
-PROBE_EVERY = 32
-"""Steps between two in which the model writes longer drafts than seem best."""
-PROBE_LONGER = 2
-"""Tokens by which they are longer."""
+PRICE_DISCOUNT = 0.8
+"""Of the price of a token, for each step, where it says which drafts may be worth continuing."""
+FLOOR_SHARE = 0.7
+"""Of that price, below which a draft's last token is not worth a look at what follows it."""
+FLOOR_CHECK = 64
+"""Steps between two in which what follows is looked up for all drafts."""
+IDLE_STEPS = 64
+"""Steps without a draft after which texts are searched in one of two steps, then of three, .."""
+IDLE_MOST = 8
+"""Steps between two searches, at most."""
+NUM_SAMPLES = 8
+"""Lookups of what follows starts of the model's drafts, in one call of ``work``."""
 SLICE = 4096
 """Tokens that one call of ``work`` indexes."""
+STATE_VERSION = 1
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+_NOTHING = np.zeros(0, np.int64)
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,41 +87,36 @@ class Controller:
         self.limits = limits
         length = limits.max_draft
         self.costs = StepCosts()
-        self.acceptance = Acceptance(length)
         self.guard = Guard()
         self.num_to_draft = 0
         self.branches: list[list[int]] = []
         self.promised = self.kept = 0.0
+        self._tables = new_tables(length)
         self._index = make_index(length, history_tokens)
         self._look_ahead = LookAhead(length)
-        self._joint = np.array([6.0, 10.0])
-        self._rate = np.zeros(2)
-        self._num_choices = 0
+        self._rate_tokens = self._rate_s = 0.0
+        self._price = 0.0
+        self._last_s = 0.0
+        self._num_choices = self._num_idle = 0
+        self._to_learn: tuple[Ints, float] | None = None
+        self._samples: tuple[Ints, Ints, Ints, Int32, Int32] | None = None
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._num_slots = 0
-        self._lengths = np.zeros(0, np.int64)
+        self._known = new_slots(0, length)
+        self._allowed = np.ones((0, 2), np.int64)  # the model drafter, and retrieval
+        self._restricted: set[int] = set()
         self._grow(16)
 
     def _grow(self, num: int) -> None:
-        length, old = self.limits.max_draft, self._num_slots
-        self._free += range(num - 1, old - 1, -1)
-
-        def grown(name: str, shape: tuple[int, ...], kind: Any) -> None:
-            array = np.zeros((num, *shape), kind)
-            if old:
-                array[:old] = getattr(self, name)
-            setattr(self, name, array)
-
-        for name in ("_offers", "_proposals", "_after"):
-            grown(name, (length,), np.int32)
-        for name in ("_played", "_proposed", "_after_proposed"):
-            grown(name, (3,), np.int64)
-        for name in ("_num_offered", "_lengths", "_groups"):
-            grown(name, (), np.int64)
-        grown("_allowed", (2,), np.bool_)
-        grown("_survival", (3, length), np.float64)
-        self.acceptance.resize(num)
+        length = self.limits.max_draft
+        self._free += range(num - 1, self._num_slots - 1, -1)
+        self._known = new_slots(num, length, self._known)
+        self._allowed = np.vstack([self._allowed, np.ones((num - self._num_slots, 2), np.int64)])
+        self._rows, self._nums, self._left = np.zeros((3, num), np.int64)
+        self._offered = np.zeros((num, length), np.int32)
+        self._drafts = np.zeros((2, num * length), np.int32)
+        self._bounds = np.zeros((2, num + 1), np.int64)
         self._num_slots = num
 
     def begin(
@@ -124,23 +131,24 @@ class Controller:
     ) -> None:
         """A request whose prompt was read, with its text so far, begins to decode.
 
-        tenant: its text is never proposed to requests of another one. shares: whether its answer
-        enters the history. model, retrieval: drafters that it may use.
+        tenant: texts of other tenants are never proposed. shares: whether its answer may be
+        proposed to other requests of its tenant. model, retrieval: drafters that it may use.
         """
         if name in self._slots:
             self.end(name)
         if not self._free:
             self._grow(2 * self._num_slots)
-        slot = self._free.pop()
+        slot = self._free[-1]
         if self.limits.retrieval:
             self._index.open(slot, tokens, tenant=tenant, shares=shares)
+        self._free.pop()
         self._slots[name] = slot
         self._allowed[slot] = model, retrieval
-        self._lengths[slot] = len(tokens)
-        self.acceptance.forget(slot)
-        self._groups[slot] = 0
-        for array in (self._played, self._proposed, self._after_proposed, self._num_offered):
-            array[slot] = 0
+        if not (model and retrieval):
+            self._restricted.add(slot)
+        self._known.facts[slot] = 0
+        self._known.factors[slot] = 0.0
+        self._known.facts[slot, LENGTH] = len(tokens)
 
     def end(self, name: str) -> None:
         """A request is gone: finished, cancelled, or never known."""
@@ -148,7 +156,7 @@ class Controller:
         if slot is not None:
             if self.limits.retrieval:
                 self._index.close(slot)
-            self._lengths[slot] = 0
+            self._restricted.discard(slot)
             self._free.append(slot)
 
     def __contains__(self, name: str) -> bool:
@@ -166,79 +174,36 @@ class Controller:
         num_verified: drafted tokens that were verified, where the engine shortened drafts (from
         their end; a draft with a branch is verified whole or, at 0, not at all).
         """
-        slots = np.fromiter((self._slots[name] for name in names), np.int64, len(names))
-        counts = np.fromiter(map(len, emitted), np.int64, len(names))
-        tokens = np.fromiter(chain.from_iterable(emitted), np.int32, int(counts.sum()))
+        self._learn_lengths()
+        num = len(names)
+        slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
+        counts = np.fromiter(map(len, emitted), np.int64, num)
+        tokens = np.fromiter(chain.from_iterable(emitted), np.int32)
         context = step.num_context
         if context is None:
-            context = int(self._lengths[slots].sum())
-        self._account(step, context, int(counts.sum()))
-        if num_verified is not None:
-            self._shorten(slots, np.fromiter(num_verified, np.int64, len(names)))
-        accepted = np.zeros((len(slots), 2), np.int64)
-        tables = self.acceptance
-        learn(
-            slots, tokens, counts, self._played, self._offers, self._num_offered, self._proposals,
-            self._proposed, self._after, self._after_proposed, tables.model, tables.last,
-            tables.model_factors, tables.matches, tables.match_factors, accepted,
-        )  # fmt: skip
-        self._learn_pairs(slots, accepted)
-        self.kept += counts.sum()
+            context = int(self._known.facts[slots, LENGTH].sum())
+        self._account(step, context, len(tokens))
+        verified = _NOTHING if num_verified is None else np.fromiter(num_verified, np.int64, num)
+        acceptance.learn(slots, tokens, counts, verified, self._known, self._tables)
+        self.kept += len(tokens)
         if self.limits.retrieval:
             self._index.extend(slots, tokens, counts)
-        self._lengths[slots] += counts
-        self._played[slots] = 0
-        self._num_offered[slots] = 0
-        self._proposed[slots] = 0
-        self._after_proposed[slots] = 0
 
     def _account(self, step: Step, context: int, num_emitted: int) -> None:
         """Prices, the guard's account and the rate."""
-        self.costs.observe(step, context)
+        plain = self.costs.observe(step, context)
         if not self.costs.is_known or step.num_requests == 0:
             return
         seconds = step.seconds + step.own_seconds
-        plain = float(self.costs.seconds(step.num_requests, context, 0, 0)[0])
-        drafted = step.num_tokens - step.num_prefill > step.num_requests or step.num_drafted
-        if not drafted:
+        if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
             plain = step.seconds
         else:  # prompts would have been read without drafts, too
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
-        self._rate *= RATE_DISCOUNT
-        self._rate += num_emitted, step.seconds + step.own_seconds
+        self._rate_tokens = RATE_DISCOUNT * self._rate_tokens + num_emitted
+        self._rate_s = RATE_DISCOUNT * self._rate_s + step.seconds + step.own_seconds
         self._last_s = seconds
-
-    def _shorten(self, slots: Ints, verified: Ints) -> None:
-        """Drafts that were not verified whole."""
-        played = self._played[slots]
-        pairs = played[:, 2] > 0
-        played[pairs & (verified == 0)] = 0
-        left = np.where(pairs, played[:, 0], np.minimum(verified, played[:, 0]))
-        played[:, 1] = np.where(pairs, played[:, 1], np.clip(verified - left, 0, played[:, 1]))
-        played[:, 0] = left
-        self._played[slots] = played
-
-    def _learn_pairs(self, slots: Ints, accepted: Ints) -> None:
-        """What two branches brought compared with the better one; what follows whole drafts."""
-        played = self._played[slots]
-        for i in np.flatnonzero(played[:, 2]):
-            slot = slots[i]
-            depth = min(played[i, 0], played[i, 1])
-            model, match = self._survival[slot, 0, :depth], self._survival[slot, 1, :depth]
-            high, low = np.maximum(model, match), np.minimum(model, match)
-            kept = np.arange(depth) < accepted[i].max()
-            for seen, best, other in zip(kept, high, low, strict=True):
-                self._joint *= JOINT_DISCOUNT
-                self._joint += seen - best, other * (1 - best)
-        offered = self._num_offered[slots]
-        whole = (offered > 0) & (played[:, 0] == offered) & (accepted[:, 0] == offered)
-        if whole.any():
-            rows = slots[whole]
-            self._look_ahead.learn_after(
-                self._groups[rows], self._survival[rows, 2], int(offered[whole].max())
-            )
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
         """Model drafts that the step to be observed verified, for engines whose steps overlap.
@@ -246,13 +211,13 @@ class Controller:
         There ``choose`` has decided on later steps by then, and the host does not know the drafted
         tokens: ``observe`` is told 0 for each accepted one, and 1 for the token that follows them.
         """
-        slots = np.fromiter((self._slots[name] for name in names), np.int64, len(names))
-        self._offers[slots] = 0
-        self._num_offered[slots] = self._played[slots, 0] = np.fromiter(
-            lengths, np.int64, len(names)
-        )
-        self._played[slots, 1:] = 0
-        self._proposed[slots] = self._after_proposed[slots] = 0
+        self._learn_lengths()
+        slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, len(names))
+        facts = self._known.facts
+        facts[slots, :LAST] = 0
+        facts[slots, OFFERED] = np.fromiter(lengths, np.int64, len(names))
+        facts[slots, PLAYED_MODEL] = facts[slots, OFFERED]
+        self._known.tokens[slots, MODEL] = 0
 
     def choose(
         self,
@@ -263,176 +228,219 @@ class Controller:
         """The chains of the coming step, one for each request; empty where plain decoding is best.
 
         Second branches stand in ``branches``, in the same order, where ``Limits.branches`` is set.
-
-        rooms: tokens that a draft may have. offers: what the model drafter wrote, of one length.
+        rooms: tokens that a draft may have. offers: what the model drafter wrote.
         """
-        self.branches = []
-        if not names:
+        num = len(names)
+        self.branches = [[] for _ in names] if self.limits.branches else []
+        if num == 0:
             return []
-        num, length = len(names), self.limits.max_draft
-        slots = np.fromiter((self._slots[name] for name in names), np.int64, num)
-        room = np.minimum(np.fromiter(rooms, np.int64, num), length)
-        width = min(max(map(len, offers), default=0), length) if offers is not None else 0
-        self._take_offers(slots, offers, width)
+        self._learn_lengths()
+        self._num_choices += 1
+        slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
         # 1. acceptance: how likely each further token is
-        model, full, match, after = self._survivals(slots, room, width)
-        # 2. and 3. expected tokens, and seconds by the number of tokens
-        context = int(self._lengths[slots].sum())
+        width = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
         most = self._most_tokens(num)
-        seconds = self.costs.seconds(num, context, 0, most) if self.costs.is_known else None
-        parts = np.zeros((num, 3), np.int64)
-        drafted, price = 0, 1.0
-        rate = self._rate[0] / self._rate[1] if self._rate[1] else 0.0
-        joint = float(np.clip(self._joint[0] / self._joint[1], 0.0, 1.0))
-        # 4. choice: one price of a token for all requests
         # what the model wrote is paid for: an empty account does not waste it
-        if seconds is not None and most > 0 and (width or self.guard.allows_drafts):
-            drafted, expected, price = choose(
-                model, match, after, np.minimum(self._num_offered[slots], room), room, joint,
-                self.limits.branches, seconds, rate, parts,
-            )  # fmt: skip
-            self.promised += num + expected
-        else:
+        if most <= 0 or not (width or self.guard.allows_drafts):
             self.promised += num
-        self._played[slots] = parts
-        if self.limits.model and seconds is not None:
-            self._decide_length(
-                slots, full, match, after, room, width, joint, seconds, drafted, rate, price
-            )
-        return self._drafts(slots, parts)
+            self._decide_length(num)
+            return [[] for _ in names]
+        # 2. and 3. expected tokens, and seconds by the number of tokens
+        context = int(self._known.facts[slots, LENGTH].sum())
+        seconds = self.costs.seconds(num, context, 0, most)
+        # 4. choice: one price of a token for all requests
+        drafted, expected, price = choose(
+            slots, self._known, self._joint, self.limits.branches, seconds, self._rate,
+            self._drafts, self._bounds,
+        )  # fmt: skip
+        self.promised += num + expected
+        self._num_idle = 0 if drafted else self._num_idle + 1
+        self._price += (1 - PRICE_DISCOUNT) * (price - self._price)
+        # before a stair a token costs what it displaces, elsewhere what it takes
+        step = min(2 * num, most - drafted)
+        if step > 0:
+            ahead = seconds.item(drafted + step) - seconds.item(drafted)
+            price = min(price, max(0.0, self._rate * ahead / step))
+        if self._restricted:
+            slots = slots[self._allowed[slots, 0] > 0]
+        self._to_learn = (slots, price) if len(slots) else None
+        self._decide_length(num)
+        if not drafted:
+            return [[] for _ in names]
+        if self.limits.branches:
+            self.branches = self._read(1, num)
+        return self._read(0, num)
 
-    def _take_offers(self, slots: Ints, offers: Sequence[Sequence[int]] | None, width: int) -> None:
-        if not width or offers is None:
-            return
-        lengths = np.fromiter((min(len(offer), width) for offer in offers), np.int64, len(slots))
-        lengths *= self._allowed[slots, 0]
-        self._num_offered[slots] = lengths
-        if lengths.min() == width:
-            self._offers[slots, :width] = [offer[:width] for offer in offers]
-        else:
-            for slot, offer in zip(slots, offers, strict=True):
-                self._offers[slot, : min(len(offer), width)] = offer[:width]
+    @property
+    def _rate(self) -> float:
+        """Tokens a second."""
+        return self._rate_tokens / self._rate_s if self._rate_s else 0.0
+
+    @property
+    def _joint(self) -> float:
+        """What a second branch adds, of what it would if it were independent."""
+        seen, expected = self._tables.joint.tolist()
+        return float(min(max(seen / expected, 0.0), 1.0)) if expected > 0 else 0.0
 
     def _survivals(
-        self, slots: Ints, room: Ints, width: int
-    ) -> tuple[Floats, Floats, Floats, Floats]:
-        """[rows, length] of the model's draft, of one as long as may be, of retrieval, and after."""
-        num, length, tables = len(slots), self.limits.max_draft, self.acceptance
-        full, match, after = np.zeros((3, num, length))
-        if self.limits.model:
-            model_survival(
-                slots, tables.model, tables.last, tables.model_factors, np.full(num, length), full
-            )
-            full *= self._allowed[slots, 0, None]
-        if self.limits.retrieval:
-            room = room * self._allowed[slots, 1]
-            found = self._index.propose(slots, room)
-            self._keep(slots, found, self._proposals, self._proposed, None)
-            match_survival(
-                slots, tables.matches, self._proposed[slots, 2], self._proposed[slots, 1],
-                self._proposed[slots, 0], tables.match_factors, match,
-            )  # fmt: skip
-            if width:
-                offered = self._num_offered[slots]
-                found = self._index.propose_after(
-                    slots, self._offers[slots, :width], offered, np.maximum(room - offered, 0)
-                )
-                self._keep(slots, found, self._after, self._after_proposed, 1 + min(width, 3))
-                match_survival(
-                    slots, tables.matches, self._after_proposed[slots, 2],
-                    self._after_proposed[slots, 1], self._after_proposed[slots, 0],
-                    tables.match_factors, after,
-                )  # fmt: skip
-        model = np.where(np.arange(length) < self._num_offered[slots][:, None], full, 0.0)
-        self._survival[slots, 0], self._survival[slots, 1] = model, match
-        self._survival[slots, 2] = after
-        return model, full, match, after
+        self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None
+    ) -> int:  # fmt: skip
+        """Fill survivals of the model's draft, of retrieval, and of it after the model's draft.
 
-    def _keep(self, slots: Ints, found: Any, tokens: Any, facts: Ints, kind: int | None) -> None:
-        tokens[slots] = found.tokens
-        facts[slots, 0] = found.num_tokens
-        facts[slots, 1] = found.match
-        facts[slots, 2] = kind if kind is not None else found.agree >= found.hits
+        Returns the longest draft of the model.
+        """
+        known, tables, num = self._known, self._tables, len(slots)
+        written, lengths = _NO_TOKENS, _NOTHING
+        if offers is not None:
+            if self._restricted:
+                allowed = self._allowed[slots, 0].tolist()
+                offers = [o if ok else () for o, ok in zip(offers, allowed, strict=True)]
+            lengths = np.fromiter(map(len, offers), np.int64, num)
+            written = np.fromiter(chain.from_iterable(offers), np.int32)
+        width = int(
+            acceptance.offer(slots, rooms, written, lengths, known, tables, self.limits.model)
+        )
+        if not self.limits.retrieval or (not width and not self._is_search_due):
+            return width
+        searched = rooms * self._allowed[slots, 1] if self._restricted else rooms
+        found = self._index.propose(slots, searched)
+        floor = FLOOR_SHARE * self._price if self._num_choices % FLOOR_CHECK else 0.0
+        rows = acceptance.find(
+            slots, found.tokens, found.num_tokens, found.match, found.hits, found.agree, known,
+            tables, floor, self._rows, self._offered, self._nums, self._left,
+        )  # fmt: skip
+        if rows:
+            after = self._rows[:rows]
+            if self._restricted:
+                self._left[:rows] *= self._allowed[after, 1]
+            found = self._index.propose_after(
+                after, self._offered[:rows, :width], self._nums[:rows], self._left[:rows]
+            )
+            acceptance.find_after(after, found.tokens, found.num_tokens, found.match, known, tables)
+        return width
+
+    @property
+    def _is_search_due(self) -> bool:
+        """Texts where nothing is worth drafting for long are searched less often."""
+        every = min(1 + self._num_idle // IDLE_STEPS, IDLE_MOST)
+        return self._num_choices % every == 0
 
     def _most_tokens(self, num: int) -> int:
-        """Drafted tokens of a step: within the engine's limit, and not far beyond what was priced."""
+        """Drafted tokens of a step: within the engine's limit, not far beyond what was priced."""
+        if not self.costs.is_known:
+            return 0
         length = self.limits.max_draft * (2 if self.limits.branches else 1)
         largest = self.costs.largest
         priced = max(num, largest + max(8, largest // 4) - num)
-        return max(0, min(self.limits.max_step_tokens - num, int(priced), length * num))
+        return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
 
-    def _decide_length(
-        self, slots: Ints, full: Floats, match: Floats, after: Floats, room: Ints, width: int,
-        joint: float, seconds: Floats, drafted: int, rate: float, price: float,
-    ) -> None:  # fmt: skip
+    def _decide_length(self, num: int) -> None:
         """What the model drafter is to write during the coming step."""
-        num, length = match.shape
-        groups = np.array([bucket_of(int(m)) for m in self._proposed[slots, 1]], np.int64)
-        self._groups[slots] = groups
-        step = min(2 * num, len(seconds) - 1 - drafted)
-        # before a stair a token costs what it displaces, elsewhere what it takes
-        if step > 0:
-            price = min(price, max(0.0, rate * (seconds[drafted + step] - seconds[drafted]) / step))
-        every = self._look_ahead.after[:, groups].transpose(1, 0, 2).copy()
-        worth = np.empty((num, length + 1))
-        surplus_by_length(full, match, every, room, joint, self.limits.branches, price, worth)
-        self._look_ahead.learn(worth)
-        longest = max(1, 2 * self.costs.longest)
-        lengths = range(min(longest, length) + 1)
-        spent = np.array([self.costs.draft_seconds(k) for k in lengths])
-        gains = num * self._look_ahead.worth[: len(lengths)] - rate * spent
-        best = int(gains.argmax()) if self.guard.allows_drafts else 0
-        if best == 0 and self.guard.may_probe(self._last_s, spent[1]):
-            best = 1
-        self._num_choices += 1
-        if best and self._num_choices % PROBE_EVERY == 0:
-            best = min(best + PROBE_LONGER, len(lengths) - 1)
-        self.num_to_draft = best
+        if not self.limits.model or not self.costs.is_known:
+            self.num_to_draft = 0
+            return
+        length = 0
+        if self.guard.allows_drafts:
+            length = self._look_ahead.best(num, self._rate, self.costs)
+        if length:
+            self.num_to_draft = self._look_ahead.probe(length, self.costs)
+        else:
+            price_s = self.costs.draft_seconds(1)
+            self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
 
-    def _drafts(self, slots: Ints, parts: Ints) -> list[list[int]]:
-        drafts = []
-        for slot, (num_model, num_match, branches) in zip(
-            slots.tolist(), parts.tolist(), strict=True
-        ):
-            tokens = self._offers[slot, :num_model].tolist()
-            branch: list[int] = []
-            if num_match:
-                source = self._proposals if branches or not num_model else self._after
-                more = source[slot, :num_match].tolist()
-                if branches:
-                    branch = more
-                else:
-                    tokens += more
-            drafts.append(tokens)
-            if self.limits.branches:
-                self.branches.append(branch)
-        return drafts
+    def _learn_lengths(self) -> None:
+        """What each length of the model's draft would have been worth at the latest choice."""
+        if self._to_learn is not None and self.limits.model:
+            slots, price = self._to_learn
+            self._look_ahead.learn(
+                slots, self._known, self._tables, self._joint, self.limits.branches, price,
+                self.costs.longest,
+            )  # fmt: skip
+        self._to_learn = None
+
+    def _read(self, branch: int, num: int) -> list[list[int]]:
+        bounds = self._bounds[branch, : num + 1].tolist()
+        flat = self._drafts[branch, : bounds[-1]].tolist()
+        return [flat[begin:end] for begin, end in pairwise(bounds)]
 
     def work(self) -> bool:
-        """What the next step does not need; call it while the engine computes. True: more is left."""
+        """What the next step does not need, to be called while the engine computes.
+
+        Returns whether more is left.
+        """
+        if self.limits.model and self.limits.retrieval:
+            self._learn_starts()
+        self._learn_lengths()
         return self.limits.retrieval and self._index.work(SLICE)
 
-    def state(self) -> Mapping[str, Any]:
+    def _learn_starts(self) -> None:
+        """What retrieval says after shorter drafts of the model than the one that it wrote."""
+        if self._samples is not None:
+            acceptance.learn_samples(*self._samples, self._known, self._tables)
+            self._samples = None
+        if self._to_learn is None:
+            return
+        slots, _ = self._to_learn
+        rows, nums, left, groups = np.empty((4, NUM_SAMPLES), np.int64)
+        drafts = np.empty((NUM_SAMPLES, self.limits.max_draft), np.int32)
+        num = acceptance.sample(
+            slots, self._num_choices % len(slots), self._known, rows, drafts, nums, left, groups
+        )
+        if num:
+            found = self._index.propose_after(rows[:num], drafts[:num], nums[:num], left[:num])
+            counts, match = found.num_tokens.copy(), found.match.copy()
+            self._samples = rows[:num], nums[:num], groups[:num], counts, match
+
+    def state(self) -> dict[str, Any]:
         """What the next run on the same machine, model and settings may begin with; plain JSON."""
         return {
+            "version": STATE_VERSION,
+            "max_draft": self.limits.max_draft,
             "costs": self.costs.state(),
-            "model": self.acceptance.model.tolist(),
-            "matches": self.acceptance.matches.tolist(),
+            "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
+            "look_ahead": self._look_ahead.sums.tolist(),
+            "guard": self.guard.state(),
+            "rate": [self._rate_tokens, self._rate_s],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state`` gave.
+        """Take up what ``state`` gave. Errors: ValueError, and nothing is changed."""
+        if state.get("version") != STATE_VERSION:
+            raise ValueError(
+                f"the state has version {state.get('version')!r}, not {STATE_VERSION}:"
+                " delete it, and the controller learns from the beginning"
+            )
+        if state.get("max_draft") != self.limits.max_draft:
+            raise ValueError(
+                f"the state is of drafts of up to {state.get('max_draft')!r} tokens,"
+                f" not {self.limits.max_draft}"
+            )
+        costs, guard = StepCosts(), Guard()
+        try:
+            tables = acceptance.Tables(
+                *(
+                    _like(table, state["acceptance"][name])
+                    for name, table in self._tables._asdict().items()
+                )
+            )
+            sums = _like(self._look_ahead.sums, state["look_ahead"])
+            rate = _like(np.zeros(2), state["rate"])
+            costs.load_state(state["costs"])
+            guard.load_state(state["guard"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the state is damaged: {error!r}") from error
+        if min(tables.model.min(), tables.matches.min(), tables.after.min(), rate.min()) < 0 or (
+            min(tables.model[..., 1].min(), tables.matches[..., 1].min()) <= 0
+        ):
+            raise ValueError("the state is damaged: a count is negative")
+        self._tables, self.costs, self.guard = tables, costs, guard
+        self._look_ahead.sums = sums
+        self._rate_tokens, self._rate_s = rate.tolist()
 
-        Errors: ValueError, KeyError or TypeError where it does not fit; nothing is changed then.
-        """
-        tables = {}
-        for name in ("model", "matches"):
-            ours, table = getattr(self.acceptance, name), np.array(state[name], float)
-            if table.shape != ours.shape or not np.isfinite(table).all():
-                raise ValueError(f"the table {name!r} is damaged")
-            if (table < 0).any() or (table[..., 1] <= 0).any():
-                raise ValueError(f"the table {name!r} has counts below zero")
-            tables[name] = table
-        self.costs.load_state(state["costs"])
-        for name, table in tables.items():
-            getattr(self.acceptance, name)[...] = table
+
+def _like(array: NDArray[np.float64], values: Any) -> NDArray[np.float64]:
+    """Numbers of a state, of the shape that they must have."""
+    found = np.array(values, float)
+    if found.shape != array.shape or not np.isfinite(found).all():
+        raise ValueError(f"the state is damaged: {array.shape} numbers were expected")
+    return found

@@ -2,9 +2,8 @@
 
 The model is linear, and a Kalman filter learns it:
 
-    seconds = base + stairs below the number of tokens
-            + a * requests + b * context tokens + c * prefill tokens
-            + d * (the model drafts) + e * its length
+    seconds = base + a * requests + b * context tokens + c * prefill tokens
+            + d * (the model drafts) + e * its length + stairs below the number of tokens
 
 A stair is a jump between two numbers of tokens, so a price may rise anywhere: evenly on a CPU, by
 a third from 128 to 129 tokens on a GPU. Jumps that were not measured are believed to be small and
@@ -32,9 +31,10 @@ EDGES = np.array(
     [*range(1, 32), *range(32, 256, 8), *range(256, 1024, 32), *range(1024, 8192, 256)], np.int64
 )
 """Numbers of tokens after which a step may take longer."""
-REQUESTS, CONTEXT, PREFILL, DRAFTS, LENGTH, BASE = range(6)
-"""Coefficients that come after those of the stairs."""
+BASE, REQUESTS, CONTEXT, PREFILL, DRAFTS, LENGTH = range(6)
+"""Coefficients that stand before those of the stairs."""
 NUM_OTHERS = 6
+SIZE = NUM_OTHERS + len(EDGES)
 
 JUMP = 0.03
 """Prior mean of a doubling of the tokens, as a share of a plain step."""
@@ -48,11 +48,19 @@ DRIFT = 2e-4
 """Standard deviation by which a jump may change in one step, as a share of a plain step."""
 LEAST_NOISE = 2e-3
 """Standard deviation of a measurement at least, as a share of a plain step."""
+NOISE_DISCOUNT = 0.98
+"""Of the measured noise, for each step."""
 OUTLIER = 4.0
 """Standard deviations beyond which a measurement is cut."""
 SCALE_STEPS = 6
 """Steps in a row that are slower (or faster) by SCALE_CHANGE before all seconds are rescaled."""
 SCALE_CHANGE = 0.12
+TABLE_SPREAD = 0.02
+"""Standard deviation of a jump that was given, as a share of a plain step."""
+
+PLAIN, VARIANCE, RUN, RATIOS = range(4)
+"""Scalars: the plain step that the prior was made for, the variance of a measurement, steps since
+seconds were rescaled, and from RATIOS on what the latest steps took compared with the belief."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,55 +85,123 @@ class Step:
 
 
 @compiled
-def _features(step: Floats, edges: Ints, scales: Floats, out: Floats) -> int:
-    """out: the coefficients' factors for (tokens, requests, context, prefill, length); stairs."""
+def _features(
+    tokens: int, requests: int, context: int, prefill: int, length: int, edges: Ints,
+    scales: Floats, x: Floats,
+) -> int:  # fmt: skip
+    """Fill x with the factors of the coefficients; how many of them may differ from 0."""
+    x[BASE] = 1.0
+    x[REQUESTS] = requests * scales[REQUESTS]
+    x[CONTEXT] = context * scales[CONTEXT]
+    x[PREFILL] = prefill * scales[PREFILL]
+    x[DRAFTS] = 1.0 if length > 0 else 0.0
+    x[LENGTH] = length
     num = 0
-    while num < len(edges) and edges[num] < step[0]:
-        out[num] = 1.0
+    while num < len(edges) and edges[num] < tokens:
+        x[NUM_OTHERS + num] = 1.0
         num += 1
-    out[num : len(edges)] = 0.0
-    others = out[len(edges) :]
-    others[REQUESTS] = step[1] * scales[REQUESTS]
-    others[CONTEXT] = step[2] * scales[CONTEXT]
-    others[PREFILL] = step[3] * scales[PREFILL]
-    others[DRAFTS] = 1.0 if step[4] > 0 else 0.0
-    others[LENGTH] = step[4]
-    others[BASE] = 1.0
-    return num
+    return NUM_OTHERS + num
 
 
 @compiled
-def _update(mean: Floats, spread: Floats, x: Floats, y: float, noise: float) -> tuple[float, float]:
-    """Kalman's update by one measurement; returns its innovation and that one's variance."""
-    size = len(mean)
-    gain = np.zeros(size)
-    innovation, variance = y, noise
-    for i in range(size):
+def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> None:
+    """Rescale everything once several steps in a row were slower, or faster, than believed."""
+    run = int(scalars[RUN])
+    scalars[RATIOS + run % SCALE_STEPS] = ratio
+    scalars[RUN] = run + 1
+    if run + 1 < SCALE_STEPS:
+        return
+    low, high = ratio, ratio
+    for i in range(SCALE_STEPS):
+        low, high = min(low, scalars[RATIOS + i]), max(high, scalars[RATIOS + i])
+    if low > 1 + SCALE_CHANGE or high < 1 / (1 + SCALE_CHANGE):
+        # the mildest change: the rest follows with the next steps
+        factor = low if low > 1.0 else high
+        for i in range(len(mean)):
+            mean[i] *= factor
+            for j in range(len(mean)):
+                spread[i, j] *= factor * factor
+        scalars[PLAIN] *= factor
+        scalars[VARIANCE] *= factor * factor
+        scalars[RUN] = 0
+
+
+@compiled
+def _update(
+    mean: Floats, spread: Floats, x: Floats, num: int, known: int, y: float, scalars: Floats
+) -> None:
+    """Kalman's update by one measurement.
+
+    num: coefficients whose factor may differ from 0. known: those that were ever measured; the
+    others are independent of them, so nothing is learnt about them.
+    """
+    gain = np.zeros(known)
+    innovation = y
+    for i in range(num):
         if x[i] != 0.0:
             innovation -= mean[i] * x[i]
-            for j in range(size):
-                gain[j] += spread[j, i] * x[i]
-    for i in range(size):
+            for j in range(known):
+                gain[j] += spread[i, j] * x[i]
+    noise = scalars[VARIANCE]
+    variance = noise
+    for i in range(num):
         variance += gain[i] * x[i]
-    # a step of a shape that is not known yet may take any time; of one that is, an outlier is cut
-    bound = OUTLIER * np.sqrt(variance)
-    if variance > 4.0 * noise:
-        bound = np.inf
-    used = min(max(innovation, -bound), bound)
-    for i in range(size):
-        mean[i] += gain[i] / variance * used
-        for j in range(size):
-            spread[i, j] -= gain[i] * gain[j] / variance
-    return innovation, variance
+    used = innovation
+    if variance <= 4.0 * noise:
+        # a step of a shape that is not known yet may take any time; of one that is, an outlier is
+        # cut
+        bound = OUTLIER * np.sqrt(variance)
+        used = min(max(innovation, -bound), bound)
+    for i in range(known):
+        weight = gain[i] / variance
+        mean[i] += weight * used
+        for j in range(known):
+            spread[i, j] -= weight * gain[j]
+    # the part of the error that the coefficients' own uncertainty does not explain
+    error = min(innovation * innovation, 16 * variance) - (variance - noise)
+    least = (LEAST_NOISE * scalars[PLAIN]) ** 2
+    scalars[VARIANCE] = NOISE_DISCOUNT * noise + (1 - NOISE_DISCOUNT) * max(error, least)
 
 
 @compiled
-def _seconds(mean: Floats, edges: Ints, first: int, extra: float, out: Floats) -> None:
-    """out[x]: of first + x tokens."""
-    total, stair = extra, 0
-    for x in range(len(out)):
-        while stair < len(edges) and edges[stair] < first + x:
-            total += mean[stair]
+def observe(
+    tokens: int, requests: int, context: int, prefill: int, length: int, largest: int,
+    seconds: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats, scalars: Floats,
+) -> float:  # fmt: skip
+    """Learn from one step; the seconds of a plain step of its requests. largest: tokens so far."""
+    x = np.zeros(len(mean))
+    known = NUM_OTHERS
+    while known < len(mean) and edges[known - NUM_OTHERS] < max(largest, tokens):
+        known += 1
+    num = _features(tokens, requests, context, prefill, length, edges, scales, x)
+    believed = 0.0
+    for i in range(num):
+        believed += mean[i] * x[i]
+    _rescale(mean, spread, scalars, seconds / max(believed, 1e-9))
+    walk = (DRIFT * scalars[PLAIN]) ** 2
+    for i in range(len(mean)):
+        spread[i, i] += walk
+    _update(mean, spread, x, num, known, seconds, scalars)
+    plain = 0.0
+    for i in range(_features(requests, requests, context, 0, 0, edges, scales, x)):
+        plain += mean[i] * x[i]
+    return plain
+
+
+@compiled
+def fill_seconds(
+    requests: int, context: int, length: int, num: int, edges: Ints, scales: Floats, mean: Floats,
+    out: Floats,
+) -> None:  # fmt: skip
+    """out[x], x up to num: seconds of requests + x tokens, the model drafting ``length``."""
+    total = mean[BASE] + mean[REQUESTS] * scales[REQUESTS] * requests
+    total += mean[CONTEXT] * scales[CONTEXT] * context
+    if length > 0:
+        total += max(mean[DRAFTS] + mean[LENGTH] * length, 0.0)
+    stair = 0
+    for x in range(num + 1):
+        while stair < len(edges) and edges[stair] < requests + x:
+            total += mean[NUM_OTHERS + stair]
             stair += 1
         out[x] = total
 
@@ -133,7 +209,7 @@ def _seconds(mean: Floats, edges: Ints, first: int, extra: float, out: Floats) -
 class StepCosts:
     """The cost model of one engine: ``observe`` steps, ask for ``seconds``.
 
-    State: ``mean`` and ``spread`` of the coefficients (a normal distribution), the plain step that
+    State: mean and covariance of the coefficients (a normal distribution), the plain step that
     the prior was made for, the noise, and the largest step that was measured.
     """
 
@@ -141,112 +217,121 @@ class StepCosts:
         self.num_steps = 0
         self.largest = 0
         self.longest = 0
-        self._plain = 0.0
-        self._noise = 0.0
-        self._mean: Floats = np.zeros(0)
-        self._spread: Floats = np.zeros((0, 0))
+        self._mean: Floats = np.zeros(SIZE)
+        self._spread: Floats = np.zeros((SIZE, SIZE))
         self._scales = np.ones(NUM_OTHERS)
-        self._run = 0
-        self._ratios = np.ones(SCALE_STEPS)
-        self._x = np.zeros(len(EDGES) + NUM_OTHERS)
+        self._scalars = np.ones(RATIOS + SCALE_STEPS)
+        self._seconds = np.zeros(1024)
 
     @property
     def is_known(self) -> bool:
-        """Whether a step was measured."""
+        """Whether a step was measured, or prices were given."""
         return self.num_steps > 0
 
-    def observe(self, step: Step, num_context: int) -> None:
-        """Learn from one step; steps without tokens or seconds say nothing."""
+    def observe(self, step: Step, num_context: int) -> float:
+        """Learn from one step; returns what a plain step of its requests takes, in seconds.
+
+        Steps without tokens or seconds say nothing, and their own seconds are returned.
+        """
         if step.num_tokens < 1 or not 0.0 < step.seconds < np.inf:
-            return
+            return step.seconds
         if not self.is_known:
             self._begin(step)
-        facts = np.array(
-            [step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted],
-            float,
-        )
-        _features(facts, EDGES, self._scales, self._x)
-        believed = float(self._mean @ self._x)
-        self._follow_scale(step.seconds / max(believed, 1e-9))
-        # the random walk: what was measured long ago is worth less
-        self._spread[np.diag_indices(len(self._mean))] += (DRIFT * self._plain) ** 2
-        innovation, variance = _update(
-            self._mean, self._spread, self._x, step.seconds, self._noise**2
-        )
-        # the part of the error that the coefficients' own uncertainty does not explain
-        error = min(innovation * innovation, 16 * variance) - (variance - self._noise**2)
-        least = (LEAST_NOISE * self._plain) ** 2
-        self._noise = float(np.sqrt(0.98 * self._noise**2 + 0.02 * max(error, least)))
+        plain = observe(
+            step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted,
+            self.largest, step.seconds, EDGES, self._scales, self._mean, self._spread,
+            self._scalars,
+        )  # fmt: skip
         self.num_steps += 1
         self.largest = max(self.largest, step.num_tokens)
         self.longest = max(self.longest, step.num_drafted)
+        return float(plain)
 
     def seconds(
         self, num_requests: int, num_context: int, num_drafted: int, num_tokens: int
     ) -> Floats:
-        """[n] seconds of steps with num_requests + 0, 1, .. num_tokens tokens."""
-        others = self._mean[len(EDGES) :] * self._scales
-        extra = (
-            others[BASE] + others[REQUESTS] * num_requests + others[CONTEXT] * num_context
-            + self.draft_seconds(num_drafted)
+        """[n] seconds of steps with num_requests + 0, 1, .. num_tokens tokens.
+
+        The array is the cost model's own: the next call overwrites it.
+        """
+        if num_tokens >= len(self._seconds):
+            self._seconds = np.zeros(2 * num_tokens)
+        fill_seconds(
+            num_requests, num_context, num_drafted, num_tokens, EDGES, self._scales, self._mean,
+            self._seconds,
         )  # fmt: skip
-        out = np.empty(num_tokens + 1)
-        _seconds(self._mean, EDGES, num_requests, float(extra), out)
-        return out
+        return self._seconds[: num_tokens + 1]
 
     def draft_seconds(self, num_drafted: int) -> float:
         """Of the model drafter, for a draft of so many tokens by each request."""
-        if not num_drafted:
-            return 0.0
-        others = self._mean[len(EDGES) :]
-        return max(float(others[DRAFTS] + others[LENGTH] * num_drafted), 0.0)
+        fixed, each = self.draft_price
+        return max(fixed + each * num_drafted, 0.0) if num_drafted else 0.0
+
+    @property
+    def draft_price(self) -> tuple[float, float]:
+        """Seconds that the model drafter takes at all, and for each token of its length."""
+        return self._mean.item(DRAFTS), self._mean.item(LENGTH)
+
+    def load_table(
+        self, seconds: Mapping[int, float], draft_s: tuple[float, float] | None = None
+    ) -> None:
+        """Begin with given prices: seconds of a step by the number of its tokens.
+
+        Between two numbers of tokens the price rises evenly; beyond the last as before it.
+        draft_s: seconds that the model drafter takes at all, and for each token of its length.
+        Steps that are measured correct the prices. Errors: ValueError.
+        """
+        tokens = np.array(sorted(seconds), float)
+        prices = np.array([seconds[num] for num in sorted(seconds)], float)
+        given = np.append(prices, draft_s or ())
+        if not len(tokens) or tokens[0] < 1 or not np.isfinite(given).all() or prices.min() <= 0:
+            raise ValueError("a table of prices needs seconds above 0 for numbers of tokens from 1")
+        if (np.diff(prices) < 0).any():
+            raise ValueError("in a table of prices a step with more tokens must not take less time")
+        self._begin(Step(1, 1, prices[0].item()))
+        ends = np.append(EDGES, 2 * EDGES[-1]).astype(float)
+        values = np.interp(ends, tokens, prices)
+        if len(tokens) > 1:
+            slope = (prices[-1] - prices[-2]) / (tokens[-1] - tokens[-2])
+            values += slope * np.maximum(ends - tokens[-1], 0.0)
+        self._mean[NUM_OTHERS:] = np.diff(values)
+        known = np.flatnonzero(tokens[-1] > EDGES) + NUM_OTHERS
+        self._spread[known, known] = (TABLE_SPREAD * prices[0]) ** 2
+        if draft_s is not None:
+            self._mean[[DRAFTS, LENGTH]] = draft_s
+        self.num_steps, self.largest = 1, int(tokens[-1])
 
     def prefill_seconds(self, num_requests: int, num_prefill: int) -> float:
         """Of reading so many prompt tokens in a step in which so many requests decode."""
         if not num_prefill or not self.is_known:
             return 0.0
         first, last = np.searchsorted(EDGES, [num_requests, num_requests + num_prefill])
-        slope = float(self._mean[len(EDGES) + PREFILL] * self._scales[PREFILL])
-        return max(float(self._mean[first:last].sum()) + slope * num_prefill, 0.0)
+        slope = float(self._mean[PREFILL] * self._scales[PREFILL])
+        stairs = float(self._mean[NUM_OTHERS + first : NUM_OTHERS + last].sum())
+        return max(stairs + slope * num_prefill, 0.0)
 
     def _begin(self, step: Step) -> None:
         """The prior, in shares of the first step's seconds."""
         plain = step.seconds
-        size = len(EDGES) + NUM_OTHERS
-        self._plain, self._noise = plain, NOISE * plain
-        self._mean = np.zeros(size)
-        ends = np.append(EDGES[1:], 2 * EDGES[-1])
-        self._mean[: len(EDGES)] = JUMP * plain * np.log2(ends / EDGES)
-        self._spread = np.zeros((size, size))
-        widths = np.sqrt((ends - EDGES) / np.maximum(EDGES / 8, 1.0))
-        deviations = np.full(size, JUMP_SPREAD * plain)
-        deviations[: len(EDGES)] *= np.minimum(widths, 2.0)
-        others = deviations[len(EDGES) :]
-        self._scales = np.ones(NUM_OTHERS)
+        self._scalars[:] = 1.0
+        self._scalars[PLAIN], self._scalars[VARIANCE] = plain, (NOISE * plain) ** 2
+        self._scalars[RUN] = 0
+        self._scales[:] = 1.0
         self._scales[REQUESTS] = 1 / max(step.num_requests, 16)
         self._scales[CONTEXT] = 1 / (2000.0 * max(step.num_requests, 1))
         self._scales[PREFILL] = 1 / 512
-        others[REQUESTS], others[CONTEXT], others[PREFILL] = 0.05 * plain, 0.3 * plain, plain
-        others[DRAFTS], others[LENGTH], others[BASE] = 0.01 * plain, 0.02 * plain, plain
-        self._mean[len(EDGES) + LENGTH] = DRAFT_SHARE * plain
-        below = int(np.searchsorted(EDGES, step.num_tokens))
-        self._mean[len(EDGES) + BASE] = plain - self._mean[:below].sum()
-        np.fill_diagonal(self._spread, deviations**2)
-
-    def _follow_scale(self, ratio: float) -> None:
-        """Rescale everything once several steps in a row were slower, or faster, than believed."""
-        self._ratios[self._run % SCALE_STEPS] = ratio
-        self._run += 1
-        if self._run < SCALE_STEPS:
-            return
-        low, high = self._ratios.min(), self._ratios.max()
-        if low > 1 + SCALE_CHANGE or high < 1 / (1 + SCALE_CHANGE):
-            factor = float(np.median(self._ratios))
-            self._mean *= factor
-            self._spread *= factor * factor
-            self._plain *= factor
-            self._noise *= factor
-            self._run = 0
+        ends = np.append(EDGES[1:], 2 * EDGES[-1])
+        self._mean[:] = 0.0
+        self._mean[LENGTH] = DRAFT_SHARE * plain
+        self._mean[NUM_OTHERS:] = JUMP * plain * np.log2(ends / EDGES)
+        below = NUM_OTHERS + int(np.searchsorted(EDGES, step.num_tokens))
+        self._mean[BASE] = plain - self._mean[NUM_OTHERS:below].sum()
+        deviations = np.full(SIZE, JUMP_SPREAD * plain)
+        widths = np.sqrt((ends - EDGES) / np.maximum(EDGES / 8, 1.0))
+        deviations[NUM_OTHERS:] *= np.minimum(widths, 2.0)
+        deviations[[BASE, PREFILL, CONTEXT]] = plain, plain, 0.3 * plain
+        deviations[[REQUESTS, DRAFTS, LENGTH]] = 0.05 * plain, 0.01 * plain, 0.02 * plain
+        self._spread[:] = np.diag(deviations**2)
 
     def state(self) -> dict[str, Any]:
         """What the next run on the same machine, model and settings may begin with."""
@@ -255,8 +340,8 @@ class StepCosts:
             "num_steps": self.num_steps,
             "largest": self.largest,
             "longest": self.longest,
-            "plain_s": self._plain,
-            "noise_s": self._noise,
+            "plain_s": self._scalars.item(PLAIN),
+            "noise_s": self._scalars.item(VARIANCE) ** 0.5,
             "scales": self._scales.tolist(),
             "mean": self._mean.tolist(),
             "variance": np.diag(self._spread).tolist(),
@@ -264,26 +349,36 @@ class StepCosts:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up what ``state`` gave. Errors: ValueError where it does not fit."""
-        size = len(EDGES) + NUM_OTHERS
-        if list(state["edges"]) != EDGES.tolist():
-            raise ValueError("the cost model's stairs are others in this version")
-        if not state["num_steps"]:
+        try:
+            if list(state["edges"]) != EDGES.tolist():
+                raise ValueError("the cost model's stairs are others in this version")
+            num, largest, longest = (
+                int(state[name]) for name in ("num_steps", "largest", "longest")
+            )
+            mean, variance, scales = (
+                np.array(state[name], float) for name in ("mean", "variance", "scales")
+            )
+            plain, noise = float(state["plain_s"]), float(state["noise_s"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the cost model's state is damaged: {error!r}") from error
+        if num == 0:
             return
-        mean, variance = np.array(state["mean"], float), np.array(state["variance"], float)
-        scales = np.array(state["scales"], float)
-        values = np.concatenate([mean, variance, scales, [state["plain_s"], state["noise_s"]]])
-        if mean.shape != (size,) or variance.shape != (size,) or not np.isfinite(values).all():
-            raise ValueError("the cost model's state is damaged")
-        self._mean, self._scales = mean, scales
-        self._spread = np.diag(variance)
-        self._plain, self._noise = float(state["plain_s"]), float(state["noise_s"])
-        self.num_steps, self.largest = int(state["num_steps"]), int(state["largest"])
-        self.longest = int(state["longest"])
+        values = np.concatenate([mean, variance, scales, [plain, noise]])
+        if (
+            mean.shape != (SIZE,) or variance.shape != (SIZE,) or scales.shape != (NUM_OTHERS,)
+            or not np.isfinite(values).all() or variance.min() < 0 or scales.min() <= 0
+            or plain <= 0 or noise <= 0 or min(num, largest, longest) < 0
+        ):  # fmt: skip
+            raise ValueError("the cost model's state is damaged: a number is out of its range")
+        self._mean[:], self._scales[:] = mean, scales
+        self._spread[:] = np.diag(variance)
+        self._scalars[:] = 1.0
+        self._scalars[PLAIN], self._scalars[VARIANCE], self._scalars[RUN] = plain, noise**2, 0
+        self.num_steps, self.largest, self.longest = num, largest, longest
 
 
 @warms_up
 def _warm_up() -> None:
     costs = StepCosts()
     costs.observe(Step(1, 1, 0.01), 1)
-    costs.observe(Step(1, 2, 0.01, num_drafted=1), 2)
     costs.seconds(1, 1, 1, 2)

@@ -12,11 +12,15 @@ of the period, CREDIT plain steps, and one step (as far as ``plain`` is right).
 
 from __future__ import annotations
 
-CREDIT = 12.0
+import math
+from collections.abc import Mapping
+from typing import Any
+
+CREDIT = 6.0
 """Plain steps that may be lost at the start, and at most after a good time."""
-SHARE = 0.004
+SHARE = 0.003
 """Of the time, that drafting which does not pay may cost."""
-PROBE_SHARE = 0.003
+PROBE_SHARE = 0.002
 """Of the time, that drafts of a drafter which does not pay at present may cost."""
 RECENT = 0.995
 """Discount of a step in the recent speed."""
@@ -45,6 +49,17 @@ class Guard:
         self.spent_s += seconds
         self.recent_plain_s = RECENT * self.recent_plain_s + worth
         self.recent_spent_s = RECENT * self.recent_spent_s + seconds
+
+    def state(self) -> dict[str, float]:
+        """What drafting has earned so far; the account itself opens again with every run."""
+        return {"plain_s": self.plain_s, "spent_s": self.spent_s}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state`` gave. Errors: ValueError where it is damaged."""
+        plain_s, spent_s = float(state["plain_s"]), float(state["spent_s"])
+        if not (0 <= plain_s < math.inf and 0 <= spent_s < math.inf):
+            raise ValueError("the guard's seconds must be finite and not negative")
+        self.plain_s, self.spent_s = plain_s, spent_s
 
     @property
     def allows_drafts(self) -> bool:

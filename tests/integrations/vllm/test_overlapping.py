@@ -6,6 +6,8 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from draftwise.controller.controller import Controller, Limits
 from draftwise.integrations.vllm.adapter import Adapter
 from integrations.vllm.fakes import params
@@ -91,8 +93,8 @@ def test_acceptance_is_learnt_of_the_step_that_comes_back() -> None:
     """Half of all tokens are accepted, whatever was chosen since for the steps under way."""
     engine = FakeAsync(0.5, token_s=0.01)
     engine.run(800)
-    rejected, seen = engine.controller.acceptance.model[..., 0].sum(), None
-    seen = engine.controller.acceptance.model[..., 1].sum()
+    table = np.array(engine.controller.state()["acceptance"]["model"])
+    rejected, seen = table[..., 0].sum(), table[..., 1].sum()
     assert seen > 500
     assert abs(rejected / seen - 0.5) < 0.1
     assert abs(engine.controller.kept / engine.controller.promised - 1) < 0.1

@@ -28,7 +28,7 @@ logger = logging.getLogger("vllm.draftwise")
 
 PAUSE_S = 0.05
 """Seconds between two steps beyond which the engine did something else in between."""
-HICCUP = 8.0
+HICCUP = 4.0
 """Times its believed seconds that a step counts for at most: once, a kernel was compiled in it."""
 FIRST_MIXED = 32
 """Steps that also read prompts and are not priced before a step that only decodes was seen."""

@@ -1,0 +1,107 @@
+"""The controller's own time: in a step, beside the engine's computing, and its compiling.
+
+    python -m benchmarks controller_time
+    python -m benchmarks controller_time --requests 64
+
+Requests have 2,000 tokens of Python source, and answers rewrite them with edits (as in
+``retrieval_index``). A made-up model drafter is right with 7 in 10 tokens; a step takes 6 ms and
+10 us a token. ``step_ms`` is the processor time of ``observe`` and ``choose``, ``work_ms`` that of
+``work``. ``idle``: answers at random, so that nothing can be drafted. The garbage collector is off
+while steps are timed, since it serves this script's own lists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+from typing import Any
+
+import numpy as np
+from retrieval_index import ANSWER, compiling, requests, show, sources, timed
+from shared.results import save
+
+from draftwise.controller.compiled import warm_up
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
+
+AIMS_MS = {1: (0.05, 0.03), 16: (0.10, 0.05), 64: (0.25, 0.15), 256: (1.0, 0.5)}
+WARM_UP = 60
+RIGHT = 0.7
+
+
+def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[str, Any]:
+    """Steps of a batch in which every request decodes."""
+    controller = Controller(Limits(model=not idle, branches=branches))
+    rng = random.Random(num)
+    batch = requests(texts, num)
+    if idle:
+        batch = [
+            (prompt, [rng.randrange(10**6, 10**9) for _ in answer]) for prompt, answer in batch
+        ]
+    names = [f"request-{row}" for row in range(num)]
+    for name, (prompt, _) in zip(names, batch, strict=True):
+        controller.begin(name, prompt)
+    while controller.work():
+        pass
+    at = [0] * num
+    chains, pairs, length = [[] for _ in names], [[] for _ in names], 0
+    times: list[tuple[float, float]] = []
+    gc.disable()
+    while max(at) < ANSWER - 40:
+        emitted = []
+        for row, (_, answer) in enumerate(batch):
+            truth = answer[at[row] :]
+            kept = max(_in_common(draft, truth) for draft in (chains[row], pairs[row]))
+            emitted.append(truth[: kept + 1])
+            at[row] += kept + 1
+        drafted = sum(map(len, chains)) + sum(map(len, pairs))
+        step = Step(num, num + drafted, (6 + 0.01 * (num + drafted) + 0.4 * length) / 1e3, length)
+        offers = [
+            [token if rng.random() < RIGHT else 0 for token in answer[place : place + length]]
+            for place, (_, answer) in zip(at, batch, strict=True)
+        ] if length else None  # fmt: skip
+        learnt_ms, _ = timed(lambda s=step, e=emitted: controller.observe(s, names, e))
+        rooms = [16] * num
+        chosen_ms, chains = timed(lambda o=offers, r=rooms: controller.choose(names, r, o))
+        work_ms, _ = timed(controller.work)
+        pairs = controller.branches or [[] for _ in names]
+        length = controller.num_to_draft
+        times.append((learnt_ms + chosen_ms, work_ms))
+    gc.enable()
+    kept_times = np.array(times[WARM_UP:])
+    step_ms, work_ms = np.median(kept_times, 0).tolist()
+    p99_ms = float(np.percentile(kept_times[:, 0], 99))
+    aims = AIMS_MS.get(num, (None, None))
+    return {
+        "requests": num, "branches": branches, "idle": idle, "steps": len(kept_times),
+        "tokens_a_step": sum(at) / len(times) / num, "step_ms": step_ms, "p99_ms": p99_ms,
+        "aim_ms": aims[0], "work_ms": work_ms, "aim_work_ms": aims[1],
+    }  # fmt: skip
+
+
+def _in_common(draft: list[int], truth: list[int]) -> int:
+    return next((i for i, token in enumerate(draft) if token != truth[i]), len(draft))
+
+
+def main() -> None:
+    """Measure everything; print and save."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--requests", type=int, nargs="+", default=list(AIMS_MS))
+    parser.add_argument("--out", help="JSON file for the results")
+    args = parser.parse_args()
+    warm_up()
+    texts = sources(seed=0)
+    rows = [
+        steps(texts, num, branches, idle)
+        for num in args.requests
+        for branches, idle in ((False, False), (True, False), (False, True))
+    ]
+    show(rows, "a step")
+    compiled = compiling()
+    show([compiled], "compiling")
+    save(args.out, {"steps": rows, "compiling": compiled})
+
+
+if __name__ == "__main__":
+    main()
