@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -276,6 +278,24 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(DraftwiseError, match=message):
         plugin.prepare(arguments(**given), name)
+
+
+def test_the_plug_in_does_not_import_numba() -> None:
+    """vLLM's CPU backend ends at its start where it was imported before the worker was made."""
+    program = """
+import sys
+from types import SimpleNamespace
+from draftwise.integrations.vllm import plugin
+args = SimpleNamespace(additional_config={}, speculative_config=None, async_scheduling=None,
+                       max_num_seqs=None, compilation_config=None)
+plugin.prepare(args, plugin.SCHEDULER)
+print([name for name in ("numba", "llvmlite", "draftwise.controller.controller")
+       if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_what_others_wrapped_is_wrapped_once() -> None:

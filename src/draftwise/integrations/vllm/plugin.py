@@ -1,7 +1,9 @@
 """What vLLM's entry point ``vllm.general_plugins`` runs in every process, before anything is built.
 
 Nothing changes for a server that does not name one of draftwise's schedulers, but for the repair of
-the CPU backend's verification, which is a bug for every sampled draft.
+the CPU backend's verification, a bug for every sampled draft. Nothing here imports numba, since
+vLLM's CPU backend searches all modules for kernels, and an object of numba's ends that search with
+an AttributeError (0.32). The schedulers import numba; by then the worker has been made.
 """
 
 from __future__ import annotations
@@ -13,11 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from draftwise.controller.controller import Controller, Limits
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.capabilities import check_capabilities
 from draftwise.integrations.vllm.metrics import open_folder
-from draftwise.integrations.vllm.options import RETRIEVAL, parse_options
+from draftwise.integrations.vllm.options import parse_options
 from draftwise.integrations.vllm.refusals import (
     MODEL_METHODS,
     NULL_PROPOSER,
@@ -105,8 +106,6 @@ def prepare(args: Any, name: str) -> None:
     """
     options = parse_options((args.additional_config or {}).get("draftwise"))
     check_path(options.state)
-    limits = Limits(max_draft=options.max_draft, retrieval=RETRIEVAL in options.drafters)
-    Controller(limits, history_tokens=options.history_tokens)  # whatever it refuses, it refuses now
     args.speculative_config = given_config(args)
     check_arguments(args, options, asynchronous=name == ASYNC_SCHEDULER)
     if args.speculative_config is None:

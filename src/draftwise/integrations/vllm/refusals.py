@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftwise.controller.controller import Limits
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.options import MAX_DRAFT, MODEL, RETRIEVAL, Options
+
+if TYPE_CHECKING:  # it imports numba, which the plug-in must not (see there)
+    from draftwise.controller.controller import Limits
 
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 """vLLM's drafters that draft as many tokens as they are told, step by step, and keep their KV."""
@@ -24,6 +26,8 @@ def limits_of(config: Any, options: Options, *, asynchronous: bool = False) -> L
 
     Above that size vLLM runs a step without a graph, which takes longer than drafts bring.
     """
+    from draftwise.controller.controller import Limits
+
     budget = config.scheduler_config.max_num_batched_tokens
     graph = getattr(config.compilation_config, "max_cudagraph_capture_size", None)
     speculative = config.speculative_config
