@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs fix lint mutants pictures test test-vllm types
+.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs fix lint mutants pictures test test-vllm types vllm-sources
 
 demo: $(STAMP)
 	$(BIN)/draftwise demo
@@ -85,7 +85,7 @@ conformance: $(STAMP)
 # preloaded where they are found: vLLM's speculation on CPU is many times slower without.
 VLLM_VERSION ?= 0.32.0
 VLLM_ENV ?= .venv-vllm
-VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_server.py tests/vllm_e2e/e2e_tutorial.py
+VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_overlapping.py tests/vllm_e2e/e2e_server.py tests/vllm_e2e/e2e_tutorial.py
 test-vllm: $(VLLM_ENV)/.installed
 	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 	OMP_NUM_THREADS=1 KMP_BLOCKTIME=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING \
@@ -99,5 +99,17 @@ $(VLLM_ENV)/.installed:
 	$(VLLM_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
+# The Python files of vLLM's releases (300 MB each to download, 50 MB to keep): `make test` then looks
+# up in them what draftwise uses of vLLM.
+VLLM_RELEASES ?= 0.30.0 0.31.0 0.32.0 0.33.0
+VLLM_SOURCES ?= .vllm-sources
+vllm-sources: $(VLLM_RELEASES:%=$(VLLM_SOURCES)/%/vllm)
+
+$(VLLM_SOURCES)/%/vllm:
+	$(PYTHON) -m pip download --quiet --no-deps --dest $(VLLM_SOURCES)/$* vllm==$*
+	cd $(VLLM_SOURCES)/$* && $(PYTHON) -c "import glob, zipfile; z = zipfile.ZipFile(glob.glob('*.whl')[0]); \
+	z.extractall(members=[n for n in z.namelist() if n.startswith('vllm/') and n.endswith('.py')])"
+	rm $(VLLM_SOURCES)/$*/*.whl
+
 clean:
-	rm -rf .venv .venv-docs .venv-audit $(VLLM_ENV) dist site
+	rm -rf .venv .venv-docs .venv-audit $(VLLM_ENV) $(VLLM_SOURCES) dist site
