@@ -77,7 +77,7 @@ class Adapter:
         self._mark = self._ended = clock()
         self._own_s = self._seconds = self._own_before_s = 0.0
         self._is_busy = False
-        self._num_mixed = 0
+        self._num_mixed = self._num_context = 0
         self._lengths: dict[str, int] = {}
 
     def __getitem__(self, num_requests: int) -> int:
@@ -150,24 +150,24 @@ class Adapter:
     def draft(self, offered: Any) -> None:
         """Put the controller's drafts in the place of what the server's own drafter wrote."""
         begin = self.clock()
-        names, rooms, offers, places = [], [], [], []
-        for place, (id_, offer) in enumerate(
-            zip(offered.req_ids, offered.draft_token_ids, strict=True)
-        ):
+        has_model = self.controller.limits.model
+        names, rows, rooms, offers, places = [], [], [], [], []
+        for place, id_ in enumerate(offered.req_ids):
             row, request = self._rows.get(id_), self._requests.get(id_)
-            if row is None or request is None or request.is_finished() or request.is_prefill_chunk:
+            if row is None or request is None or request.is_prefill_chunk or request.is_finished():
                 continue
             if row.length != request.num_tokens:  # a session whose prompt grew
                 row = self._begin(request)
             names.append(id_)
+            rows.append(row)
             rooms.append(room_of(request, row.max_draft, self._max_model_len))
-            offers.append(whole(offer))
+            offers.append(whole(offered.draft_token_ids[place]) if has_model else ())
             places.append(place)
-        chains = self.controller.choose(names, rooms, offers)
+        chains = self.controller.choose(names, rooms, offers if has_model else None)
         drafts: list[list[int]] = [[] for _ in offered.req_ids]
-        for id_, place, offer, chain in zip(names, places, offers, chains, strict=True):
+        for row, place, offer, chain in zip(rows, places, offers, chains, strict=True):
             drafts[place] = chain
-            self._rows[id_].num_model = of_model(chain, offer)
+            row.num_model = of_model(chain, offer) if offer else 0
         offered.draft_token_ids = drafts
         self._ended = self.clock()
         self._own_s += self._ended - begin
@@ -231,18 +231,26 @@ class Adapter:
         )
         step = replace(step, seconds=self._priced_s(step))
         self.controller.observe(step, names, emitted, verified)
-        counts = self.counts
-        for id_, tokens, num_verified in zip(names, emitted, verified, strict=True):
-            row = self._rows[id_]
-            row.length += len(tokens)
-            if num_verified:
-                counts.add_draft(row.num_model, num_verified, min(len(tokens) - 1, num_verified))
+        counts, num_emitted = self.counts, 0
+        of_model = by_model = drafted = accepted = 0
+        for id_, tokens, num_drafted in zip(names, emitted, verified, strict=True):
+            row, length = self._rows[id_], len(tokens)
+            row.length += length
+            num_emitted += length
+            if num_drafted:
+                kept = min(length - 1, num_drafted)
+                drafted += num_drafted
+                accepted += kept
+                by_model += min(row.num_model, num_drafted)
+                of_model += min(row.num_model, kept)
             if row.label:
-                counts.add_label(row.label, len(tokens))
+                counts.add_label(row.label, length)
+        self._num_context += num_emitted
+        counts.add_drafts(by_model, of_model, drafted, accepted)
         if names:
             counts.steps += 1
             counts.rounds += num
-            counts.emitted += sum(map(len, emitted))
+            counts.emitted += num_emitted
             counts.step_s += self._seconds + self._own_before_s
             counts.own_s += self._own_before_s
 
@@ -254,9 +262,8 @@ class Adapter:
                 self._num_mixed += 1
                 return 0.0
             return step.seconds
-        context = sum(row.length for row in self._rows.values())
         num_more = step.num_tokens - num - step.num_prefill
-        believed = float(costs.seconds(num, context, step.num_drafted, num_more)[-1])
+        believed = float(costs.seconds(num, self._num_context, step.num_drafted, num_more)[-1])
         believed += costs.prefill_seconds(num, step.num_prefill)
         return min(step.seconds, HICCUP * believed) if believed > 0 else step.seconds
 
@@ -295,6 +302,8 @@ class Adapter:
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
         )
+        known = self._rows.get(request.request_id)
+        self._num_context += num - (known.length if known is not None else 0)
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row
 
@@ -306,7 +315,7 @@ class Adapter:
             return Wishes()
 
     def _end(self, id_: str) -> None:
-        del self._rows[id_]
+        self._num_context -= self._rows.pop(id_).length
         self.controller.end(id_)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftwise.integrations.vllm.options import DRAFTERS
+from draftwise.integrations.vllm.options import DRAFTERS, MODEL, RETRIEVAL
 
 FOLDER = "DRAFTWISE_METRICS_DIR"
 """Environment variable: the files' folder, set for engines by the process that starts them."""
@@ -63,13 +63,14 @@ class Counts:
     accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     labels: dict[str, list[int]] = field(default_factory=dict)
 
-    def add_draft(self, num_model: int, num_verified: int, num_accepted: int) -> None:
-        """One verified draft, whose first num_model tokens the model drafter wrote."""
-        of_model, kept = min(num_model, num_verified), min(num_model, num_accepted)
-        self.drafted[DRAFTERS[1]] += of_model
-        self.drafted[DRAFTERS[0]] += num_verified - of_model
-        self.accepted[DRAFTERS[1]] += kept
-        self.accepted[DRAFTERS[0]] += num_accepted - kept
+    def add_drafts(self, by_model: int, of_model: int, drafted: int, accepted: int) -> None:
+        """Of a step: tokens verified and tokens kept, of the model drafter and of all drafters."""
+        for name, num, kept in (
+            (MODEL, by_model, of_model),
+            (RETRIEVAL, drafted - by_model, accepted - of_model),
+        ):
+            self.drafted[name] += num
+            self.accepted[name] += kept
 
     def add_label(self, label: str, num_emitted: int) -> None:
         """One round of a request with a label."""
