@@ -50,17 +50,21 @@ LEAST_NOISE = 2e-3
 """Standard deviation of a measurement at least, as a share of a plain step."""
 NOISE_DISCOUNT = 0.98
 """Of the measured noise, for each step."""
+FIRST_STEPS = 16
+"""Steps within which a step that takes half of the first one makes the prior begin again."""
 OUTLIER = 4.0
 """Standard deviations beyond which a measurement is cut."""
+NEW = 4.0
+"""Times the noise, from which on the variance of a belief says that a shape is not known yet."""
 SCALE_STEPS = 6
 """Steps in a row that are slower (or faster) by SCALE_CHANGE before all seconds are rescaled."""
 SCALE_CHANGE = 0.12
 TABLE_SPREAD = 0.02
 """Standard deviation of a jump that was given, as a share of a plain step."""
 
-PLAIN, VARIANCE, RUN, RATIOS = range(4)
+PLAIN, VARIANCE, RUN, STRIKES, RATIOS = range(5)
 """Scalars: the plain step that the prior was made for, the variance of a measurement, steps since
-seconds were rescaled, and from RATIOS on what the latest steps took compared with the belief."""
+seconds were rescaled, whether the latest step of a new shape was an outlier, and from RATIOS on what the latest steps took compared with the belief."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +108,17 @@ def _features(
 
 
 @compiled
-def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> None:
-    """Rescale everything once several steps in a row were slower, or faster, than believed."""
+def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> float:
+    """Rescale everything once several steps in a row were slower, or faster, than believed.
+
+    Returns the factor.
+    """
     run = int(scalars[RUN])
     scalars[RATIOS + run % SCALE_STEPS] = ratio
     scalars[RUN] = run + 1
+    factor = 1.0
     if run + 1 < SCALE_STEPS:
-        return
+        return factor
     low, high = ratio, ratio
     for i in range(SCALE_STEPS):
         low, high = min(low, scalars[RATIOS + i]), max(high, scalars[RATIOS + i])
@@ -124,34 +132,39 @@ def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> Non
         scalars[PLAIN] *= factor
         scalars[VARIANCE] *= factor * factor
         scalars[RUN] = 0
+    return factor
 
 
 @compiled
 def _update(
-    mean: Floats, spread: Floats, x: Floats, num: int, known: int, y: float, scalars: Floats
-) -> None:
+    mean: Floats, spread: Floats, x: Floats, num: int, known: int, y: float, believed: float,
+    scalars: Floats,
+) -> None:  # fmt: skip
     """Kalman's update by one measurement.
 
     num: coefficients whose factor may differ from 0. known: those that were ever measured; the
     others are independent of them, so nothing is learnt about them.
     """
     gain = np.zeros(known)
-    innovation = y
     for i in range(num):
         if x[i] != 0.0:
-            innovation -= mean[i] * x[i]
             for j in range(known):
                 gain[j] += spread[i, j] * x[i]
     noise = scalars[VARIANCE]
     variance = noise
     for i in range(num):
         variance += gain[i] * x[i]
-    used = innovation
-    if variance <= 4.0 * noise:
-        # a step of a shape that is not known yet may take any time; of one that is, an outlier is
-        # cut
-        bound = OUTLIER * np.sqrt(variance)
-        used = min(max(innovation, -bound), bound)
+    innovation = y - believed
+    bound = OUTLIER * np.sqrt(variance)
+    if variance > NEW * noise:
+        # of a shape that is not known yet: twice as long as believed may be true, and more than
+        # that if it happens twice running
+        if abs(innovation) > max(bound, believed) and scalars[STRIKES] == 0.0:
+            scalars[STRIKES] = 1.0
+            return
+        scalars[STRIKES] = 0.0
+        bound = np.inf
+    used = min(max(innovation, -bound), bound)
     for i in range(known):
         weight = gain[i] / variance
         mean[i] += weight * used
@@ -177,11 +190,11 @@ def observe(
     believed = 0.0
     for i in range(num):
         believed += mean[i] * x[i]
-    _rescale(mean, spread, scalars, seconds / max(believed, 1e-9))
+    believed *= _rescale(mean, spread, scalars, seconds / max(believed, 1e-9))
     walk = (DRIFT * scalars[PLAIN]) ** 2
     for i in range(len(mean)):
         spread[i, i] += walk
-    _update(mean, spread, x, num, known, seconds, scalars)
+    _update(mean, spread, x, num, known, seconds, believed, scalars)
     plain = 0.0
     for i in range(_features(requests, requests, context, 0, 0, edges, scales, x)):
         plain += mean[i] * x[i]
@@ -235,7 +248,9 @@ class StepCosts:
         """
         if step.num_tokens < 1 or not 0.0 < step.seconds < np.inf:
             return step.seconds
-        if not self.is_known:
+        # the first steps may be slow (a warm-up, a long prompt): the prior is made for a plain one
+        is_first = self.num_steps < FIRST_STEPS
+        if not self.is_known or (is_first and 2 * step.seconds < self._scalars.item(PLAIN)):
             self._begin(step)
         plain = observe(
             step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted,
@@ -299,7 +314,7 @@ class StepCosts:
         self._spread[known, known] = (TABLE_SPREAD * prices[0]) ** 2
         if draft_s is not None:
             self._mean[[DRAFTS, LENGTH]] = draft_s
-        self.num_steps, self.largest = 1, int(tokens[-1])
+        self.num_steps, self.largest = FIRST_STEPS, int(tokens[-1])
 
     def prefill_seconds(self, num_requests: int, num_prefill: int) -> float:
         """Of reading so many prompt tokens in a step in which so many requests decode."""
@@ -315,7 +330,7 @@ class StepCosts:
         plain = step.seconds
         self._scalars[:] = 1.0
         self._scalars[PLAIN], self._scalars[VARIANCE] = plain, (NOISE * plain) ** 2
-        self._scalars[RUN] = 0
+        self._scalars[RUN] = self._scalars[STRIKES] = 0
         self._scales[:] = 1.0
         self._scales[REQUESTS] = 1 / max(step.num_requests, 16)
         self._scales[CONTEXT] = 1 / (2000.0 * max(step.num_requests, 1))
@@ -363,6 +378,8 @@ class StepCosts:
             raise ValueError(f"the cost model's state is damaged: {error!r}") from error
         if num == 0:
             return
+        if any(array.ndim != 1 for array in (mean, variance, scales)):
+            raise ValueError("the cost model's state is damaged: lists of numbers were expected")
         values = np.concatenate([mean, variance, scales, [plain, noise]])
         if (
             mean.shape != (SIZE,) or variance.shape != (SIZE,) or scales.shape != (NUM_OTHERS,)
@@ -373,7 +390,8 @@ class StepCosts:
         self._mean[:], self._scales[:] = mean, scales
         self._spread[:] = np.diag(variance)
         self._scalars[:] = 1.0
-        self._scalars[PLAIN], self._scalars[VARIANCE], self._scalars[RUN] = plain, noise**2, 0
+        self._scalars[PLAIN], self._scalars[VARIANCE] = plain, noise**2
+        self._scalars[RUN] = self._scalars[STRIKES] = 0
         self.num_steps, self.largest, self.longest = num, largest, longest
 
 

@@ -1,0 +1,680 @@
+"""GPU scale, replayed: the controller, fixed rules, rules that engines ship, and an oracle.
+
+    python -m benchmarks gpu_replay --data FOLDER
+    python -m benchmarks gpu_replay --data FOLDER --model llama70b_fp8_4xh100 --requests 16 --safety
+
+FOLDER holds ``acceptance_*.npz`` (by kind of text: prompts, greedy answers, and for every position
+how many tokens a round of a draft head emits there) and ``step_costs.npz`` (seconds by tokens,
+requests and context). Nothing of it is in this repository. Any policy can be replayed exactly;
+retrieval is the controller's own, on the real tokens. Speeds are relative to plain decoding while
+the batch is full; ``counted``: the processor time of the controller's calls is part of each step.
+
+The first round after a prompt accepts nothing in such data, so requests start at their second
+token. A head writes at the end of a step, so its length is decided one step ahead and paid for by
+all requests. Wrong tokens of the head are replaced by text that follows the same token elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from retrieval_index import show
+from shared.results import save
+
+from draftwise.controller.compiled import warm_up
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
+
+KINDS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
+NUM_REQUESTS = {1: 40, 4: 100, 16: 200, 64: 400, 128: 420}
+SCHEDULING_MS, DRAFT_MS = 0.6, 0.15
+LONGEST = 16
+PIECE = 2048
+
+
+class Prices:
+    """Milliseconds of a step; ``factor`` doubles them at will."""
+
+    def __init__(self, file: Path, model: str) -> None:
+        costs = np.load(file)
+        self._linear = np.interp(
+            np.arange(4097), costs[f"{model}/tokens"], costs[f"{model}/linear_ms"]
+        )
+        self._batch, self._context = costs[f"{model}/batch"], costs[f"{model}/context"]
+        self._attention = costs[f"{model}/attention_ms"]
+        self.draft_ms = 0.35 if "llama8b" in model else 0.6
+        self.factor = 1.0
+
+    def ms(self, tokens: int, requests: int, context: float, length: int) -> float:
+        column = [
+            np.interp(context, self._context[~np.isnan(row)], row[~np.isnan(row)])
+            for row in self._attention
+        ]
+        drafting = length * self.draft_ms + DRAFT_MS if length else 0.0
+        step = self._linear[min(tokens, 4096)] + np.interp(requests, self._batch, column)
+        return self.factor * float(step + SCHEDULING_MS + drafting)
+
+    def verifying_ms(self, requests: int, drafted: int) -> float:
+        """What drafted tokens add to a step."""
+        most = len(self._linear) - 1
+        wide = self._linear[min(requests + drafted, most)]
+        return self.factor * float(wide - self._linear[min(requests, most)])
+
+
+@dataclass
+class Text:
+    """A request: its tokens, what the head accepts at each position, and what retrieval would."""
+
+    kind: str
+    prompt: list[int]
+    answer: list[int]
+    head: list[int]
+    lookup: list[tuple[int, int]] = field(default_factory=list)
+    places: dict[int, list[int]] = field(default_factory=dict)
+
+    def index(self, shortest: int = 2, longest: int = 5) -> None:
+        """Right and proposed tokens of the latest longest n-gram match; -1, 0: there is none."""
+        text, index = self.prompt + self.answer, defaultdict(dict)
+        for place, token in enumerate(text[:-1]):
+            self.places.setdefault(token, []).append(place)
+        for end in range(1, len(text) + 1):
+            keys = [tuple(text[end - n : end]) for n in range(shortest, min(longest, end) + 1)]
+            if len(self.prompt) < end < len(text):
+                source = next((index[len(k)][k] for k in keys[::-1] if k in index[len(k)]), None)
+                right = 0
+                if source is not None:
+                    most = min(LONGEST, len(text) - end, end - source)
+                    while right < most and text[source + right] == text[end + right]:
+                        right += 1
+                self.lookup.append((-1, 0) if source is None else (right, min(16, end - source)))
+            for key in keys:
+                index[len(key)][key] = end
+
+
+def load(folder: Path) -> list[Text]:
+    """All requests of a folder."""
+    texts = []
+    for file in sorted(folder.glob("acceptance_*.npz")):
+        data = np.load(file)
+        for kind in KINDS:
+            parts = [
+                np.split(data[f"{kind}/{name}"], data[f"{kind}/{name}_ends"][:-1])
+                for name in ("prompt", "answer", "eagle")
+            ]
+            for prompt, answer, head in zip(*parts, strict=True):
+                num = min(len(head), len(answer) - 1)
+                if num > 4:
+                    accepted = (head[:num] - 1).clip(0).tolist()
+                    texts.append(Text(kind, prompt.tolist(), answer[: num + 1].tolist(), accepted))
+    return texts
+
+
+@dataclass
+class Row:
+    """A running request."""
+
+    text: Text
+    name: str
+    known: int = 2
+    draft: Sequence[int] = ()
+    branch: Sequence[int] = ()
+
+    @property
+    def left(self) -> int:
+        return len(self.text.answer) - self.known
+
+    @property
+    def room(self) -> int:
+        return max(0, min(LONGEST, self.left - 1))
+
+    @property
+    def head(self) -> int:
+        return self.text.head[self.known - 1]
+
+    def lookup(self, ahead: int = 0) -> tuple[int, int]:
+        """Right and proposed tokens of a match after ``ahead`` more tokens."""
+        place = self.known - 1 + ahead
+        return self.text.lookup[place] if place < len(self.text.lookup) else (-1, 0)
+
+
+class Source:
+    """Requests that wait, in an order by seed, and those that run."""
+
+    def __init__(self, texts: Sequence[Text], size: int, seed: int) -> None:
+        self._queue = list(texts)
+        random.Random(seed).shuffle(self._queue)
+        self.size, self.rows, self._num = size, [], 0
+        self.fill()
+
+    def fill(self) -> list[Row]:
+        self.rows = [row for row in self.rows if row.left > 0]
+        new = []
+        while self._queue and len(self.rows) < self.size:
+            new.append(Row(self._queue.pop(), f"request-{self._num}"))
+            self.rows.append(new[-1])
+            self._num += 1
+        return new
+
+    @property
+    def context(self) -> int:
+        return sum(len(row.text.prompt) + row.known for row in self.rows)
+
+
+class Rule:
+    """A rule that knows how many tokens each draft would have right, and uses that as allowed."""
+
+    length = 0
+    """Tokens that the head writes in every step."""
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+        """Accepted and verified tokens for each request; seconds by drafted tokens."""
+        raise NotImplementedError
+
+
+class Fixed(Rule):
+    """Up to ``match`` retrieved tokens where there is a match, else ``length`` of the head.
+
+    how: "or" one of them, "then" retrieval after the head's, "and" both as branches.
+    """
+
+    def __init__(self, length: int, match: int = 0, how: str = "or") -> None:
+        self.length, self._match, self._how = length, match, how
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+        return [self._one(row) for row in rows]
+
+    def _one(self, row: Row) -> tuple[int, int]:
+        room = row.left - 1
+        num = min(self.length, room)
+        kept = min(row.head, num)
+        if self._how == "then":
+            right, most = row.lookup(num)
+            more = min(self._match, most, max(0, room - num)) if right >= 0 else 0
+            return kept + (min(max(right, 0), more) if kept == num else 0), num + more
+        right, most = row.lookup()
+        found = min(self._match, most, room) if right >= 0 else 0
+        if self._how == "and":
+            return max(kept, min(max(right, 0), found)), num + found
+        return (min(right, found), found) if found else (kept, num)
+
+
+class Oracle(Rule):
+    """Knows what is right, and lets the better drafter write just that."""
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+        best = [(min(12, row.head), max(0, row.lookup()[0]), row.left - 1) for row in rows]
+        self.length = max((h for h, m, _ in best if h > m), default=0)
+        return [(min(max(h, m), left),) * 2 for h, m, left in best]
+
+
+class Pooled(Rule):
+    """Rules that learn one survival for all requests, by position of the head's draft."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._seen = np.tile([3.5, 5.0], (LONGEST, 1))
+
+    @property
+    def survival(self) -> np.ndarray:
+        return np.cumprod(self._seen[:, 0] / self._seen[:, 1])
+
+    def _play(self, rows: list[Row], nums: Sequence[int]) -> list[tuple[int, int]]:
+        played = []
+        for row, num in zip(rows, nums, strict=True):
+            num = min(num, row.left - 1)
+            kept = min(row.head, num)
+            for j in range(min(num, kept + 1)):
+                self._seen[j] = 0.9995 * self._seen[j] + (j < kept, 1.0)
+            played.append((kept, num))
+        return played
+
+
+class AdaptiveVerification(Pooled):
+    """vLLM's adaptive verification: K tokens are always drafted, and one budget is verified.
+
+    Source: docs/features/speculative_decoding/adaptive_verification.md. Differs: survival is pooled
+    in place of draft margins, which no data here have.
+    """
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+        survival = self.survival[: self.length]
+        gains = np.repeat(survival, len(rows))
+        totals = len(rows) + np.append(0.0, np.cumsum(gains))
+        rates = totals / [seconds(num) for num in range(len(totals))]
+        num = int(rates.argmax())
+        nums = [num // len(rows) + (i < num % len(rows)) for i in range(len(rows))]
+        return self._play(rows, nums)
+
+
+class Ladder(Pooled):
+    """SGLang's ladder: the head's length by the mean accepted length, in tiers by batch size.
+
+    Source: SGLang's adaptive speculative decoding, its default tiers. A step up when all but half
+    a token are accepted, a step down when the lower one would do.
+    """
+
+    TIERS = ((64, (0,)), (32, (0, 1)), (8, (0, 1, 3)), (1, (1, 3, 5, 7)))
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self._mean = 2.0
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+        played = self._play(rows, [self.length] * len(rows))
+        if self.length:
+            self._mean = 0.8 * self._mean + 0.2 * float(np.mean([kept for kept, _ in played]))
+        tiers = next(tiers for least, tiers in self.TIERS if len(rows) >= least)
+        at = max((i for i, length in enumerate(tiers) if length <= self.length), default=0)
+        if tiers[at] == self.length and self._mean > self.length - 0.5:
+            at = min(at + 1, len(tiers) - 1)
+        elif at and self._mean < tiers[at - 1] - 0.5:
+            at -= 1
+        self.length = tiers[at]
+        return played
+
+
+class ThroughputAware(Pooled):
+    """SGLang's throughput-aware rule: the length with the most tokens a second, at least 1.
+
+    Source: SGLang's throughput-aware adaptive policy with a start-up profile.
+    """
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+        played = self._play(rows, [self.length] * len(rows))
+        totals = 1 + np.cumsum(self.survival)
+        extra = [self.draft_s * k for k in range(1, 9)]
+        rates = [
+            totals[k - 1] / (seconds(k * len(rows)) + extra[k - 1] - extra[self.length - 1])
+            for k in range(1, 9)
+        ]
+        self.length = 1 + int(np.argmax(rates))
+        return played
+
+    draft_s = 0.0
+
+
+class Marginal(Pooled):
+    """SMART's rule: a token is verified while its gain over its cost exceeds the present speed.
+
+    Source: SMART (arXiv 2604.09731), for chains: tokens in order of survival, up to the first that
+    fails.
+    """
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+        nums, total, num = [0] * len(rows), float(len(rows)), 0
+        for j in range(self.length):
+            for i in range(len(rows)):
+                gain = self.survival[j]
+                if gain * seconds(num) < total * (seconds(num + 1) - seconds(num)):
+                    return self._play(rows, nums)
+                nums[i], num, total = j + 1, num + 1, total + gain
+        return self._play(rows, nums)
+
+
+def play(texts: Sequence[Text], size: int, prices: Prices, rule: Rule, seed: int) -> float:
+    """Tokens a second of a rule while the batch is full."""
+    source, ms, emitted = Source(texts, size, seed), 0.0, 0
+    if isinstance(rule, ThroughputAware):
+        rule.draft_s = prices.draft_ms / 1e3
+    while source.rows:
+        num, context, length = len(source.rows), source.context / len(source.rows), rule.length
+
+        plain_ms = prices.ms(num, num, context, length)
+
+        def seconds(drafted: int, plain_ms: float = plain_ms, num: int = num) -> float:
+            return (plain_ms + prices.verifying_ms(num, drafted)) / 1e3
+
+        played = rule.decide(source.rows, seconds)
+        if isinstance(rule, Oracle):
+            length = rule.length
+        verified = sum(drafted for _, drafted in played)
+        tokens = [min(row.left, a + 1) for row, (a, _) in zip(source.rows, played, strict=True)]
+        if num == size:
+            ms += prices.ms(num + verified, num, context, length)
+            emitted += sum(tokens)
+        for row, count in zip(source.rows, tokens, strict=True):
+            row.known += count
+        source.fill()
+    return 1e3 * emitted / ms
+
+
+def astray(row: Row, truth: list[int], good: int, length: int, rng: random.Random) -> list[int]:
+    """What the head writes from its first wrong token on: as the text goes on elsewhere."""
+    if good >= len(truth):
+        return []
+    text, end = row.text.prompt + row.text.answer, len(row.text.prompt) + row.known
+    before = truth[good - 1] if good else text[end - 1]
+    places = [
+        place
+        for place in row.text.places.get(before, ())[:64]
+        if place + length < end and text[place + 1] != truth[good]
+    ]
+    if not places:
+        return [(token + 1) % 128_000 for token in truth[good:]]
+    place = rng.choice(places)
+    return text[place + 1 : place + 1 + len(truth) - good]
+
+
+@dataclass
+class Run:
+    """A run of the controller: of each full step, seconds, own seconds, tokens, plain seconds."""
+
+    controller: Controller
+    steps: list[tuple[float, float, int, float]] = field(default_factory=list)
+
+    def speed(self, counted: bool = False, first_s: float = np.inf) -> float:
+        """Relative to plain decoding, of the first seconds."""
+        columns = np.array(self.steps)
+        columns = columns[np.cumsum(columns[:, 0]) - columns[:, 0] < first_s]
+        seconds = columns[:, 0] + (columns[:, 1] if counted else 0.0)
+        return float(columns[:, 3].sum() / seconds.sum())
+
+    def worst(self, num: int = 2000) -> float:
+        """Of any so many steps, the controller's own time counted."""
+        columns = np.array(self.steps)
+        seconds = np.append(0.0, np.cumsum(columns[:, 0] + columns[:, 1]))
+        plain = np.append(0.0, np.cumsum(columns[:, 3]))
+        num = min(num, len(columns))
+        return float(((plain[num:] - plain[:-num]) / (seconds[num:] - seconds[:-num])).min())
+
+
+def drive(
+    texts: Sequence[Text], size: int, prices: Prices, seed: int, branches: bool = False,
+    double_after: int = 0,
+) -> Run:  # fmt: skip
+    """The controller as an engine drives it."""
+    run = Run(Controller(Limits(model=True, branches=branches)))
+    controller, rng, source = run.controller, random.Random(seed + 1), Source(texts, size, seed)
+    for row in source.rows:
+        controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
+    while source.rows:
+        rows, context, length = source.rows, source.context, controller.num_to_draft
+        num, names = len(rows), [row.name for row in rows]
+        if double_after and len(run.steps) == double_after:
+            prices.factor = 2.0
+        tokens = num + sum(len(row.draft) + len(row.branch) for row in rows)
+        seconds = prices.ms(tokens, num, context / num, length) / 1e3
+        plain = prices.ms(num, num, context / num, 0) / 1e3
+        emitted = [_emit(row) for row in rows]
+        begin_s = time.thread_time()
+        controller.observe(Step(num, tokens, seconds, length, context), names, emitted)
+        own_s = time.thread_time() - begin_s
+        for row in rows:
+            if row.left <= 0:
+                controller.end(row.name)
+        for row in source.fill():
+            controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
+        if source.rows:
+            own_s += _choose(controller, source.rows, length, rng)
+        controller.work()
+        if num == size:
+            count = sum(map(len, emitted))
+            run.steps.append((seconds, own_s, count, plain * count / num))
+    prices.factor = 1.0
+    return run
+
+
+def _choose(controller: Controller, rows: list[Row], length: int, rng: random.Random) -> float:
+    """The next drafts; seconds that the controller took."""
+    offers = []
+    for row in rows:
+        truth = row.text.answer[row.known : row.known + length]
+        good = min(row.head, length)
+        offers.append(truth[:good] + astray(row, truth, good, length, rng))
+    names, rooms = [row.name for row in rows], [row.room for row in rows]
+    begin_s = time.thread_time()
+    chains = controller.choose(names, rooms, offers if length else None)
+    own_s = time.thread_time() - begin_s
+    branches = controller.branches or [[]] * len(rows)
+    for row, chain, branch in zip(rows, chains, branches, strict=True):
+        row.draft, row.branch = chain, branch
+    return own_s
+
+
+def _emit(row: Row) -> list[int]:
+    truth, kept = row.text.answer[row.known :], 0
+    for draft in (row.draft, row.branch):
+        pairs = zip(draft, truth, strict=False)
+        kept = max(kept, next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft)))
+    row.known += min(kept + 1, len(truth))
+    return truth[: kept + 1]
+
+
+SIMPLE = {
+    **{f"e{k}": (k,) for k in (1, 2, 3, 5, 7)}, "l8": (0, 8),
+    "l4|e2": (2, 4), "l8|e3": (3, 8), "l16|e5": (5, 16),
+}  # fmt: skip
+CHAINS = {f"e{k}>l{m}": (k, m, "then") for k in (2, 3) for m in (4, 8)}
+PAIRS = {f"l{m}+e{k}": (k, m, "and") for m, k in ((4, 2), (8, 3), (16, 3), (16, 5))}
+SHIPPED: dict[str, Callable[[], Rule]] = {
+    "vllm": lambda: AdaptiveVerification(5), "ladder": Ladder,
+    "throughput": lambda: ThroughputAware(1), "smart": lambda: Marginal(5),
+}  # fmt: skip
+
+
+def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
+    """One batch size: every rule relative to plain decoding, and the controller."""
+    plain = play(texts, size, prices, Fixed(0), 0)
+
+    def relative(rule: Rule) -> float:
+        return play(texts, size, prices, rule, 0) / plain
+
+    simple, chains, pairs = (
+        {name: relative(Fixed(*options)) for name, options in rules.items()}
+        for rules in (SIMPLE, CHAINS, PAIRS)
+    )
+    best, oracle = max(simple, key=simple.__getitem__), relative(Oracle())
+    found: dict[str, Any] = {
+        "requests": size, "best": best, "best_speed": simple[best],
+        "best_chain": max(chains.values()), "best_pair": max(pairs.values()), "oracle": oracle,
+        **{name: relative(make()) for name, make in SHIPPED.items()},
+    }  # fmt: skip
+    for name, branches in (("chain", False), ("tree", True)):
+        runs = [drive(texts, size, prices, seed, branches) for seed in seeds]
+        speed = float(np.mean([run.speed() for run in runs]))
+        found |= {
+            name: speed,
+            f"{name}_counted": float(np.mean([run.speed(counted=True) for run in runs])),
+            f"{name}_of_best": speed / simple[best],
+            f"{name}_gap": (speed - simple[best]) / (oracle - simple[best]),
+            f"{name}_cold": float(np.mean([run.speed(first_s=2.0) for run in runs])),
+            f"{name}_promised": float(
+                np.mean([run.controller.promised / run.controller.kept for run in runs])
+            ),
+        }
+    found["rules"] = {**simple, **chains, **pairs}
+    return found
+
+
+def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, list[Text]]]:
+    """Texts on which drafting may lose: by name."""
+    rng = random.Random(seed)
+    for kind in KINDS:
+        yield kind, [text for text in texts if text.kind == kind][: max(size + 8, 12)]
+    some = random.Random(7).sample(texts, min(len(texts), max(2 * size, 12)))
+    yield "head never right", [_like(t, t.prompt, t.answer, [0] * len(t.head)) for t in some]
+    noise = [[[rng.randrange(10**6) for _ in p] for p in (t.prompt, t.answer)] for t in some]
+    yield "no matches", [_like(t, *n, t.head) for t, n in zip(some, noise, strict=True)]
+    nothing = [_like(t, *n, [0] * len(t.head)) for t, n in zip(some, noise, strict=True)]
+    yield "nothing to draft", nothing
+    yield "prices double", some
+
+
+def _like(text: Text, prompt: list[int], answer: list[int], head: list[int]) -> Text:
+    new = Text(text.kind, prompt, answer, head)
+    new.index()
+    return new
+
+
+def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]:
+    """The controller where drafting may lose: its worst 2,000 steps, own time counted."""
+    rows = []
+    for name, some in strange(texts, size):
+        if len(some) < size:
+            continue
+        run = drive(some, size, prices, 0, double_after=300 * (name == "prices double"))
+        rows.append({
+            "requests": size, "text": name, "steps": len(run.steps), "speed": run.speed(),
+            "worst": run.worst(), "cold": run.speed(first_s=2.0),
+        })  # fmt: skip
+    return rows
+
+
+def arrivals(file: Path, num: int) -> list[float]:
+    """Seconds between the first request of a trace and each of the first ``num``."""
+    times = []
+    with file.open() as lines:
+        for line in itertools.islice(csv.DictReader(lines), num):
+            times.append(datetime.fromisoformat(line["TIMESTAMP"][:26]).timestamp())
+    return [at - times[0] for at in times]
+
+
+Reading = list[tuple[Row, int, float]]
+
+
+def _read(reading: Reading) -> tuple[int, list[tuple[Row, float]], Reading]:
+    """A piece of the prompts: its tokens, requests that were read whole, and the others."""
+    prefill, ready, still = 0, [], []
+    for row, done, at in reading:
+        part = min(len(row.text.prompt) - done, PIECE - prefill)
+        prefill += part
+        if done + part == len(row.text.prompt):
+            ready.append((row, at))
+        else:
+            still.append((row, done + part, at))
+    return prefill, ready, still
+
+
+def served(
+    texts: Sequence[Text], times: Sequence[float], prices: Prices, speedup: float, drafts: bool
+) -> dict[str, Any]:
+    """Requests that arrive when they do; prompts are read in pieces, in steps that decode, too."""
+    controller, rng = Controller(Limits(model=True)), random.Random(0)
+    choice = random.Random(1)
+    waiting = [(at / speedup, choice.choice(texts)) for at in times][::-1]
+    reading: Reading = []
+    rows: list[Row] = []
+    now_s = busy_s = 0.0
+    num_begun, waits, paces, began = 0, [], [], {}
+    while waiting or reading or rows:
+        if not (reading or rows):
+            now_s = max(now_s, waiting[-1][0])
+        while waiting and waiting[-1][0] <= now_s and len(reading) + len(rows) < 256:
+            at, text = waiting.pop()
+            reading.append((Row(text, f"request-{num_begun}"), 0, at))
+            num_begun += 1
+        prefill, ready, reading = _read(reading)
+        num, length = len(rows), controller.num_to_draft if drafts and rows else 0
+        tokens = num + prefill + sum(len(row.draft) for row in rows)
+        context = sum(len(row.text.prompt) + row.known for row in rows)
+        seconds = prices.ms(tokens, max(num, 1), context / max(num, 1), length) / 1e3
+        emitted = [_emit(row) for row in rows]
+        names = [row.name for row in rows]
+        begin_s = time.thread_time()
+        if drafts:
+            step = Step(num, tokens, seconds, length, context, prefill)
+            controller.observe(step, names, emitted)
+        own_s = time.thread_time() - begin_s
+        for row in rows:
+            if row.left <= 0:
+                controller.end(row.name)
+                paces.append((now_s + seconds - began[row.name]) / (len(row.text.answer) - 2))
+        rows = [row for row in rows if row.left > 0]
+        for row, at in ready:
+            waits.append(now_s + seconds - at)
+            began[row.name] = now_s + seconds
+            rows.append(row)
+            if drafts:
+                controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
+        if drafts and rows:
+            own_s += _choose(controller, rows, length, rng)
+            controller.work()
+        now_s, busy_s = now_s + seconds + own_s, busy_s + seconds + own_s
+    return {
+        "drafts": drafts, "busy_s": busy_s, "mean_ms_a_token": 1e3 * float(np.mean(paces)),
+        "p90_ms_a_token": 1e3 * float(np.quantile(paces, 0.9)),
+        "mean_first_token_ms": 1e3 * float(np.mean(waits)),
+    }  # fmt: skip
+
+
+def as_they_arrive(
+    texts: list[Text], prices: Prices, trace: Path, speedup: float
+) -> list[dict[str, Any]]:
+    """The first requests of a trace, without and with drafts."""
+    times = arrivals(trace, 300)
+    for text in texts:
+        if not text.lookup:
+            text.index()
+    rows = [served(texts, times, prices, speedup, drafts) for drafts in (False, True)]
+    show(rows, f"requests as they arrive, {speedup:g} times as fast")
+    return rows
+
+
+def figure(cells: list[dict[str, Any]], path: str) -> None:
+    """Speeds over batch sizes."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    sizes = [row["requests"] for row in cells]
+    _, axes = plt.subplots(figsize=(7, 4))
+    for name, style in (
+        ("oracle", "k:"), ("tree", "C0-"), ("chain", "C1-"), ("best_speed", "C2--"),
+        *((name, "C7-") for name in SHIPPED),
+    ):  # fmt: skip
+        axes.plot(sizes, [row[name] for row in cells], style, label=name, marker=".")
+    axes.set(xscale="log", xlabel="requests", ylabel="speed relative to plain decoding")
+    axes.legend()
+    plt.savefig(path, bbox_inches="tight")
+
+
+def main() -> None:
+    """Replay; print and save."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data")
+    parser.add_argument("--model", default="llama8b_bf16_1xh100", help="whose step costs")
+    parser.add_argument("--requests", type=int, nargs="+", default=list(NUM_REQUESTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--safety", action="store_true", help="also texts where drafting may lose")
+    parser.add_argument("--arrivals", type=Path, help="trace of requests: served as they arrive")
+    parser.add_argument("--speedup", type=float, default=4.0, help="of the trace's clock")
+    parser.add_argument("--figure", help="picture of speeds over batch sizes")
+    parser.add_argument("--out", help="JSON file for the results")
+    args = parser.parse_args()
+    warm_up()
+    texts, prices = load(args.data), Prices(args.data / "step_costs.npz", args.model)
+    cells, safe = [], []
+    for size in args.requests:
+        num = min(NUM_REQUESTS.get(size, 3 * size), len(texts))
+        some = random.Random(100).sample(texts, num)
+        for text in texts if args.safety else some:
+            if not text.lookup:
+                text.index()
+        cells.append(cell(some, size, prices, args.seeds))
+        if args.safety:
+            safe += safety(texts, size, prices)
+    names = [name for name in cells[0] if name != "rules"]
+    for part in (names[:10], *([names[0], *names[i : i + 6]] for i in (10, 16))):
+        show([{name: row[name] for name in part} for row in cells], args.model)
+    if safe:
+        show(safe, "where drafting may lose")
+    at_times = as_they_arrive(texts, prices, args.arrivals, args.speedup) if args.arrivals else []
+    if args.figure:
+        figure(cells, args.figure)
+    save(args.out, {"model": args.model, "cells": cells, "safety": safe, "arrivals": at_times})
+
+
+if __name__ == "__main__":
+    main()

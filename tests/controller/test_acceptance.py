@@ -1,0 +1,184 @@
+"""Survivals are the formula, and learning counts what was seen and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftwise.controller import acceptance
+from draftwise.controller.acceptance import (
+    AFTER_FOUND,
+    AFTER_KIND,
+    AFTER_MATCH,
+    BRANCHES,
+    DISCOUNT,
+    FOUND,
+    GROUP,
+    KIND,
+    LAST,
+    LENGTH,
+    MATCH,
+    MODEL,
+    OFFERED,
+    OWN,
+    PLAYED_MATCH,
+    PLAYED_MODEL,
+    Slots,
+    Tables,
+    new_slots,
+    new_tables,
+)
+
+MOST = 4
+NONE = np.zeros(0, np.int64)
+
+
+def world() -> tuple[Slots, Tables]:
+    """One request, nothing seen."""
+    return new_slots(1, MOST), new_tables(MOST)
+
+
+def learn(known: Slots, tables: Tables, emitted: list[int], verified: int | None = None) -> None:
+    acceptance.learn(
+        np.zeros(1, np.int64), np.array(emitted, np.int32), np.array([len(emitted)]),
+        NONE if verified is None else np.array([verified]), known, tables,
+    )  # fmt: skip
+
+
+def seen(before: Tables, after: Tables) -> list[tuple[tuple[int, ...], int, int]]:
+    """Cells of the model's and of retrieval's tables that changed: rejections, observations."""
+    found = []
+    for old, new in ((before.model, after.model), (before.matches, after.matches)):
+        for cell in np.argwhere(new[..., 1] != old[..., 1]).tolist():
+            rejected, num = new[tuple(cell)] - old[tuple(cell)] * DISCOUNT
+            found.append((tuple(cell), round(rejected), round(num)))
+    return found
+
+
+def copied(tables: Tables) -> Tables:
+    return Tables(*(table.copy() for table in tables))
+
+
+def test_the_models_survival_is_the_product_of_its_hazards() -> None:
+    known, tables = world()
+    tables.model[2, :, 0], tables.model[2, :, 1] = [1, 2, 3, 4], 10
+    known.facts[0, LAST] = 2
+    known.factors[0, MODEL] = 32, 8  # (32 + 16) / (8 + 16) = 2
+    rooms, tokens = np.array([9]), np.array([5, 6], np.int32)
+    width = acceptance.offer(
+        np.zeros(1, np.int64), rooms, tokens, np.array([2]), known, tables, True
+    )
+    assert width == known.facts[0, OFFERED] == 2
+    assert known.survival[0, MODEL] == pytest.approx(np.cumprod([0.8, 0.6, 0.4, 0.2]))
+    assert known.tokens[0, MODEL, :2].tolist() == [5, 6]
+
+
+def test_retrievals_survival_follows_the_growing_match() -> None:
+    known, tables = world()
+    tables.matches[1, :, 0] = [0, 5, 4, 3, 2, 1, 0.5]
+    tables.matches[1, :, 1] = 10
+    one, row = np.zeros(1, np.int64), np.ones((4, 1), np.int32)
+    found = np.array([[7, 8, 9, 3]], np.int32)
+    acceptance.find(
+        one, found, 4 * row[0], 2 * row[1], row[2], row[3], known, tables, 0.0, one.copy(),
+        np.zeros((1, MOST), np.int32), one.copy(), one.copy(),
+    )  # fmt: skip
+    assert known.survival[0, OWN] == pytest.approx(np.cumprod([0.6, 0.7, 0.7, 0.8]))
+    assert known.facts[0, [FOUND, MATCH, KIND, GROUP]].tolist() == [4, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("emitted", "positions", "outcome"),
+    [
+        ([1, 2, 9], [(0, 0), (1, 0), (2, 1)], 2),  # the third token was rejected
+        ([9], [(0, 1)], 1),
+        ([1, 2, 3, 9], [(0, 0), (1, 0), (2, 0)], 3),
+    ],
+)
+def test_what_comes_after_a_rejection_is_not_counted(
+    emitted: list[int], positions: list[tuple[int, int]], outcome: int
+) -> None:
+    known, tables = world()
+    known.tokens[0, MODEL, :3] = [1, 2, 3]
+    known.facts[0, [OFFERED, PLAYED_MODEL]] = 3
+    before = copied(tables)
+    learn(known, tables, emitted)
+    assert seen(before, tables) == [((0, place), bad, 1) for place, bad in positions]
+    assert known.facts[0, LAST] == outcome
+    assert known.facts[0, LENGTH] == len(emitted)
+
+
+def test_a_draft_that_was_not_verified_is_judged_by_its_first_token_alone() -> None:
+    known, tables = world()
+    known.tokens[0, OWN, :3] = [1, 2, 3]
+    known.facts[0, [FOUND, MATCH, KIND]] = 3, 5, 1
+    known.tokens[0, MODEL, :2] = [7, 8]
+    known.facts[0, [OFFERED, PLAYED_MODEL]] = 2
+    before = copied(tables)
+    learn(known, tables, [7, 8, 9])
+    assert seen(before, tables) == [((0, 0), 0, 1), ((0, 1), 0, 1), ((1, 4), 1, 1)]
+
+
+def test_a_shortened_draft_teaches_what_was_verified_and_the_token_after_it() -> None:
+    known, tables = world()
+    known.tokens[0, OWN] = [1, 2, 3, 4]
+    known.facts[0, [FOUND, PLAYED_MATCH]] = 4
+    known.facts[0, [MATCH, KIND]] = 1, 0
+    before = copied(tables)
+    learn(known, tables, [1, 2], verified=1)
+    assert seen(before, tables) == [((0, 1), 0, 1), ((0, 2), 0, 1)]
+
+
+def test_retrieval_after_the_model_is_counted_apart() -> None:
+    known, tables = world()
+    known.tokens[0, MODEL, :2], known.tokens[0, 2, :2] = [1, 2], [3, 4]
+    known.facts[0, [OFFERED, PLAYED_MODEL, PLAYED_MATCH]] = 2
+    known.facts[0, [AFTER_FOUND, AFTER_MATCH, AFTER_KIND]] = 2, 3, 3
+    known.survival[0, 2, :2] = 0.5, 0.25
+    before = copied(tables)
+    learn(known, tables, [1, 2, 3, 8])
+    kinds = [cell for cell in seen(before, tables) if len(tables.matches) > cell[0][0] >= 2]
+    assert kinds == [((3, 3), 1, 2)]
+    assert tables.after[1, 0, 0] > before.after[1, 0, 0]
+    assert tables.after[1, 0, MOST] == 1
+
+
+@pytest.mark.parametrize(("emitted", "direction"), [([1, 9], -1), ([7, 8], 1)])
+def test_pairs_learn_what_the_second_branch_adds(emitted: list[int], direction: int) -> None:
+    known, tables = world()
+    known.tokens[0, MODEL, 0], known.tokens[0, OWN, 0] = 5, 7
+    known.facts[0, [OFFERED, PLAYED_MODEL, FOUND, PLAYED_MATCH, BRANCHES]] = 1
+    known.survival[0, MODEL, 0], known.survival[0, OWN, 0] = 0.5, 0.4
+    before = tables.joint[0] / tables.joint[1]
+    learn(known, tables, emitted)
+    assert (tables.joint[0] / tables.joint[1] - before) * direction > 0
+
+
+def test_learning_recovers_planted_hazards() -> None:
+    """The model is right with a probability by position, and one request is harder."""
+    rng = np.random.default_rng(0)
+    known, tables = new_slots(2, MOST), new_tables(MOST)
+    rates = np.array([0.95, 0.9, 0.85, 0.8])
+    one = np.arange(2)
+    believed = []
+    for num_steps in range(6000):
+        for slot in one:
+            known.tokens[slot, MODEL] = 1
+            known.facts[slot, [OFFERED, PLAYED_MODEL]] = MOST
+            known.facts[slot, LAST] = 0
+        emitted, counts = [], []
+        for harder in (1.0, 2.0):
+            right = rng.random(MOST) < 1 - (1 - rates) * harder
+            num = int(right.argmin()) if not right.all() else MOST
+            emitted += [1] * num + [2]
+            counts.append(num + 1)
+        acceptance.learn(one, np.array(emitted, np.int32), np.array(counts), NONE, known, tables)
+        known.facts[:, LAST] = 0
+        if num_steps > 3000:  # a request's factor remembers some 100 tokens: its mean is judged
+            acceptance.offer(one, one, np.zeros(0, np.int32), NONE, known, tables, True)
+            believed.append(known.survival[:, MODEL].copy())
+    easy, hard = np.mean(believed, axis=0)
+    truth = [np.cumprod(1 - (1 - rates) * harder) for harder in (1.0, 2.0)]
+    assert (easy + hard) / 2 == pytest.approx((truth[0] + truth[1]) / 2, abs=0.05)
+    # a request's own evidence is shrunk towards what all requests show
+    assert ((easy - hard) > 0.2 * (truth[0] - truth[1])).all()

@@ -1,0 +1,183 @@
+"""The choice equals the best of all combinations; curves and hulls are what they promise."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise.controller.acceptance import (
+    AFTER,
+    AFTER_FOUND,
+    FOUND,
+    MODEL,
+    OFFERED,
+    OWN,
+    PLAYED_MATCH,
+    PLAYED_MODEL,
+    ROOM,
+    Floats,
+    Slots,
+    new_slots,
+)
+from draftwise.controller.acceptance import BRANCHES as PAIR
+from draftwise.controller.choice import NUM_PRICES, best_length, choose
+
+LENGTH = 4
+
+
+def batch(seed: int, num: int, only_model: bool = False) -> Slots:
+    """Requests with random survivals."""
+    rng = np.random.default_rng(seed)
+    known = new_slots(num, LENGTH)
+    for slot in range(num):
+        known.survival[slot] = np.cumprod(rng.uniform(0.2, 1, (3, LENGTH)), axis=1)
+        known.facts[slot, OFFERED] = rng.integers(0, 3)
+        known.facts[slot, ROOM] = rng.integers(0, LENGTH + 1)
+        if not only_model:
+            known.facts[slot, FOUND] = rng.integers(0, known.facts[slot, ROOM] + 1)
+            left = max(known.facts[slot, ROOM] - known.facts[slot, OFFERED], 0)
+            known.facts[slot, AFTER_FOUND] = rng.integers(0, left + 1)
+        for which in (MODEL, OWN, AFTER):
+            known.tokens[slot, which] = 100 * slot + 10 * which + np.arange(LENGTH)
+    return known
+
+
+def worth(known: Slots, slot: int, deep: int, flat: int, pair: int, joint: float) -> float:
+    """Expected tokens of one draft, written down as directly as can be."""
+    model, match, after = known.survival[slot]
+    if pair:
+        total = 0.0
+        for j in range(max(deep, flat)):
+            one = model[j] if j < deep else 0.0
+            two = match[j] if j < flat else 0.0
+            total += max(one, two) + joint * min(one, two) * (1 - max(one, two))
+        return total
+    if deep and flat:
+        return float(model[:deep].sum() + model[deep - 1] * after[:flat].sum())
+    return float(model[:deep].sum() + match[:flat].sum())
+
+
+def options(known: Slots, slot: int, branches: bool) -> list[tuple[int, int, int]]:
+    """Every draft that a request may have: of the model, of retrieval, two branches."""
+    facts = known.facts[slot]
+    room = int(facts[ROOM])
+    offered, found = min(int(facts[OFFERED]), room), min(int(facts[FOUND]), room)
+    every = [(k, 0, 0) for k in range(offered + 1)] + [(0, k, 0) for k in range(1, found + 1)]
+    if facts[OFFERED] and offered == facts[OFFERED]:
+        most = min(int(facts[AFTER_FOUND]), room - offered)
+        every += [(offered, k, 0) for k in range(1, most + 1)]
+    if branches:
+        every += [(d, f, 1) for d in range(1, offered + 1) for f in range(1, found + 1)]
+    return every
+
+
+def chosen(
+    known: Slots, branches: bool, seconds: Floats, rate: float, joint: float
+) -> tuple[float, int, float, list[list[int]], list[list[int]]]:
+    """What ``choose`` promises: worth, tokens, price, chains and second branches."""
+    num = len(known.facts)
+    drafts, bounds = np.zeros((2, num * LENGTH), np.int32), np.zeros((2, num + 1), np.int64)
+    drafted, expected, price = choose(
+        np.arange(num), known, joint, branches, seconds, rate, drafts, bounds
+    )
+    written = [
+        [drafts[side, bounds[side, i] : bounds[side, i + 1]].tolist() for i in range(num)]
+        for side in (0, 1)
+    ]
+    return expected - rate * seconds[drafted], drafted, price, written[0], written[1]
+
+
+@given(
+    seed=st.integers(0, 10**6), num=st.integers(1, 3), branches=st.booleans(),
+    stair=st.integers(0, 8), slope=st.floats(0.0, 0.6),
+)  # fmt: skip
+@settings(deadline=None, max_examples=80)
+def test_no_combination_is_better(
+    seed: int, num: int, branches: bool, stair: int, slope: float
+) -> None:
+    """But for the whole drafts that the hull joins, and the bins of the price."""
+    known, joint, rate = batch(seed, num), 0.5, 100.0
+    seconds = 0.01 + slope / rate * np.arange(25) + 0.02 * (np.arange(25) > stair)
+    got, drafted, _, chains, seconds_branches = chosen(known, branches, seconds, rate, joint)
+    every = [
+        [(d + f, worth(known, slot, d, f, p, joint)) for d, f, p in options(known, slot, branches)]
+        for slot in range(num)
+    ]
+    best = -np.inf
+    for combination in itertools.product(*every):
+        tokens = sum(width for width, _ in combination)
+        best = max(best, sum(gain for _, gain in combination) - rate * seconds[tokens])
+    # what cannot be bought in parts: the gain of the widest segment of a hull
+    whole = 0.0
+    if any(len({w for w, _ in options_of}) < len(options_of) for options_of in every) or branches:
+        whole = 1.0
+    assert got <= best + 1e-9
+    assert got >= best - whole - drafted / NUM_PRICES - 1e-9
+    assert sum(map(len, chains)) + sum(map(len, seconds_branches)) == drafted
+
+
+@given(seed=st.integers(0, 10**6), num=st.integers(1, 4), stair=st.integers(0, 8))
+@settings(deadline=None, max_examples=80)
+def test_with_one_drafter_the_choice_is_the_best_there_is(seed: int, num: int, stair: int) -> None:
+    known, rate = batch(seed, num, only_model=True), 100.0
+    seconds = 0.01 + 0.002 * np.arange(20) + 0.01 * (np.arange(20) > stair)
+    got, drafted, _, chains, _ = chosen(known, False, seconds, rate, 0.5)
+    gains = sorted(
+        (
+            known.survival[slot, MODEL, j]
+            for slot in range(num)
+            for j in range(min(known.facts[slot, OFFERED], known.facts[slot, ROOM]))
+        ),
+        reverse=True,
+    )
+    best = max(sum(gains[:n]) - rate * seconds[n] for n in range(len(gains) + 1))
+    assert got == pytest.approx(best, abs=(drafted + 1) / NUM_PRICES)
+    for slot, chain in enumerate(chains):
+        assert chain == known.tokens[slot, MODEL, : len(chain)].tolist()
+
+
+def test_free_room_under_a_stair_is_used_and_no_more() -> None:
+    known = new_slots(4, LENGTH)
+    known.survival[:, MODEL] = np.cumprod(np.full((4, LENGTH), 0.5), axis=1)
+    known.facts[:, [OFFERED, ROOM]] = LENGTH
+    seconds = np.where(np.arange(17) <= 6, 0.01, 1.0)
+    _, drafted, _, _, _ = chosen(known, False, seconds, 100.0, 0.5)
+    assert drafted == 6
+
+
+def test_the_drafts_are_the_parts_that_were_bought() -> None:
+    known = new_slots(3, LENGTH)
+    known.tokens[:] = np.arange(3 * LENGTH).reshape(3, LENGTH)
+    known.survival[0, MODEL], known.survival[0, AFTER] = 0.9, 0.9
+    known.survival[1, OWN] = 0.9
+    known.survival[2, MODEL], known.survival[2, OWN] = 0.6, 0.6
+    known.facts[:, ROOM] = LENGTH
+    known.facts[0, [OFFERED, AFTER_FOUND]] = 2
+    known.facts[1, FOUND] = 3
+    known.facts[2, [OFFERED, FOUND]] = 2
+    _, _, _, chains, seconds = chosen(known, True, np.full(25, 0.01), 100.0, 1.0)
+    assert chains == [[0, 1, 8, 9], [4, 5, 6], [0, 1]]
+    assert seconds == [[], [], [4, 5]]
+    assert known.facts[:, [PLAYED_MODEL, PLAYED_MATCH, PAIR]].tolist() == [
+        [2, 2, 0], [0, 3, 0], [2, 2, 1]
+    ]  # fmt: skip
+
+
+@given(
+    worths=st.lists(st.floats(0, 3), min_size=5, max_size=5),
+    rate=st.floats(1, 1e4), each=st.floats(0, 1e-3),
+)  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_the_best_length_is_the_largest_worth_less_seconds(
+    worths: list[float], rate: float, each: float
+) -> None:
+    sums = np.array([*worths, 1.0])
+    totals = [
+        8 * worth - (rate * (1e-4 + each * k) if k else 0.0) for k, worth in enumerate(worths)
+    ]
+    length = best_length(sums, 4, 8, rate, 1e-4, each)
+    assert totals[length] == pytest.approx(max(totals), abs=1e-9)

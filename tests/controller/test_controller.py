@@ -1,0 +1,263 @@
+"""The controller, driven as engines drive it."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
+from draftwise.controller.guard import CREDIT, PROBE_SHARE, SHARE, Guard
+
+
+class Engine:
+    """Texts that repeat themselves in places, a head of a given accuracy, and prices."""
+
+    def __init__(
+        self, controller: Controller, num: int, *, right: float = 0.7, copies: float = 0.5,
+        wide_s: float = 1e-5, seed: int = 0, num_answer: int = 150,
+    ) -> None:  # fmt: skip
+        self.controller, self.num, self.right, self.copies = controller, num, right, copies
+        self.wide_s, self.rng, self.num_answer = wide_s, random.Random(seed), num_answer
+        self.texts: dict[str, tuple[list[int], int]] = {}
+        self.chains: dict[str, list[int]] = {}
+        self.branches: dict[str, list[int]] = {}
+        self.num_begun = self.tokens = self.drafted = 0
+        self.seconds = self.plain_s = 0.0
+        self.log: list[tuple[float, float]] = []
+
+    def _new(self) -> None:
+        text = [self.rng.randrange(500) for _ in range(40)]
+        while len(text) < 40 + self.num_answer:
+            if self.rng.random() < self.copies:
+                at = self.rng.randrange(len(text) - 8)
+                text += text[at : at + 2 + int(self.rng.expovariate(0.1))]
+            else:
+                text.append(self.rng.randrange(500))
+        name = f"request {self.num_begun}"
+        self.num_begun += 1
+        self.texts[name] = text, 40
+        self.chains[name] = self.branches[name] = []
+        self.controller.begin(name, text[:40])
+
+    def step(self) -> None:
+        while len(self.texts) < self.num:
+            self._new()
+        controller, names = self.controller, list(self.texts)
+        length = controller.num_to_draft
+        drafted = sum(len(self.chains[n]) + len(self.branches[n]) for n in names)
+        seconds = 0.006 + self.wide_s * drafted + (1e-4 + 3e-4 * length) * (length > 0)
+        emitted = []
+        for name in names:
+            text, at = self.texts[name]
+            kept = max(
+                _in_common(draft, text[at:-1]) for draft in (self.chains[name], self.branches[name])
+            )
+            emitted.append(text[at : at + kept + 1])
+            self.texts[name] = text, at + kept + 1
+        self.log.append((0.006 * sum(map(len, emitted)) / len(names), seconds))
+        self.tokens += sum(map(len, emitted))
+        self.drafted += drafted
+        controller.observe(Step(len(names), len(names) + drafted, seconds, length), names, emitted)
+        for name in names:
+            text, at = self.texts[name]
+            if at >= len(text) - 1:
+                controller.end(name)
+                del self.texts[name]
+        while len(self.texts) < self.num:
+            self._new()
+        self.choose(length)
+        controller.work()
+
+    def choose(self, length: int) -> None:
+        names = list(self.texts)
+        rooms, offers = [], []
+        for name in names:
+            text, at = self.texts[name]
+            rooms.append(max(0, min(16, len(text) - at - 1)))
+            offers.append(
+                [t if self.rng.random() < self.right else 999 for t in text[at : at + length]]
+            )
+        chains = self.controller.choose(names, rooms, offers if length else None)
+        branches = self.controller.branches or [[] for _ in names]
+        assert all(len(c) <= room for c, room in zip(chains, rooms, strict=True))
+        self.chains = dict(zip(names, chains, strict=True))
+        self.branches = dict(zip(names, branches, strict=True))
+
+    def speed(self, begin: int = 0) -> float:
+        """Relative to plain decoding."""
+        return sum(p for p, _ in self.log[begin:]) / sum(s for _, s in self.log[begin:])
+
+
+def _in_common(draft: list[int], truth: list[int]) -> int:
+    pairs = zip(draft, truth, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(truth)))
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("num", [1, 8])
+def test_drafts_where_it_pays(num: int, branches: bool) -> None:
+    engine = Engine(Controller(Limits(model=True, branches=branches)), num)
+    for _ in range(300):
+        engine.step()
+    assert engine.speed(50) > 1.7
+    assert bool(engine.controller.branches) == branches
+
+
+def test_never_slower_where_nothing_can_be_drafted() -> None:
+    engine = Engine(Controller(Limits(model=True)), 2, right=0.0, copies=0.0)
+    for _ in range(2000):
+        engine.step()
+    assert engine.speed() > 0.99
+    assert engine.controller.guard.speed == pytest.approx(engine.speed(), abs=0.01)
+
+
+def test_never_slower_where_verifying_is_dear() -> None:
+    engine = Engine(Controller(Limits(model=True)), 4, wide_s=0.003)
+    for _ in range(2000):
+        engine.step()
+    assert engine.speed() > 0.99
+
+
+def test_drafting_comes_back() -> None:
+    engine = Engine(Controller(Limits(model=True)), 4, right=0.0, copies=0.0)
+    for _ in range(600):
+        engine.step()
+    engine.right, engine.copies = 0.8, 0.6
+    for _ in range(600):
+        engine.step()
+    assert engine.speed(900) > 1.5
+
+
+@pytest.mark.parametrize("num", [1, 16])
+def test_promises_are_kept(num: int) -> None:
+    """Over 200 requests what the model drafter promises is accepted within 3%."""
+    engine = Engine(Controller(Limits(model=True, retrieval=False)), num, num_answer=60)
+    while engine.num_begun < 200:
+        engine.step()
+    controller = engine.controller
+    assert controller.promised == pytest.approx(controller.kept, rel=0.03)
+
+
+def test_a_second_opinion_that_says_the_same_does_not_count_twice() -> None:
+    """The head copies what retrieval proposes: a second branch adds nothing, and is not bought."""
+
+    class Copier(Engine):
+        def choose(self, length: int) -> None:
+            self.right = 1.0 if self.controller.num_to_draft else 0.0
+            super().choose(length)
+
+    apart = Engine(Controller(Limits(model=True, branches=True)), 4, wide_s=2e-4)
+    copier = Copier(Controller(Limits(model=True, branches=True)), 4, wide_s=2e-4)
+    for engine in (apart, copier):
+        for _ in range(400):
+            engine.step()
+    assert copier.speed(100) >= 0.98 * max(1.0, apart.speed(100))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_guards_bound_holds_against_an_adversary(seed: int) -> None:
+    rng = random.Random(seed)
+    guard, plain, worst_step = Guard(), 1.0, 3.0
+    lost: list[float] = []
+    total, most = 0.0, 0.0
+    guard.observe(1.0, plain, plain)
+    for _ in range(5000):
+        if guard.allows_drafts:
+            good = guard.balance < 0.5 * CREDIT and rng.random() < 0.3
+            tokens, seconds = (3.0, plain) if good else (1.0, worst_step)
+        else:
+            tokens, seconds = 1.0, plain
+        guard.observe(tokens, seconds, plain)
+        total += seconds - tokens * plain
+        lost.append(total)
+    low = 0.0
+    for i, value in enumerate(lost):  # over any period: the loss since its best beginning
+        low = min(low, value - SHARE * i)
+        most = max(most, value - SHARE * i - low)
+    assert most <= CREDIT + worst_step + 1e-6
+
+
+def test_probes_take_their_share_of_the_time() -> None:
+    guard = Guard()
+    spent = sum(0.07 for _ in range(10_000) if guard.may_probe(1.0, 0.07))
+    assert spent <= PROBE_SHARE * 10_000 + 0.07
+    assert spent > 0.5 * PROBE_SHARE * 10_000
+
+
+def test_tenants_do_not_see_each_other() -> None:
+    text = list(range(100, 160))
+    for tenant, shares, is_found in ((0, True, True), (1, True, False), (0, False, False)):
+        controller = Controller(Limits())
+        controller.begin("first", text[:2], shares=shares)
+        for token in text[2:]:
+            controller.observe(Step(1, 1, 0.01), ["first"], [[token]])
+        controller.end("first")
+        while controller.work():
+            pass
+        controller.begin("second", [1, 2, *text[4:20]], tenant=tenant)
+        controller.observe(Step(1, 1, 0.01), ["second"], [[text[20]]])
+        (chain,) = controller.choose(["second"], [8])
+        assert (chain == text[21 : 21 + len(chain)] and len(chain) > 0) == is_found
+
+
+def test_a_name_may_come_again_and_the_unknown_may_end() -> None:
+    controller = Controller(Limits())
+    controller.end("never seen")
+    controller.begin("a", [1, 2, 3])
+    controller.begin("a", [4, 5])
+    assert "a" in controller
+    controller.end("a")
+    assert "a" not in controller
+    assert controller.choose([], []) == []
+    for num in range(40):
+        controller.begin(str(num), [1, 2, 1])
+    assert len(controller.choose([str(num) for num in range(40)], [4] * 40)) == 40
+
+
+def test_drafts_may_be_trimmed() -> None:
+    controller = Controller(Limits())
+    text = [1, 2, 3, 4, 5, 6] * 6
+    controller.begin("a", text)
+    controller.observe(Step(1, 1, 0.01), ["a"], [[1]])
+    (chain,) = controller.choose(["a"], [4])
+    assert chain == [2, 3, 4, 5]
+    controller.observe(Step(1, 3, 0.01), ["a"], [[2, 3, 4]], num_verified=[2])
+    assert controller.choose(["a"], [2]) == [[5, 6]]
+    assert controller.choose(["a"], [0]) == [[]]
+
+
+def test_state_round_trip() -> None:
+    engine = Engine(Controller(Limits(model=True)), 4)
+    for _ in range(200):
+        engine.step()
+    state = json.loads(json.dumps(engine.controller.state()))
+    other = Controller(Limits(model=True))
+    other.load_state(state)
+    assert json.loads(json.dumps(other.state())) == state
+    warm = Engine(other, 4, seed=1)
+    for _ in range(20):
+        warm.step()
+    cold = Engine(Controller(Limits(model=True)), 4, seed=1)
+    for _ in range(20):
+        cold.step()
+    assert warm.speed() > cold.speed()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"version": 0}, {"max_draft": 3}, {"acceptance": {}}, {"look_ahead": [1.0]},
+        {"costs": {}}, {"guard": {"plain_s": -1.0, "spent_s": 0.0}}, {"rate": [1.0, float("nan")]},
+        {"rate": None}, {"costs": None}, {"guard": {}},
+    ],
+)  # fmt: skip
+def test_refuses_a_damaged_state_and_keeps_its_own(damage: dict[str, Any]) -> None:
+    controller = Controller(Limits(model=True))
+    before = controller.state()
+    with pytest.raises(ValueError, match=r"state|guard"):
+        controller.load_state({**before, **damage})
+    assert controller.state() == before
