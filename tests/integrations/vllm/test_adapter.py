@@ -309,3 +309,23 @@ def test_an_idle_engine_and_its_own_work_are_told_apart() -> None:
     assert all(step.seconds == pytest.approx(0.01) for step in decoding)
     assert {round(step.own_seconds, 6) for step in decoding} == {0.002}
     assert engine.adapter.counts.own_s == pytest.approx(0.002 * len(decoding))
+
+
+@pytest.mark.parametrize("broken", ["observe", "choose", "begin", "work"])
+def test_an_error_of_its_own_ends_drafting_and_not_the_server(broken, caplog) -> None:
+    engine = FakeEngine(repeats, repeats)
+    for request in requests(2, 60):
+        engine.add(request)
+    engine.run(8)
+
+    def fails(*_args, **_given):
+        raise RuntimeError("as no test foresaw")
+
+    setattr(engine.controller, broken, fails)
+    engine.add(FakeRequest("late", [1, 2, 3], 20))
+    expected = {r.request_id: plain(repeats, r) for r in requests(2, 60)}
+    expected["late"] = plain(repeats, FakeRequest("late", [1, 2, 3], 20))
+    assert engine.run() == expected
+    assert "nothing is drafted until the server is restarted" in caplog.text
+    assert caplog.text.count("Traceback") == 1
+    assert engine.drafted[-10:] == [0] * 10

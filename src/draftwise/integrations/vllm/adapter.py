@@ -5,6 +5,7 @@ Only attributes of vLLM's objects are read, so nothing of vLLM is imported, and 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,25 @@ HICCUP = 4.0
 """Times its believed seconds that a step counts for at most: once, a kernel was compiled in it."""
 FIRST_MIXED = 32
 """Steps that also read prompts and are not priced before a step that only decodes was seen."""
+
+
+def fused(method: Callable[..., None]) -> Callable[..., None]:
+    """A step of the adapter, after whose first error nothing is drafted any more.
+
+    An error of draftwise's own must not end the answers of a whole server.
+    """
+
+    @functools.wraps(method)
+    def call(self: Adapter, *args: Any) -> None:
+        if self.has_failed:
+            return
+        try:
+            method(self, *args)
+        except Exception:
+            self.has_failed = True
+            logger.exception("draftwise failed: nothing is drafted until the server is restarted")
+
+    return call
 
 
 @dataclass(slots=True)
@@ -70,6 +90,7 @@ class Adapter:
         self.controller, self._requests, self.clock = controller, requests, clock
         self._max_model_len, self._overlapping = max_model_len, overlapping
         self.counts = Counts()
+        self.has_failed = False
         self._tenants = Tenants()
         self._rows: dict[str, _Row] = {}
         self._told = 0
@@ -82,7 +103,7 @@ class Adapter:
 
     def __getitem__(self, num_requests: int) -> int:
         """vLLM's ``dynamic_sd_lookup``."""
-        self._told = self.controller.num_to_draft
+        self._told = 0 if self.has_failed else self.controller.num_to_draft
         return self._told
 
     @property
@@ -90,6 +111,7 @@ class Adapter:
         """Requests that decode."""
         return len(self._rows)
 
+    @fused
     def starts(self) -> None:
         """A step is being scheduled."""
         now = self.clock()
@@ -98,6 +120,7 @@ class Adapter:
             self._mark, self._own_s = now, 0.0
         self._under_way += 1
 
+    @fused
     def came_back(self, scheduled: Any, output: Any) -> None:
         """A step has come back, and vLLM has not looked at it yet."""
         now = self.clock()
@@ -113,6 +136,7 @@ class Adapter:
                 if i < len(sampled)
             }
 
+    @fused
     def learn(self, scheduled: Any, output: Any) -> None:
         """After vLLM took over the step's tokens: what it emitted, and who came and went."""
         begin = self.clock()
@@ -147,6 +171,7 @@ class Adapter:
         self._ended = self.clock()
         self._own_s += self._ended - begin
 
+    @fused
     def draft(self, offered: Any) -> None:
         """Put the controller's drafts in the place of what the server's own drafter wrote."""
         begin = self.clock()
@@ -172,6 +197,7 @@ class Adapter:
         self._ended = self.clock()
         self._own_s += self._ended - begin
 
+    @fused
     def shorten(self, scheduled: Any) -> None:
         """Overlapping steps: leave each request as many placeholders as are to be verified.
 
@@ -196,10 +222,12 @@ class Adapter:
         ):
             request.spec_token_ids = list(request.spec_token_ids[: len(chain)])
 
+    @fused
     def work(self) -> None:
         """What the next step does not need, while the engine computes."""
         self.controller.work()
 
+    @fused
     def forget(self) -> None:
         """The weights may have changed: no text from before is proposed to anyone again."""
         self._tenants.forget()

@@ -40,6 +40,7 @@ class Upkeep:
         self._writer = Writer() if file is not None or figures is not None else None
         self._exported_s = self._saved_s = self._logged_s = clock()
         self._saved_steps = 0
+        self._has_failed = False
         self._wait_s = FIRST_SAVE_S
         self._logged = Sums.of(adapter)
 
@@ -60,7 +61,16 @@ class Upkeep:
         logger.info("draftwise: prices of %d steps and acceptance from %s", num, self._file.path)
 
     def tick(self) -> None:
-        """After a step."""
+        """After a step. An error is logged, and ends the upkeep, not the engine."""
+        if self._has_failed:
+            return
+        try:
+            self._tick()
+        except Exception:
+            self._has_failed = True
+            logger.exception("draftwise failed to save or to count: neither is done any more")
+
+    def _tick(self) -> None:
         now, is_idle = self._clock(), not self._adapter.num_running
         if now - self._exported_s >= EXPORT_EVERY_S or is_idle:
             self._exported_s = now
