@@ -398,6 +398,7 @@ def drive(
     controller, rng, source = run.controller, random.Random(seed + 1), Source(texts, size, seed)
     for row in source.rows:
         controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
+    own_s = 0.0
     while source.rows:
         rows, context, length = source.rows, source.context, controller.num_to_draft
         num, names = len(rows), [row.name for row in rows]
@@ -408,7 +409,8 @@ def drive(
         plain = prices.ms(num, num, context / num, 0) / 1e3
         emitted = [_emit(row) for row in rows]
         begin_s = time.thread_time()
-        controller.observe(Step(num, tokens, seconds, length, context), names, emitted)
+        step = Step(num, tokens, seconds, length, context, own_seconds=own_s)
+        controller.observe(step, names, emitted)
         own_s = time.thread_time() - begin_s
         for row in rows:
             if row.left <= 0:

@@ -145,7 +145,8 @@ def bucket_of(match: int) -> int:
 @compiled
 def _factor(factors: Floats, slot: int, drafter: int) -> float:
     weight = REQUEST_WEIGHT[drafter]
-    return (factors[slot, drafter, OBSERVED] + weight) / (factors[slot, drafter, EXPECTED] + weight)
+    seen, expected = factors[slot, drafter, OBSERVED], factors[slot, drafter, EXPECTED]
+    return float((seen + weight) / (expected + weight))
 
 
 @compiled

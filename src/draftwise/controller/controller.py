@@ -196,7 +196,7 @@ class Controller:
             return
         seconds = step.seconds + step.own_seconds
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
-            plain = step.seconds
+            plain = seconds  # what the controller takes in a plain step is not lost by drafting
         else:  # prompts would have been read without drafts, too
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)

@@ -64,7 +64,8 @@ TABLE_SPREAD = 0.02
 
 PLAIN, VARIANCE, RUN, STRIKES, RATIOS = range(5)
 """Scalars: the plain step that the prior was made for, the variance of a measurement, steps since
-seconds were rescaled, whether the latest step of a new shape was an outlier, and from RATIOS on what the latest steps took compared with the belief."""
+seconds were rescaled, whether the latest step of a new shape was an outlier, and from RATIOS on
+what the latest steps took compared with the belief."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-CREDIT = 6.0
+CREDIT = 4.0
 """Plain steps that may be lost at the start, and at most after a good time."""
-SHARE = 0.003
+SHARE = 0.002
 """Of the time, that drafting which does not pay may cost."""
-PROBE_SHARE = 0.002
+PROBE_SHARE = 0.0015
 """Of the time, that drafts of a drafter which does not pay at present may cost."""
 RECENT = 0.995
 """Discount of a step in the recent speed."""
