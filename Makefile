@@ -11,7 +11,7 @@ TEST := .venv/.with-test $(LAB)
 DEV := .venv/.with-dev $(LAB)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs docs-typed fix lint mutants pictures sglang-wheel test test-vllm types
+.PHONY: bench-docs check-deps clean check conformance coverage demo demo-real dist docs docs-typed fix lint mutants pictures sglang-wheel test test-vllm types vllm-sources
 
 demo: $(RUN)
 	$(BIN)/draftwise demo
@@ -106,7 +106,7 @@ conformance: $(TEST)
 # preloaded where they are found: vLLM's speculation on CPU is many times slower without.
 VLLM_VERSION ?= 0.32.0
 VLLM_ENV ?= .venv-vllm
-VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_server.py tests/vllm_e2e/e2e_tutorial.py
+VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_overlapping.py tests/vllm_e2e/e2e_server.py tests/vllm_e2e/e2e_tutorial.py
 test-vllm: $(VLLM_ENV)/.installed
 	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 	OMP_NUM_THREADS=1 KMP_BLOCKTIME=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING \
@@ -127,5 +127,17 @@ sglang-wheel:
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .sglang \
 		sglang==$(SGLANG_VERSION) msgspec orjson pybase64 pyzmq
 
+# The Python files of vLLM's releases (300 MB each to download, 50 MB to keep): `make test` then looks
+# up in them what draftwise uses of vLLM.
+VLLM_RELEASES ?= 0.30.0 0.31.0 0.32.0 0.33.0
+VLLM_SOURCES ?= .vllm-sources
+vllm-sources: $(VLLM_RELEASES:%=$(VLLM_SOURCES)/%/vllm)
+
+$(VLLM_SOURCES)/%/vllm:
+	$(PYTHON) -m pip download --quiet --no-deps --dest $(VLLM_SOURCES)/$* vllm==$*
+	cd $(VLLM_SOURCES)/$* && $(PYTHON) -c "import glob, zipfile; z = zipfile.ZipFile(glob.glob('*.whl')[0]); \
+	z.extractall(members=[n for n in z.namelist() if n.startswith('vllm/') and n.endswith('.py')])"
+	rm $(VLLM_SOURCES)/$*/*.whl
+
 clean:
-	rm -rf .docs-typed .venv .venv-docs .venv-audit .sglang $(VLLM_ENV) dist site
+	rm -rf .docs-typed .venv .venv-docs .venv-audit .sglang .vllm-sources $(VLLM_ENV) dist site

@@ -227,7 +227,7 @@ print(sorted(name for name in ("torch", "transformers", "matplotlib") if name in
 
 DOORS = ("draftwise.integrations.vllm", "draftwise.integrations.transformers")
 """Packages below a package that are interfaces of their own."""
-INSIDE = ("draftwise.policies.goodput.",)
+INSIDE = ("draftwise.policies.goodput.", "draftwise.controller.", "draftwise.integrations.")
 """Packages whose parts are tested one by one."""
 
 

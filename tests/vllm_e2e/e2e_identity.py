@@ -16,6 +16,7 @@ from vllm_e2e.jobs import DRAFT_MODEL, IN_PROCESS, job_of, mixed_requests, run
 CONFIGS: dict[str, dict[str, Any]] = {
     "retrieval": {},
     "draft model": DRAFT_MODEL,
+    "tenants": {"enable_prefix_caching": True},
     "chunked prefill": {"max_num_batched_tokens": 64, "enable_prefix_caching": True},
     "preemption": {"num_gpu_blocks_override": 14, "block_size": 32, "max_model_len": 320},
     "preemption, draft model": DRAFT_MODEL
@@ -38,19 +39,56 @@ def test_identical_at_1_4_and_16_at_once(name: str, expected: list, tmp_path: Pa
     asked = [i for i, r in enumerate(mixed_requests()) if can_ask(name, r)]
     for task in job["tasks"]:
         task["requests"] = [task["requests"][i] for i in asked]
+        if name == "tenants":
+            task["requests"] = [
+                r | {"cache_salt": "abc"[i % 3]} if i % 4 else r
+                for i, r in enumerate(task["requests"])
+            ]
     done = run(tmp_path, "ours", job, **IN_PROCESS)
     for answers in done["answers"]:
         assert answers == [expected[i] for i in asked]
-    drafted = {plan for plan, num in done["counts"]["accepted"].items() if num}
-    kinds = {plan.rpartition("x")[0] for plan in drafted}
-    assert {"lookup", "suffix"} <= kinds, "every kind of drafter was kept at least once"
-    assert ("draft_model" in kinds) == ("draft model" in name)
+    kinds = {drafter for drafter, num in done["counts"]["accepted"].items() if num}
+    assert "retrieval" in kinds, "every kind of drafter was kept at least once"
+    assert ("model" in kinds) == ("draft model" in name)
     assert done["counts"]["rows_left"] == 0
 
 
 def can_ask(name: str, request: dict[str, Any]) -> bool:
     """Beside a drafter of its own, vLLM refuses requests with a logit bias."""
     return "draft model" not in name or "logit_bias" not in request
+
+
+def test_log_probabilities_are_those_of_plain_decoding(tmp_path: Path) -> None:
+    """Values, not only tokens: of the token itself and the two likeliest ones, at every place."""
+    requests = [
+        r for r in mixed_requests(24) if r.keys() <= {"prompt", "temperature", "max_tokens"}
+    ]
+    requests = [r | {"logprobs": 2} for r in requests]
+    found = []
+    for name, draftwise in (("plain", None), ("ours", {})):
+        job = job_of({}, draftwise, 16)
+        job["tasks"][0] |= {"requests": requests, "logprobs": True}
+        done = run(tmp_path, name, job, **IN_PROCESS)
+        found.append(done["answers"][0])
+    assert sum(done["counts"]["accepted"].values()) > 50
+    for plain, ours in zip(*found, strict=True):
+        assert len(plain) == len(ours)
+        for expected, place in zip(plain, ours, strict=True):
+            assert place == pytest.approx(expected, abs=2e-4)
+
+
+def test_requests_choose_for_themselves(expected: list, tmp_path: Path) -> None:
+    """Every third request is switched off, every third uses retrieval alone: the texts stay."""
+    job = job_of(DRAFT_MODEL, {}, 16)
+    asked = [i for i, r in enumerate(mixed_requests()) if can_ask("draft model", r)]
+    wishes = [{"speculation": 0}, {"drafters": ["retrieval"], "max_draft": 2}, {"private": 1}]
+    job["tasks"][0]["requests"] = [
+        job["tasks"][0]["requests"][i] | {"extra_args": wishes[i % 3] | {"label": str(i % 3)}}
+        for i in asked
+    ]
+    done = run(tmp_path, "wishes", job, **IN_PROCESS)
+    assert done["answers"][0] == [expected[i] for i in asked]
+    assert all(done["counts"]["accepted"].values())
 
 
 def test_identical_with_two_ranks(expected: list, tmp_path: Path) -> None:
@@ -68,6 +106,10 @@ def test_identical_with_two_ranks(expected: list, tmp_path: Path) -> None:
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "ngram"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
         ({"additional_config": {"draftwise": {"polcy": "x"}}}, "no option 'polcy'"),
+        ({"additional_config": {"draftwise": {"drafters": ["lokup"]}}}, "retrieval, model"),
+        ({"additional_config": {"draftwise": {"drafters": ["model"]}}}, "no model drafter"),
+        ({"logits_processors": ["a.module:Processor"]}, "--logits-processors is set"),
+        ({"spec_method": "ngram", "spec_tokens": 3}, "'ngram' cannot share"),
     ],
 )
 def test_refused_at_start_with_the_reason(config: dict, reason: str, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from vllm_e2e.jobs import DRAFT_MODEL, IN_PROCESS, run
 
 NUM = int(os.environ.get("DRAFTWISE_E2E_ANSWERS", "4000"))
 FALSE_ALARM = 1e-3
-"""Of each comparison; there are twelve, so one run in 84 fails where all is right."""
+"""Of each comparison; there are nine, so one run in 112 fails where all is right."""
 
-POLICIES = {
-    "lookup x4": "lookupx4",
-    "suffix x4": "suffixx4",
-    "draft model x3": "draft_modelx3",
-    "goodput": "goodput",
+ARMS: dict[str, dict[str, Any]] = {
+    "retrieval": {"drafters": ["retrieval"]},
+    "model": {"drafters": ["model"]},
+    "both": {},
 }
+"""What requests may draft with; drafted tokens are believed to cost nothing, so all do."""
 
 
 PROMPTS = {
@@ -32,36 +32,33 @@ PROMPTS = {
 """With their top-p: texts that go on in many ways; two for retrieval, one for the draft model."""
 
 
-def requests() -> list[dict[str, Any]]:
+def requests(**wishes: Any) -> list[dict[str, Any]]:
     sampled = {"temperature": 0.7, "max_tokens": 6, "ignore_eos": True, "detokenize": False}
+    sampled |= {"extra_args": wishes}
     kinds = [{"prompt": prompt, "top_p": top_p} | sampled for prompt, top_p in PROMPTS.items()]
     return [kinds[i % len(kinds)] for i in range(NUM)]
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The answers of plain vLLM, and of every forced arm in one engine."""
+    """The answers of plain vLLM, and of every arm in one engine; and what it counted."""
     folder = tmp_path_factory.mktemp("law")
     engine = {"model": str(zoo.target_path()), "max_num_seqs": 256}
     tasks = [{"requests": requests(), "at_once": NUM}]
     plain = run(
         folder, "plain", {"engine": engine, "draftwise": None, "tasks": tasks}, **IN_PROCESS
     )
-    lengths = range(1, 5)
-    plans = ["none", *(f"{d}x{n}" for d in ("lookup", "suffix", "draft_model") for n in lengths)]
-    forced = [
-        tasks[0] | {"policy": f"fixed:{plans.index(plan)}" if plan in plans else plan}
-        for plan in POLICIES.values()
+    arms = [
+        {"requests": requests(**wishes), "at_once": NUM, "free": True} for wishes in ARMS.values()
     ]
-    job = {"engine": engine | DRAFT_MODEL, "draftwise": {}, "tasks": forced}
+    job = {"engine": engine | DRAFT_MODEL, "draftwise": {}, "tasks": arms}
     ours = run(folder, "ours", job, **IN_PROCESS)
-    assert ours["counts"]["plans"] == plans
     return {"plain": plain["answers"][0], "counts": ours["counts"]} | dict(
-        zip(POLICIES, ours["answers"], strict=True)
+        zip(ARMS, ours["answers"], strict=True)
     )
 
 
-@pytest.mark.parametrize("arm", POLICIES)
+@pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("place", [1, 2, 3])
 def test_law_of_the_first_tokens(arm: str, place: int, answers: dict[str, Any]) -> None:
     """Two samples of 4,000, the tokens up to ``place``: a chi-square test of homogeneity."""
@@ -74,9 +71,8 @@ def test_law_of_the_first_tokens(arm: str, place: int, answers: dict[str, Any]) 
 
 def test_every_arm_was_kept_now_and_then_and_not_always(answers: dict[str, Any]) -> None:
     counts = answers["counts"]
-    for drafter in ("lookup", "suffix", "draft_model"):
-        plans = [plan for plan in counts["plans"] if plan.startswith(drafter)]
-        drafted, accepted = (sum(counts[key][p] for p in plans) for key in ("drafted", "accepted"))
+    for drafter in ("retrieval", "model"):
+        drafted, accepted = counts["drafted"][drafter], counts["accepted"][drafter]
         assert NUM / 20 < accepted < 0.9 * drafted, (drafter, drafted, accepted)
 
 

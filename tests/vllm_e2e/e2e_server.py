@@ -1,8 +1,9 @@
-"""A real server under cancels, disconnects and bad input: nothing lost or wrong, memory flat."""
+"""A real server with default flags under cancels, disconnects, bad input and SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import socket
@@ -30,38 +31,75 @@ BAD = [
     {"prompt": "x" * 100_000},
     {"prompt": "x", "top_p": 7},
     {"nonsense": True},
+    {"prompt": "x", "vllm_xargs": {"max_draft": -1}},
+    {"prompt": "x", "vllm_xargs": {"drafters": ["lokup"]}},
 ]
+WISHES: list[dict[str, Any]] = [
+    {},
+    {"cache_salt": "a"},
+    {"cache_salt": "b"},
+    {"vllm_xargs": {"speculation": 0}},
+    {"vllm_xargs": {"max_draft": 2, "label": "short", "private": 1}},
+]
+"""Of the requests whose answers are compared: none of these changes a text."""
+
+
+class Server:
+    """A server whose caches, and so draftwise's state, lie in a folder of the test's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.number = folder, 0
+        self.process: Any = None
+        self.address = ""
+
+    @property
+    def log(self) -> str:
+        """Of the present process, and those it started."""
+        return (self.folder / f"log{self.number}").read_text()
+
+    def start(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(zoo.target_path()), "--served-model-name", "zoo"),
+            *("--port", str(port), "--enforce-eager", "--dtype", "float32"),
+            *("--max-num-seqs", str(AT_ONCE)),
+            *("--num-gpu-blocks-override", "64"),  # of 128 tokens: all are soon in use
+        ]
+        if not IS_PLAIN:
+            command += ["--scheduler-cls", "draftwise.integrations.vllm.Scheduler"]
+        environment = os.environ | {
+            "VLLM_CACHE_ROOT": str(self.folder),
+            "VLLM_LOGGING_LEVEL": "INFO",
+        }
+        environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        self.number += 1
+        with (self.folder / f"log{self.number}").open("wb") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self.address = f"http://127.0.0.1:{port}"
+        asyncio.run(until_ready(self.address, self.process, self.folder / f"log{self.number}"))
+
+    def stop(self) -> None:
+        """As an operator does: SIGTERM, which vLLM does not hand on to the engine in time."""
+        self.process.terminate()
+        self.process.wait(60)
+
+    def num_steps(self) -> int:
+        """Steps that the state's prices rest on."""
+        (file,) = (self.folder / "draftwise").glob("*.json")
+        return int(json.loads(file.read_text())["learnt"]["costs"]["num_steps"])
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """The address of a server with draftwise in it, and its process."""
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(zoo.target_path()), "--served-model-name", "zoo", "--port", str(port)),
-        *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", str(AT_ONCE)),
-        *("--num-gpu-blocks-override", "64"),  # of 128 tokens: all are soon in use, memory is known
-    ]
-    if not IS_PLAIN:
-        config = f'{{"draftwise": {{"state": "{folder}/state.json"}}}}'
-        command += ["--scheduler-cls", "draftwise.integrations.vllm.Scheduler"]
-        command += ["--additional-config", config]
-    (folder / "metrics").mkdir()
-    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    one = Server(tmp_path_factory.mktemp("server"))
+    one.start()
     try:
-        asyncio.run(until_ready(address, process, folder / "log"))
-        yield address, process.pid
+        yield one
     finally:
-        process.terminate()
-        process.wait(60)
-    assert IS_PLAIN or (folder / "state.json").exists(), "what was learnt is written at shutdown"
+        one.stop()
 
 
 async def until_ready(address: str, process: Any, log: Path) -> None:
@@ -94,8 +132,9 @@ def memory_mb(pid: int) -> dict[str, float]:
     return resident
 
 
-async def complete(session: Any, address: str, prompt: str) -> str:
+async def complete(session: Any, address: str, prompt: str, **wishes: Any) -> str:
     body = {"model": "zoo", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
+    body |= {} if IS_PLAIN else wishes
     async with session.post(f"{address}/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
         return (await response.json())["choices"][0]["text"]
@@ -134,7 +173,8 @@ async def storm(address: str, num: int, expected: dict[str, str]) -> Counter:
                 task.cancel()
                 done["cancelled"] += 1
             else:
-                right = await complete(session, address, prompt) == expected[prompt]
+                wishes = WISHES[number % len(WISHES)]
+                right = await complete(session, address, prompt, **wishes) == expected[prompt]
                 done["right" if right else "WRONG"] += 1
 
     connector = aiohttp.TCPConnector(limit=4 * AT_ONCE)
@@ -155,8 +195,8 @@ async def text_of(address: str, path: str) -> str:
         return await response.text()
 
 
-def test_nothing_is_lost_or_wrong_and_memory_stays_flat(server: tuple[str, int]) -> None:
-    address, pid = server
+def test_nothing_is_lost_or_wrong_and_memory_stays_flat(server: Server) -> None:
+    address, pid = server.address, server.process.pid
     prompts = [prompt for kind in zoo.prompts().values() for prompt in kind[:3]]
     expected = asyncio.run(first_answers(address, prompts))
     asyncio.run(storm(address, NUM // 4, expected))
@@ -174,6 +214,28 @@ def test_nothing_is_lost_or_wrong_and_memory_stays_flat(server: tuple[str, int])
     assert len(ours) == len(grown) - 1, "one process runs the model; it has nothing of draftwise"
     assert sum(ours) < 32
     metrics = asyncio.run(text_of(address, "/metrics"))
-    assert 'draftwise:accepted_tokens_total{drafter="' in metrics
-    assert "vllm:spec_decode_num_accepted_tokens_total" in metrics
+    for line in (
+        'draftwise:accepted_tokens_total{drafter="retrieval",engine="0",model_name="zoo"}',
+        'draftwise:speed{engine="0",model_name="zoo",window="recent"}',
+        'draftwise:label_rounds_total{engine="0",label="short",model_name="zoo"}',
+        "vllm:spec_decode_num_accepted_tokens_total",
+    ):
+        assert line in metrics
+    assert "is active in vLLM" in server.log
+    assert "times plain decoding" in server.log or time.perf_counter() - start < 60
     assert asyncio.run(first_answers(address, prompts)) == expected
+
+
+@pytest.mark.skipif(IS_PLAIN, reason="vLLM alone learns nothing")
+def test_learning_survives_sigterm_with_default_flags(server: Server) -> None:
+    prompts = [prompt for kind in zoo.prompts().values() for prompt in kind[:3]]
+    expected = asyncio.run(first_answers(server.address, prompts))
+    learnt = 0
+    for _ in range(2):
+        time.sleep(3)  # the engine is idle, and its state is written
+        server.stop()
+        assert server.num_steps() > learnt
+        learnt = server.num_steps()
+        server.start()
+        assert f"prices of {learnt} steps and acceptance from" in server.log
+        assert asyncio.run(first_answers(server.address, prompts)) == expected

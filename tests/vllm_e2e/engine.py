@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +29,42 @@ def main(path: Path) -> None:
     for task in job["tasks"]:
         start = time.process_time()
         done.append(run(llm, task))
-        print(f"{time.process_time() - start:.1f} s of CPU", task.get("policy"), file=sys.stderr)
+        print(f"{time.process_time() - start:.1f} s of CPU", task.get("free"), file=sys.stderr)
     Path(job["out"]).write_text(json.dumps({"answers": done, "counts": counts(llm)}))
 
 
-def run(llm: Any, task: dict[str, Any]) -> list[list[int]]:
-    """The answers' tokens of one task's requests, ``at_once`` at a time."""
-    if task.get("policy"):
-        force(llm, task["policy"])
+def run(llm: Any, task: dict[str, Any]) -> list[Any]:
+    """The answers' tokens of one task's requests, ``at_once`` at a time.
+
+    With ``logprobs``: of each token, those of the likeliest ones. With ``free``: draftwise believes
+    that a drafted token costs nothing, so whatever may be drafted is.
+    """
+    if task.get("free") and scheduler_of(llm) is not None:
+        make_drafts_free(scheduler_of(llm))
     requests = [sampling(request) for request in task["requests"]]
-    answers: list[list[int]] = []
+    answers: list[Any] = []
     for start in range(0, len(requests), task["at_once"]):
         part = requests[start : start + task["at_once"]]
         outputs = llm.generate([prompt for prompt, _ in part], [params for _, params in part])
-        answers += [list(one.token_ids) for output in outputs for one in output.outputs]
+        for one in (one for output in outputs for one in output.outputs):
+            answers.append(list(one.token_ids))
+            if task.get("logprobs"):
+                answers[-1] = [
+                    {str(token): found.logprob for token, found in place.items()}
+                    for place in one.logprobs
+                ]
     return answers
 
 
-def sampling(request: dict[str, Any]) -> tuple[str, Any]:
+def sampling(request: dict[str, Any]) -> tuple[Any, Any]:
     """The prompt and vLLM's sampling parameters."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
     given = dict(request)
     prompt = given.pop("prompt")
+    if "cache_salt" in given:
+        prompt = {"prompt": prompt, "cache_salt": given.pop("cache_salt")}
     if "regex" in given:
         given["structured_outputs"] = StructuredOutputsParams(regex=given.pop("regex"))
     if "logit_bias" in given:
@@ -67,26 +78,36 @@ def scheduler_of(llm: Any) -> Any:
     return None if core is None else core.scheduler
 
 
-def force(llm: Any, policy: str) -> None:
-    """Requests from now on are played by this policy: one engine tries every arm in turn."""
-    controller = scheduler_of(llm).draftwise.controller
-    controller._options = replace(controller._options, policy=policy)
-    controller._heritage = None
+class Ticks:
+    """A clock on which every step takes as long as any other."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 1e-3
+        return self._now
+
+
+def make_drafts_free(scheduler: Any) -> None:
+    """Prices are learnt from a clock that knows no dearer step."""
+    if hasattr(scheduler, "draftwise") and not isinstance(scheduler.draftwise.clock, Ticks):
+        scheduler.draftwise.clock = Ticks()
 
 
 def counts(llm: Any) -> dict[str, Any]:
-    """Rounds and accepted tokens by plan, and preemptions, where the scheduler can be seen."""
+    """Drafted and accepted tokens by drafter, and who is left, where the scheduler can be seen."""
     scheduler = scheduler_of(llm)
     if scheduler is None or not hasattr(scheduler, "draftwise"):
         return {}
-    controller = scheduler.draftwise.controller
-    counts = controller.counts
+    adapter = scheduler.draftwise
+    counts = adapter.counts
     return {
-        "rounds": {str(plan): counted.rounds for plan, counted in counts.items()},
-        "drafted": {str(plan): counted.drafted for plan, counted in counts.items()},
-        "accepted": {str(plan): counted.accepted for plan, counted in counts.items()},
-        "rows_left": len(controller.rows),
-        "plans": [str(plan) for plan in controller.plans],
+        "rounds": counts.rounds,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "rows_left": adapter.num_running,
+        "own_ms": 1e3 * counts.own_s / max(counts.steps, 1),
     }
 
 

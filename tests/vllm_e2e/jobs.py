@@ -64,7 +64,7 @@ def job_of(
     config: dict[str, Any], draftwise: dict[str, Any] | None, *at_once: int
 ) -> dict[str, Any]:
     engine = {"model": str(zoo.target_path()), "max_num_seqs": 16} | config
-    tasks = [{"requests": mixed_requests(), "at_once": num} for num in at_once]
+    tasks = [{"requests": mixed_requests(), "at_once": num, "free": True} for num in at_once]
     return {"engine": engine, "draftwise": draftwise, "tasks": tasks}
 
 

@@ -1,32 +1,36 @@
-"""CPU time of the adapter for vLLM, a step, by running requests: fakes of vLLM, and no model.
+"""CPU time of the adapter for vLLM, a step, by running requests.
 
-python -m benchmarks vllm_overhead               # the table in docs/vllm.md
-python -m benchmarks vllm_overhead --profile     # where it goes, at the most requests
-Each request's text goes on by phrases that other requests use, too, and by single random tokens,
-so that both retrieval drafters find matches of all lengths. A step's seconds are of the fakes'
-clock (a fixed price and one for each token), so choices are the same in every run.
+python benchmarks/vllm_overhead.py               # fakes of vLLM, and no model
+python benchmarks/vllm_overhead.py --inside      # in a real vLLM with the bundled target
+python benchmarks/vllm_overhead.py --profile     # where it goes, at the most requests
+With fakes each request's text goes on by phrases that other requests use, too, and by single random
+tokens, so that retrieval finds matches of all lengths; a step's seconds are of the fakes' clock (a
+fixed price and one for each token), so choices are the same in every run. ``work`` is done while
+the engine computes; the rest is in the step. ``p99`` is of the step.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import os
 import pstats
 import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from shared.results import save
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from integrations.vllm.fakes import FakeEngine, FakeRequest
+if TYPE_CHECKING:  # it imports numba, which a vLLM on the CPU must do later
+    from integrations.vllm.fakes import FakeEngine
 
-PARTS = ("starts", "facts", "learn", "draft")
-PROMPT_TOKENS, ANSWER_TOKENS = 120, 160
+IN_STEP, BESIDE = ("starts", "came_back", "learn", "draft"), "work"
+PROMPT_TOKENS, ANSWER_TOKENS, STEPS = 2000, 400, 60
 
 
 def text(rng: random.Random, phrases: list[list[int]], num_tokens: int) -> list[int]:
@@ -39,6 +43,8 @@ def text(rng: random.Random, phrases: list[list[int]], num_tokens: int) -> list[
 
 def engine_of(rows: int, with_drafter: bool) -> FakeEngine:
     """So many requests, each with its whole text decided in advance."""
+    from integrations.vllm.fakes import FakeEngine, FakeRequest
+
     rng = random.Random(rows)
     phrases = [[rng.randrange(50_000) for _ in range(rng.randrange(2, 13))] for _ in range(24)]
     texts = {n: text(rng, phrases, PROMPT_TOKENS + ANSWER_TOKENS + 40) for n in range(rows)}
@@ -50,7 +56,7 @@ def engine_of(rows: int, with_drafter: bool) -> FakeEngine:
         return model(tokens) if len(tokens) % 3 else 7
 
     engine = FakeEngine(
-        model, None, drafter if with_drafter else None, longest=16 if not with_drafter else 5,
+        model, drafter if with_drafter else None, longest=5 if with_drafter else 16,
         cost=lambda rows, tokens, drafted: 0.05 + 0.0002 * tokens + 0.002 * drafted, chunk=1 << 20,
     )  # fmt: skip
     for number, own in texts.items():
@@ -60,15 +66,17 @@ def engine_of(rows: int, with_drafter: bool) -> FakeEngine:
 
 
 class Timed:
-    """The CPU seconds of the pilot's parts, step by step."""
+    """The CPU seconds of an adapter's parts, step by step: each ``draft`` ends one."""
 
-    def __init__(self, engine: FakeEngine, profile: cProfile.Profile | None = None) -> None:
-        self.spent = dict.fromkeys(PARTS, 0.0)
-        for name in PARTS:
-            self._watch(engine.pilot, name, profile)
+    def __init__(self, adapter: Any, profile: cProfile.Profile | None = None) -> None:
+        self._spent = dict.fromkeys((*IN_STEP, BESIDE), 0.0)
+        self.steps: list[tuple[int, list[float]]] = []
+        self._adapter = adapter
+        for name in self._spent:
+            self._watch(name, profile)
 
-    def _watch(self, pilot: Any, name: str, profile: cProfile.Profile | None) -> None:
-        method = getattr(pilot, name)
+    def _watch(self, name: str, profile: cProfile.Profile | None) -> None:
+        method = getattr(self._adapter, name)
 
         def call(*args: Any) -> Any:
             if profile is not None:
@@ -77,46 +85,89 @@ class Timed:
             try:
                 return method(*args)
             finally:
-                self.spent[name] += time.thread_time() - start
+                self._spent[name] += time.thread_time() - start
                 if profile is not None:
                     profile.disable()
+                if name == "draft":
+                    self._end_step()
 
-        setattr(pilot, name, call)
+        setattr(self._adapter, name, call)
+
+    def _end_step(self) -> None:
+        self.steps.append((self._adapter.num_running, list(self._spent.values())))
+        self._spent = dict.fromkeys(self._spent, 0.0)
+
+    def table(self, rows: int) -> dict[str, float]:
+        """Milliseconds, medians of steps in which about so many requests decode."""
+        all_ms = np.array([spent for num, spent in self.steps if num > 0.9 * rows][8:]) * 1e3
+        names = [*IN_STEP, BESIDE]
+        parts = dict(zip(names, np.median(all_ms, axis=0).round(4).tolist(), strict=True))
+        in_step = all_ms[:, : len(IN_STEP)].sum(axis=1)
+        counts = self._adapter.counts
+        return {
+            "ms": round(float(np.median(in_step)), 3),
+            "p99": round(float(np.quantile(in_step, 0.99)), 3),
+            **parts,
+            "tokens a round": round(counts.emitted / max(counts.rounds, 1), 2),
+            "steps": len(all_ms),
+        }
 
 
 def measure(
     rows: int, with_drafter: bool, profile: cProfile.Profile | None = None
 ) -> dict[str, float]:
-    """Milliseconds of CPU a step: the median of steps in which all requests decode."""
+    """With fakes."""
     engine = engine_of(rows, with_drafter)
-    timed, steps = Timed(engine, profile), []
-    for number in range(36):
-        before = dict(timed.spent)
+    timed = Timed(engine.adapter, profile)
+    for _ in range(STEPS):
         engine.step()
-        if number >= 6:
-            steps.append([1e3 * (timed.spent[name] - before[name]) for name in PARTS])
     assert len(engine.requests) == rows, "a request ended too early"
-    parts = dict(zip(PARTS, np.median(steps, axis=0).round(3).tolist(), strict=True))
-    counts = engine.controller.counts.values()
-    accepted = sum(c.accepted for c in counts) / sum(c.rounds for c in counts)
-    return {"ms": round(float(np.median(np.sum(steps, axis=1))), 2), **parts, "MAT": 1 + accepted}
+    return timed.table(rows)
+
+
+def measure_inside(sizes: list[int]) -> dict[str, dict[str, float]]:
+    """In a real vLLM, in this process, with as many requests as there are places."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM, SamplingParams
+
+    from draftwise import zoo
+
+    llm = LLM(
+        model=str(zoo.target_path()), scheduler_cls="draftwise.integrations.vllm.Scheduler",
+        additional_config={"draftwise": {"state": None}}, enforce_eager=True, dtype="float32",
+        max_num_seqs=max(sizes), max_model_len=1024, enable_prefix_caching=False,
+    )  # fmt: skip
+    adapter = llm.llm_engine.engine_core.engine_core.scheduler.draftwise
+    prompts = [prompt for kind in zoo.prompts().values() for prompt in kind]
+    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    table = {}
+    for rows in sizes:
+        timed = Timed(adapter)
+        llm.generate([prompts[i % len(prompts)] for i in range(rows)], params, use_tqdm=False)
+        table[f"{rows} requests inside vLLM"] = timed.table(rows)
+        for name in (*IN_STEP, BESIDE):
+            delattr(adapter, name)
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64])
-    parser.add_argument("--repeats", type=int, default=5, help="the least of so many runs counts")
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256])
+    parser.add_argument("--repeats", type=int, default=3, help="the least of so many runs counts")
+    parser.add_argument("--inside", action="store_true", help="in a real vLLM")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
-    table = {}
-    for with_drafter in (False, True):
+    table = measure_inside(args.rows) if args.inside else {}
+    for with_drafter in () if args.inside else (False, True):
         for rows in args.rows:
             runs = [measure(rows, with_drafter) for _ in range(args.repeats)]
             best = min(runs, key=lambda run: run["ms"])
-            name = f"{rows} requests, {'with' if with_drafter else 'without'} a model drafter"
-            table[name] = best
-            print(f"{name:<42}", {key: round(value, 2) for key, value in best.items()}, flush=True)
+            table[f"{rows} requests, {'with' if with_drafter else 'without'} a model drafter"] = (
+                best
+            )
+    for name, facts in table.items():
+        print(f"{name:<42}", facts, flush=True)
     if args.profile:
         profile = cProfile.Profile()
         measure(max(args.rows), False, profile)

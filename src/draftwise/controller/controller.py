@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.controller import acceptance
-from draftwise.controller.acceptance import LENGTH, new_slots, new_tables
+from draftwise.controller.acceptance import (
+    LAST,
+    LENGTH,
+    MODEL,
+    OFFERED,
+    PLAYED_MODEL,
+    new_slots,
+    new_tables,
+)
 from draftwise.controller.choice import choose
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
@@ -96,12 +104,15 @@ class Controller:
         self._free: list[int] = []
         self._num_slots = 0
         self._known = new_slots(0, length)
+        self._allowed = np.ones((0, 2), np.int64)  # the model drafter, and retrieval
+        self._restricted: set[int] = set()
         self._grow(16)
 
     def _grow(self, num: int) -> None:
         length = self.limits.max_draft
         self._free += range(num - 1, self._num_slots - 1, -1)
         self._known = new_slots(num, length, self._known)
+        self._allowed = np.vstack([self._allowed, np.ones((num - self._num_slots, 2), np.int64)])
         self._rows, self._nums, self._left = np.zeros((3, num), np.int64)
         self._offered = np.zeros((num, length), np.int32)
         self._drafts = np.zeros((2, num * length), np.int32)
@@ -109,21 +120,32 @@ class Controller:
         self._num_slots = num
 
     def begin(
-        self, name: str, tokens: Sequence[int], *, tenant: int = 0, shares: bool = True
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        tenant: int = 0,
+        shares: bool = True,
+        model: bool = True,
+        retrieval: bool = True,
     ) -> None:
         """A request whose prompt was read, with its text so far, begins to decode.
 
         tenant: texts of other tenants are never proposed. shares: whether its answer may be
-        proposed to other requests of its tenant.
+        proposed to other requests of its tenant. model, retrieval: drafters that it may use.
         """
         if name in self._slots:
             self.end(name)
         if not self._free:
             self._grow(2 * self._num_slots)
         slot = self._free[-1]
-        self._index.open(slot, tokens, tenant=tenant, shares=shares)
+        if self.limits.retrieval:
+            self._index.open(slot, tokens, tenant=tenant, shares=shares)
         self._free.pop()
         self._slots[name] = slot
+        self._allowed[slot] = model, retrieval
+        if not (model and retrieval):
+            self._restricted.add(slot)
         self._known.facts[slot] = 0
         self._known.factors[slot] = 0.0
         self._known.facts[slot, LENGTH] = len(tokens)
@@ -132,7 +154,9 @@ class Controller:
         """A request is gone: finished, cancelled, or never known."""
         slot = self._slots.pop(name, None)
         if slot is not None:
-            self._index.close(slot)
+            if self.limits.retrieval:
+                self._index.close(slot)
+            self._restricted.discard(slot)
             self._free.append(slot)
 
     def __contains__(self, name: str) -> bool:
@@ -162,7 +186,8 @@ class Controller:
         verified = _NOTHING if num_verified is None else np.fromiter(num_verified, np.int64, num)
         acceptance.learn(slots, tokens, counts, verified, self._known, self._tables)
         self.kept += len(tokens)
-        self._index.extend(slots, tokens, counts)
+        if self.limits.retrieval:
+            self._index.extend(slots, tokens, counts)
 
     def _account(self, step: Step, context: int, num_emitted: int) -> None:
         """Prices, the guard's account and the rate."""
@@ -172,10 +197,27 @@ class Controller:
         seconds = step.seconds + step.own_seconds
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
             plain = seconds  # what the controller takes in a plain step is not lost by drafting
+        else:  # prompts would have been read without drafts, too
+            read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
+            seconds = max(seconds - read_s, 0.0)
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         self._rate_tokens = RATE_DISCOUNT * self._rate_tokens + num_emitted
-        self._rate_s = RATE_DISCOUNT * self._rate_s + seconds
+        self._rate_s = RATE_DISCOUNT * self._rate_s + step.seconds + step.own_seconds
         self._last_s = seconds
+
+    def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
+        """Model drafts that the step to be observed verified, for engines whose steps overlap.
+
+        There ``choose`` has decided on later steps by then, and the host does not know the drafted
+        tokens: ``observe`` is told 0 for each accepted one, and 1 for the token that follows them.
+        """
+        self._learn_lengths()
+        slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, len(names))
+        facts = self._known.facts
+        facts[slots, :LAST] = 0
+        facts[slots, OFFERED] = np.fromiter(lengths, np.int64, len(names))
+        facts[slots, PLAYED_MODEL] = facts[slots, OFFERED]
+        self._known.tokens[slots, MODEL] = 0
 
     def choose(
         self,
@@ -219,7 +261,9 @@ class Controller:
         if step > 0:
             ahead = seconds.item(drafted + step) - seconds.item(drafted)
             price = min(price, max(0.0, self._rate * ahead / step))
-        self._to_learn = slots, price
+        if self._restricted:
+            slots = slots[self._allowed[slots, 0] > 0]
+        self._to_learn = (slots, price) if len(slots) else None
         self._decide_length(num)
         if not drafted:
             return [[] for _ in names]
@@ -248,6 +292,9 @@ class Controller:
         known, tables, num = self._known, self._tables, len(slots)
         written, lengths = _NO_TOKENS, _NOTHING
         if offers is not None:
+            if self._restricted:
+                allowed = self._allowed[slots, 0].tolist()
+                offers = [o if ok else () for o, ok in zip(offers, allowed, strict=True)]
             lengths = np.fromiter(map(len, offers), np.int64, num)
             written = np.fromiter(chain.from_iterable(offers), np.int32)
         width = int(
@@ -255,7 +302,8 @@ class Controller:
         )
         if not self.limits.retrieval or (not width and not self._is_search_due):
             return width
-        found = self._index.propose(slots, rooms)
+        searched = rooms * self._allowed[slots, 1] if self._restricted else rooms
+        found = self._index.propose(slots, searched)
         floor = FLOOR_SHARE * self._price if self._num_choices % FLOOR_CHECK else 0.0
         rows = acceptance.find(
             slots, found.tokens, found.num_tokens, found.match, found.hits, found.agree, known,
@@ -263,6 +311,8 @@ class Controller:
         )  # fmt: skip
         if rows:
             after = self._rows[:rows]
+            if self._restricted:
+                self._left[:rows] *= self._allowed[after, 1]
             found = self._index.propose_after(
                 after, self._offered[:rows, :width], self._nums[:rows], self._left[:rows]
             )
@@ -321,7 +371,7 @@ class Controller:
         if self.limits.model and self.limits.retrieval:
             self._learn_starts()
         self._learn_lengths()
-        return self._index.work(SLICE)
+        return self.limits.retrieval and self._index.work(SLICE)
 
     def _learn_starts(self) -> None:
         """What retrieval says after shorter drafts of the model than the one that it wrote."""

@@ -317,6 +317,15 @@ class StepCosts:
             self._mean[[DRAFTS, LENGTH]] = draft_s
         self.num_steps, self.largest = FIRST_STEPS, int(tokens[-1])
 
+    def prefill_seconds(self, num_requests: int, num_prefill: int) -> float:
+        """Of reading so many prompt tokens in a step in which so many requests decode."""
+        if not num_prefill or not self.is_known:
+            return 0.0
+        first, last = np.searchsorted(EDGES, [num_requests, num_requests + num_prefill])
+        slope = float(self._mean[PREFILL] * self._scales[PREFILL])
+        stairs = float(self._mean[NUM_OTHERS + first : NUM_OTHERS + last].sum())
+        return max(stairs + slope * num_prefill, 0.0)
+
     def _begin(self, step: Step) -> None:
         """The prior, in shares of the first step's seconds."""
         plain = step.seconds

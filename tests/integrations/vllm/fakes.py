@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from draftwise.integrations.vllm import Controller, Limits, Options, Pilot
+from draftwise.controller.controller import Controller, Limits
+from draftwise.integrations.vllm.adapter import Adapter
 
 Model = Callable[[Sequence[int]], int]
 """All tokens so far to the next one: what a greedy target says."""
@@ -24,6 +25,7 @@ def params(**given: Any) -> SimpleNamespace:
         "bad_words": None,
         "allowed_token_ids": None,
         "min_tokens": 0,
+        "extra_args": None,
     }
     return SimpleNamespace(**(plain | given))
 
@@ -40,6 +42,8 @@ class FakeRequest:
     output: list[int] = field(default_factory=list)
     spec_token_ids: list[int] = field(default_factory=list)
     is_prefill_chunk: bool = True
+    cache_salt: str | None = None
+    lora_request: Any = None
 
     @property
     def all_token_ids(self) -> list[int]:
@@ -66,7 +70,6 @@ class FakeEngine:
     def __init__(
         self,
         model: Model,
-        options: Options | None = None,
         model_drafter: Model | None = None,
         cost: Callable[[int, int, int], float] = lambda rows, tokens, drafted: 1.0,
         longest: int = 8,
@@ -80,9 +83,10 @@ class FakeEngine:
         self.num_read: dict[str, int] = {}
         self.drafted: list[int] = []
         self.steps: list[tuple[int, int, float]] = []
-        limits = Limits(longest, budget, 4096, "draft_model" if model_drafter else None)
-        self.controller = Controller(options or Options(state=None), limits)
-        self.pilot = Pilot(self.controller, self.requests, longest, 4096, lambda: self.now)
+        self.verified: dict[str, list[list[int]]] = {}
+        limits = Limits(longest, budget, model=model_drafter is not None)
+        self.controller = Controller(limits, history_tokens=1 << 12)
+        self.adapter = Adapter(self.controller, self.requests, 4096, lambda: self.now)
 
     def add(self, request: FakeRequest) -> None:
         self.requests[request.request_id] = request
@@ -96,26 +100,27 @@ class FakeEngine:
         return self.outputs
 
     def step(self) -> None:
-        self.pilot.starts()
-        scheduled = self._schedule()
-        num_drafted = self.pilot[len(self.requests)] if self.model_drafter else 0
+        self.adapter.starts()
+        num_drafted = self.adapter[len(self.requests)] if self.model_drafter else 0
+        scheduled = self._schedule(num_drafted)
         self.drafted.append(num_drafted)
         output = self._execute(scheduled)
+        self.adapter.work()
         total = scheduled.total_num_scheduled_tokens
         self.now += self.cost(len(self.requests), total, num_drafted)
         self.steps.append((len(self.requests), total, self.now))
-        facts, step = self.pilot.facts(scheduled, output)
+        self.adapter.came_back(scheduled, output)
         ids = list(self.requests)
         for id_, tokens in zip(ids, output.sampled_token_ids, strict=True):
             request = self.requests[id_]
-            room = request.max_tokens - len(request.output)
-            request.output += tokens[:room]
+            del tokens[request.max_tokens - len(request.output) :]
+            request.output += tokens
             if request.is_finished():
                 self.outputs[id_] = self.requests.pop(id_).output
-        self.pilot.learn(facts, step)
+        self.adapter.learn(scheduled, output)
         self._offer(ids, num_drafted)
 
-    def _schedule(self) -> Any:
+    def _schedule(self, num_drafted: int) -> Any:
         num, verified = {}, {}
         for id_, request in self.requests.items():
             left = len(request.prompt_token_ids) - self.num_read[id_]
@@ -127,10 +132,12 @@ class FakeEngine:
                 num[id_] = 1 + len(request.spec_token_ids)
                 if request.spec_token_ids:
                     verified[id_] = request.spec_token_ids
+                    self.verified.setdefault(id_, []).append(request.spec_token_ids)
         return SimpleNamespace(
             num_scheduled_tokens=num,
             scheduled_spec_decode_tokens=verified,
             total_num_scheduled_tokens=sum(num.values()),
+            num_spec_tokens_to_schedule=num_drafted,
         )
 
     def _execute(self, scheduled: Any) -> Any:
@@ -155,7 +162,7 @@ class FakeEngine:
                     own.append(self.model_drafter(self.requests[id_].all_token_ids + own))
             offers.append(own)
         drafts = SimpleNamespace(req_ids=list(ids), draft_token_ids=offers)
-        self.pilot.draft(drafts)
+        self.adapter.draft(drafts)
         for id_, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
             if id_ in self.requests and not self.requests[id_].is_prefill_chunk:
                 self.requests[id_].spec_token_ids = tokens

@@ -45,11 +45,11 @@ def main() -> None:
 
 def watch(scheduler: Any) -> list[float]:
     """Have the adapter price steps by CPU seconds, and count its own; [its own, whole steps]."""
-    pilot, spent = scheduler.draftwise, [0.0, 0.0]
-    pilot.clock = time.process_time
+    adapter, spent = scheduler.draftwise, [0.0, 0.0]
+    adapter.clock = time.process_time
 
     def timed(name: str) -> None:
-        method = getattr(pilot, name)
+        method = getattr(adapter, name)
 
         def call(*args: Any) -> Any:
             start = time.process_time()
@@ -58,9 +58,9 @@ def watch(scheduler: Any) -> list[float]:
             finally:
                 spent[0] += time.process_time() - start
 
-        setattr(pilot, name, call)
+        setattr(adapter, name, call)
 
-    for name in ("facts", "learn", "draft"):
+    for name in ("came_back", "learn", "draft", "work"):
         timed(name)
     return spent
 

@@ -7,8 +7,6 @@ and ``create_worker`` returns a subclass of SGLang's own worker.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import re
@@ -125,8 +123,10 @@ def agreement() -> tuple[Callable[[int], int], bool]:
     return agree, group.rank_in_group == 0
 
 
-def state_file(settings: Settings, given: Any) -> StateFile:
+def state_file(settings: Settings, given: Any) -> StateFile | None:
     """Where what was learnt is kept: apart for each device, model, dtype and parallelism."""
+    if settings.state is None:
+        return None
     import sglang
     import torch
 
@@ -136,8 +136,7 @@ def state_file(settings: Settings, given: Any) -> StateFile:
     about = {name: str(getattr(given, name, None)) for name in names}
     about |= {"device": device, "sglang": sglang.__version__, "draftwise": __version__}
     about["steps"] = str(settings.candidates)
-    mark = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
-    path = state_path(settings.state, f"{given.model_path}@{mark}", user_cache_dir())
-    if path is not None:
-        logger.info("what is learnt is kept in %s", path)
+    about["model"] = str(given.model_path)
+    path = state_path(settings.state, about, user_cache_dir())
+    logger.info("what is learnt is kept in %s", path)
     return StateFile(path, about)

@@ -28,7 +28,7 @@ from draftwise.controller.acceptance import (
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
-from draftwise.integrations.vllm.state import StateFile
+from draftwise.integrations.vllm.state import SAVE_EVERY_S, StateFile, Writer
 from draftwise.lines import STATE_BYTES, read_text, strict_json
 
 logger = logging.getLogger("sglang.draftwise")
@@ -147,6 +147,8 @@ class StepsPolicy:
         self.counts: Counter[int] = Counter()
         self.drafted = self.accepted = 0
         self._clock, self._agree, self._file = clock, agree, state
+        self._writer = None if state is None else Writer()
+        self._saved_s = clock()
         self._graphs: list[int] | None = None
         self._longest: dict[int, int] = {}
         self._slots: dict[Any, int] = {}
@@ -345,8 +347,10 @@ class StepsPolicy:
 
     def _report(self, now_s: float) -> None:
         """The file and one line in the log, on a timer."""
-        if self._file is not None and self._file.is_due(now_s):
-            self._file.save(self.state(), now_s)
+        is_due = now_s - self._saved_s >= SAVE_EVERY_S
+        if self._file is not None and self._writer is not None and is_due:
+            self._saved_s = now_s
+            self._writer.write(self._file.path, self._file.text(self.state()))
         if now_s - self._reported_s >= self.settings.report_s:
             self._reported_s = now_s
             share = self.accepted / self.drafted if self.drafted else 0.0

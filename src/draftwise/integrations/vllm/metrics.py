@@ -1,120 +1,183 @@
-"""What is counted: by plan, for people and for Prometheus."""
+"""What drafting brings, counted: for the log, and for Prometheus next to vLLM's own figures.
+
+vLLM's engine and its API server are two processes. With ``PROMETHEUS_MULTIPROC_DIR`` (which vLLM
+sets itself for several API servers) prometheus_client carries the figures across; without it the
+engine writes them to a small file every second, which the API server reads when it is scraped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from draftwise.types import Plan
+from draftwise.integrations.vllm.options import DRAFTERS, MODEL, RETRIEVAL
 
-NAMES = ("rounds", "drafted", "accepted", "emitted")
-_HELP = {
-    "rounds": "Rounds of requests, those without a draft included",
-    "drafted": "Drafted tokens that were verified",
-    "accepted": "Drafted tokens that were kept",
-    "emitted": "Tokens that came out of these rounds",
+FOLDER = "DRAFTWISE_METRICS_DIR"
+"""Environment variable: the files' folder, set for engines by the process that starts them."""
+MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
+MOST_LABELS = 32
+"""Labels of requests that are counted by name; what comes after them is counted as ``other``."""
+
+
+class Figure(NamedTuple):
+    """One sample: its name without ``draftwise:``, whether it only grows, its labels, its value."""
+
+    name: str
+    is_counter: bool
+    labels: Mapping[str, str]
+    value: float
+
+
+HELP = {
+    "steps": "Steps of the engine in which requests decoded",
+    "rounds": "Decoded requests, summed over steps; those without a draft included",
+    "emitted_tokens": "Tokens that came out of these rounds",
+    "drafted_tokens": "Drafted tokens that were verified, by drafter",
+    "accepted_tokens": "Drafted tokens that were kept, by drafter",
+    "label_rounds": "Rounds by label of the request",
+    "label_emitted_tokens": "Tokens by label of the request",
+    "step_seconds": "Seconds of these steps",
+    "own_seconds": "Seconds that draftwise added to them",
+    "speed": "Tokens a second relative to plain decoding: since the start, and recently",
+    "drafting_allowed": "1 while the guard allows drafts, 0 while they have cost too much",
 }
 
 
 @dataclass(slots=True)
-class Count:
-    """Of one plan: rounds, tokens drafted, accepted, emitted."""
+class Counts:
+    """Sums since the start. drafted, accepted: by drafter; labels: rounds and tokens by label."""
 
+    steps: int = 0
     rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
     emitted: int = 0
+    step_s: float = 0.0
+    own_s: float = 0.0
+    drafted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
+    accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
+    labels: dict[str, list[int]] = field(default_factory=dict)
 
-    def add(self, drafted: int, accepted: int, emitted: int) -> None:
-        """One round of one request."""
-        self.rounds += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        self.emitted += emitted
+    def add_drafts(self, by_model: int, of_model: int, drafted: int, accepted: int) -> None:
+        """Of a step: tokens verified and tokens kept, of the model drafter and of all drafters."""
+        for name, num, kept in (
+            (MODEL, by_model, of_model),
+            (RETRIEVAL, drafted - by_model, accepted - of_model),
+        ):
+            self.drafted[name] += num
+            self.accepted[name] += kept
+
+    def add_label(self, label: str, num_emitted: int) -> None:
+        """One round of a request with a label."""
+        if label not in self.labels and len(self.labels) >= MOST_LABELS:
+            label = "other"
+        sums = self.labels.setdefault(label, [0, 0])
+        sums[0] += 1
+        sums[1] += num_emitted
+
+    def figures(self, guard: Any) -> Iterator[Figure]:
+        """All samples. guard: ``speed``, ``recent_speed``, ``allows_drafts``."""
+        none: dict[str, str] = {}
+        yield Figure("steps", True, none, self.steps)
+        yield Figure("rounds", True, none, self.rounds)
+        yield Figure("emitted_tokens", True, none, self.emitted)
+        yield Figure("step_seconds", True, none, self.step_s)
+        yield Figure("own_seconds", True, none, self.own_s)
+        for name in DRAFTERS:
+            yield Figure("drafted_tokens", True, {"drafter": name}, self.drafted[name])
+            yield Figure("accepted_tokens", True, {"drafter": name}, self.accepted[name])
+        for label, (rounds, emitted) in self.labels.items():
+            yield Figure("label_rounds", True, {"label": label}, rounds)
+            yield Figure("label_emitted_tokens", True, {"label": label}, emitted)
+        yield Figure("speed", False, {"window": "start"}, guard.speed)
+        yield Figure("speed", False, {"window": "recent"}, guard.recent_speed)
+        yield Figure("drafting_allowed", False, none, float(guard.allows_drafts))
 
 
-@dataclass(slots=True)
-class Pace:
-    """Tokens and seconds of late: what the meter expected of steps, and what they took.
-
-    Each step keeps 99% of what was there before it.
-
-    >>> pace = Pace()
-    >>> pace.add(tokens=4, expected_s=1.0, measured_s=2.0)
-    >>> pace.estimated_tok_per_s, pace.measured_tok_per_s
-    (4.0, 2.0)
-    """
-
-    tokens: float = 0.0
-    expected_s: float = 0.0
-    measured_s: float = 0.0
-
-    def add(self, tokens: int, expected_s: float, measured_s: float) -> None:
-        """One step."""
-        self.tokens = 0.99 * self.tokens + tokens
-        self.expected_s = 0.99 * self.expected_s + expected_s
-        self.measured_s = 0.99 * self.measured_s + measured_s
-
-    @property
-    def estimated_tok_per_s(self) -> float:
-        """Had every step lasted as long as its price."""
-        return self.tokens / self.expected_s if self.expected_s else 0.0
-
-    @property
-    def measured_tok_per_s(self) -> float:
-        """As the clock saw it."""
-        return self.tokens / self.measured_s if self.measured_s else 0.0
+def as_text(figures: Iterable[Figure], labels: Mapping[str, str]) -> str:
+    """The file's content; labels: of the engine, added to each sample's own."""
+    rows = [[f.name, f.is_counter, dict(labels) | dict(f.labels), f.value] for f in figures]
+    return json.dumps(rows)
 
 
 class Exporter:
-    """Counters beside vLLM's own, in its ``/metrics`` (with PROMETHEUS_MULTIPROC_DIR set).
+    """The figures as objects of prometheus_client, in an engine's process. State: what was told."""
 
-    ``draftwise:rounds_total``, ``.._tokens_total`` with the labels model_name, drafter and length;
-    gauges of tokens a second. State: what was exported already.
-    """
-
-    def __init__(self, model_name: str, prometheus: Any) -> None:
+    def __init__(self, prometheus: Any) -> None:
         """prometheus: the module ``prometheus_client``."""
-        labels = ["model_name", "drafter", "length"]
-        self._model = model_name
-        self._counters = {
-            name: prometheus.Counter(
-                "draftwise:rounds" if name == "rounds" else f"draftwise:{name}_tokens",
-                _HELP[name],
-                labels,
-            )
-            for name in NAMES
-        }
-        self._gauges = {
-            name: prometheus.Gauge(
-                f"draftwise:{name}_tokens_per_second",
-                f"Tokens a second of late, all requests together, {name}",
-                ["model_name"],
-                multiprocess_mode="livesum",
-            )
-            for name in ("estimated", "measured")
-        }
-        self._told: dict[Plan, tuple[int, ...]] = {}
+        self._prometheus = prometheus
+        self._families: dict[str, Any] = {}
+        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
-    def export(self, counts: Mapping[Plan, Count], pace: Pace) -> None:
-        """What has been counted since the last time."""
-        for plan, count in counts.items():
-            now = (count.rounds, count.drafted, count.accepted, count.emitted)
-            before = self._told.get(plan, (0, 0, 0, 0))
-            if now == before:
+    def export(self, figures: Iterable[Figure], labels: Mapping[str, str]) -> None:
+        """Tell what changed since the last time."""
+        for figure in figures:
+            of_all = dict(labels) | dict(figure.labels)
+            family, values = self._family(figure, of_all), tuple(of_all.values())
+            if figure.is_counter:
+                before = self._told.get((figure.name, values), 0.0)
+                family.labels(*values).inc(figure.value - before)
+                self._told[figure.name, values] = figure.value
+            else:
+                family.labels(*values).set(figure.value)
+
+    def _family(self, figure: Figure, labels: Mapping[str, str]) -> Any:
+        if figure.name not in self._families:
+            name, names = f"draftwise:{figure.name}", list(labels)
+            self._families[figure.name] = (
+                self._prometheus.Counter(name, HELP[figure.name], names)
+                if figure.is_counter
+                else self._prometheus.Gauge(
+                    name, HELP[figure.name], names, multiprocess_mode="livemostrecent"
+                )
+            )
+        return self._families[figure.name]
+
+
+class Collector:
+    """Reads the engines' files whenever the API server is scraped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[Any]:
+        """Metric families of prometheus_client; a file that is missing or broken is left out."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families: dict[str, Any] = {}
+        for file in sorted(self._folder.glob("*.json")):
+            try:
+                rows = json.loads(file.read_text("utf-8"))
+            except (OSError, ValueError):
                 continue
-            for name, new, old in zip(NAMES, now, before, strict=True):
-                labels = (self._model, plan.drafter, str(plan.length))
-                self._counters[name].labels(*labels).inc(new - old)
-            self._told[plan] = now
-        self._gauges["estimated"].labels(self._model).set(pace.estimated_tok_per_s)
-        self._gauges["measured"].labels(self._model).set(pace.measured_tok_per_s)
+            for name, is_counter, labels, value in rows:
+                kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+                if name not in families:
+                    families[name] = kind(f"draftwise:{name}", HELP[name], labels=list(labels))
+                families[name].add_metric(list(labels.values()), value)
+        yield from families.values()
 
 
-def new_exporter(model_name: str, prometheus: Any) -> Exporter | None:
-    """One a process; a second engine in the same process counts without being exported."""
-    try:
-        return Exporter(model_name, prometheus)
-    except ValueError:
+def open_folder(environment: Any, registry: Any) -> Path | None:
+    """In the process that starts engines: a folder for their files, read at every scrape.
+
+    None where prometheus_client carries the figures across processes. Called more than once in a
+    process it changes nothing.
+    """
+    if environment.get(MULTIPROC):
         return None
+    if environment.get(FOLDER):
+        return Path(environment[FOLDER])
+    folder = Path(tempfile.mkdtemp(prefix="draftwise-"))
+    environment[FOLDER] = str(folder)
+    registry.register(Collector(folder))
+    owner = os.getpid()
+    atexit.register(
+        lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None
+    )
+    return folder

@@ -6,29 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from draftwise.types import DraftwiseError
+from draftwise.errors import DraftwiseError
 
-MAX_LENGTH = 128
+MAX_DRAFT = 128
 """The longest draft that vLLM's rejection sampler takes, in tokens."""
+RETRIEVAL, MODEL = "retrieval", "model"
+DRAFTERS = (RETRIEVAL, MODEL)
+"""Names of drafters: search in texts, and the drafter of the server's speculative config."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How draftwise plays inside one vLLM server.
+    """How draftwise drafts inside one vLLM server.
 
-    drafters: specs of those that retrieve. max_length: of their drafts, in tokens; with a
-        speculative config, its ``num_speculative_tokens`` counts instead. policy, feedback, reward:
-        specs of the registry. state: file of what was learnt; ``auto`` = one a model, in vLLM's
-        cache folder; None = nothing is kept. seed: of policies that draw.
+    drafters: those that are used; ``model`` needs a speculative config. max_draft: tokens of a
+        draft, 1 to 128; a speculative config's ``num_speculative_tokens`` bounds it, too.
+    history_tokens: latest tokens of finished answers that retrieval searches; 0: a request's own
+        text only. state: file of what was learnt; ``auto`` = in vLLM's cache folder, by device,
+        model and settings; None = nothing is kept.
     """
 
-    drafters: tuple[str, ...] = ("lookup", "suffix")
-    max_length: int = 16
-    policy: str = "goodput"
-    feedback: str = "free"
-    reward: str = "length"
+    drafters: tuple[str, ...] = DRAFTERS
+    max_draft: int = 16
+    history_tokens: int = 1 << 18
     state: str | None = "auto"
-    seed: int = 0
 
 
 def parse_options(given: Any) -> Options:
@@ -36,38 +37,50 @@ def parse_options(given: Any) -> Options:
 
     Raises DraftwiseError for an unknown name, listing the valid ones, or a value of another kind.
 
-    >>> parse_options({"policy": "ucbspec"}).policy
-    'ucbspec'
+    >>> parse_options({"max_draft": 8}).max_draft
+    8
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise DraftwiseError(
             f"additional_config['draftwise'] is {given!r}: write an object, such as "
-            '{"draftwise": {"policy": "goodput"}}'
+            '{"draftwise": {"max_draft": 8}}'
         )
-    defaults = Options()
     valid = [field.name for field in fields(Options)]
-    values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name in given:
         if name not in valid:
             raise DraftwiseError(
                 f"additional_config['draftwise'] has no option {name!r}; its options are: "
                 f"{', '.join(valid)}"
             )
-        values[name] = _checked(name, value, getattr(defaults, name))
+    values = dict(given)
+    if "drafters" in given:
+        values["drafters"] = drafters_of(given["drafters"])
+    for name, least, most in (("max_draft", 1, MAX_DRAFT), ("history_tokens", 0, 1 << 30)):
+        if name in given:
+            values[name] = whole_number(name, given[name], least, most)
+    if not isinstance(values.get("state", ""), str | None) or values.get("state") == "":
+        raise DraftwiseError(f"state is {values['state']!r}: write a file's path, 'auto' or null")
     return Options(**values)
 
 
-def _checked(name: str, value: Any, default: Any) -> Any:
-    """A value of the default's kind and within its bounds."""
-    if name == "drafters":
-        if isinstance(value, str) or not all(isinstance(spec, str) for spec in value):
-            raise DraftwiseError(f"drafters is {value!r}: write a list, such as ['lookup']")
-        return tuple(value)
-    if name == "state" and value is None:
-        return None
-    if type(value) is not type(default):
-        raise DraftwiseError(f"{name} is {value!r}: it must be of type {type(default).__name__}")
-    if name == "max_length" and not 1 <= value <= MAX_LENGTH:
-        raise DraftwiseError(f"max_length is {value}: it must be 1 to {MAX_LENGTH} tokens")
-    return value
+def drafters_of(given: Any) -> tuple[str, ...]:
+    """Names of drafters, as a list or separated by commas; DraftwiseError for other ones.
+
+    >>> drafters_of("model")
+    ('model',)
+    """
+    names = given.replace(" ", "").split(",") if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not names or any(n not in DRAFTERS for n in names):
+        raise DraftwiseError(
+            f"drafters is {given!r}: write a list of at least one of {', '.join(DRAFTERS)}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def whole_number(name: str, given: Any, least: int, most: int) -> int:
+    """A whole number within its bounds; DraftwiseError otherwise."""
+    is_whole = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_whole or given != given // 1 or not least <= given <= most:
+        raise DraftwiseError(f"{name} is {given!r}: it must be a whole number, {least} to {most}")
+    return int(given)

@@ -1,7 +1,9 @@
 """What vLLM's entry point ``vllm.general_plugins`` runs in every process, before anything is built.
 
 Nothing changes for a server that does not name one of draftwise's schedulers, but for the repair of
-the CPU backend's verification, which is a bug for every sampled draft.
+the CPU backend's verification, a bug for every sampled draft. Nothing here imports numba, since
+vLLM's CPU backend searches all modules for kernels, and an object of numba's ends that search with
+an AttributeError (0.32). The schedulers import numba; by then the worker has been made.
 """
 
 from __future__ import annotations
@@ -10,54 +12,60 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from draftwise.errors import DraftwiseError
+from draftwise.integrations.vllm.capabilities import check_capabilities
+from draftwise.integrations.vllm.metrics import open_folder
 from draftwise.integrations.vllm.options import parse_options
 from draftwise.integrations.vllm.refusals import (
     MODEL_METHODS,
     NULL_PROPOSER,
+    advice,
+    check_arguments,
     check_server,
     is_null,
 )
 from draftwise.integrations.vllm.repair import checked
-from draftwise.integrations.vllm.versions import check_version
-from draftwise.types import DraftwiseError
+from draftwise.integrations.vllm.requests import wishes_of
+from draftwise.integrations.vllm.state import check_path
 
 logger = logging.getLogger("vllm.draftwise")
 
 HOME = "draftwise.integrations.vllm"
 SCHEDULER, ASYNC_SCHEDULER = f"{HOME}.Scheduler", f"{HOME}.AsyncScheduler"
+MARK = "__draftwise__"
+"""Attribute of what this plug-in has wrapped."""
+LENGTHS = "num_speculative_tokens_per_batch_size"
 
 
 def name_of(scheduler_cls: Any) -> str | None:
     """Which of draftwise's schedulers a server names, by path or by class; None = neither."""
     if isinstance(scheduler_cls, str):
-        return scheduler_cls if scheduler_cls in {SCHEDULER, ASYNC_SCHEDULER} else None
+        found = {SCHEDULER, ASYNC_SCHEDULER, *(f"{HOME}.scheduler.{n}" for n in _CLASSES)}
+        return f"{HOME}.{scheduler_cls.rpartition('.')[2]}" if scheduler_cls in found else None
     for kind in getattr(scheduler_cls, "__mro__", ()):
         if kind.__module__.startswith(HOME):
             return f"{HOME}.{kind.__name__}"
     return None
 
 
+_CLASSES = ("Scheduler", "AsyncScheduler")
+
+
 def plug_in() -> None:
     """Called by vLLM, possibly several times in a process."""
-    import vllm
-
-    try:
-        check_version(vllm.__version__)
-    except DraftwiseError as error:
-        logger.info("%s", error)  # servers that ask for the scheduler are refused
-        return
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
     from vllm.v1.sample import logits_processor, rejection_sampler
 
     if current_platform.is_cpu():
-        _wrap(rejection_sampler, "expand_batch_to_tokens", checked)
-    _wrap(EngineArgs, "create_engine_config", with_drafts)
-    _wrap(logits_processor, "build_logitsprocs", with_processors)
-    _wrap(SamplingParams, "_validate_spec_decode", with_all_parameters)
+        wrap(rejection_sampler, "expand_batch_to_tokens", checked)
+    wrap(EngineArgs, "create_engine_config", with_drafts)
+    wrap(logits_processor, "build_logitsprocs", with_processors)
+    wrap(SamplingParams, "_validate_spec_decode", with_all_parameters)
 
 
 def with_drafts(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,33 +76,85 @@ def with_drafts(create: Callable[..., Any]) -> Callable[..., Any]:
         name = name_of(self.scheduler_cls)
         if name is None:
             return create(self, *args, **kwargs)
+        import prometheus_client
+        import vllm
+
+        is_async = name == ASYNC_SCHEDULER
+        logger.info("draftwise wraps of vLLM: %s", ", ".join(_wrapped))
+        check_capabilities(Path(vllm.__file__).parent, asynchronous=is_async)
         prepare(self, name)
         config = create(self, *args, **kwargs)
-        check_server(config, asynchronous=name == ASYNC_SCHEDULER)
+        check_server(config, asynchronous=is_async)
+        for line in advice(config, asynchronous=is_async):
+            logger.warning("draftwise: %s", line)
         if is_slow_cpu(config, os.environ):
             logger.warning(
                 "speculation on the CPU is many times slower without Intel's OpenMP: start vLLM "
                 "with LD_PRELOAD naming libiomp5.so (pip install intel-openmp) and libtcmalloc"
             )
+        if not getattr(self, "disable_log_stats", False):
+            open_folder(os.environ, prometheus_client.REGISTRY)
         return config
 
     return create_engine_config
 
 
 def prepare(args: Any, name: str) -> None:
-    """Fill in what the user need not type; ``args`` are vLLM's ``EngineArgs``."""
+    """Check what was given, and fill in what need not be typed; ``args`` are vLLM's ``EngineArgs``.
+
+    Raises DraftwiseError for anything wrong with the options: no model has been loaded yet.
+    """
     options = parse_options((args.additional_config or {}).get("draftwise"))
-    given = (args.speculative_config, args.spec_method, args.spec_model, args.spec_tokens)
-    if all(value is None for value in given) and name == SCHEDULER:
+    check_path(options.state)
+    args.speculative_config = given_config(args)
+    check_arguments(args, options, asynchronous=name == ASYNC_SCHEDULER)
+    if args.speculative_config is None:
         args.speculative_config = {
             "method": "custom_class",
             "model": NULL_PROPOSER,
-            "num_speculative_tokens": options.max_length,
+            "num_speculative_tokens": options.max_draft,
         }
-    elif args.speculative_config is not None:
+    else:
         args.speculative_config = adapted(args.speculative_config, args.max_num_seqs, name)
-    if name == SCHEDULER and args.async_scheduling is None:
-        args.async_scheduling = False
+    if name == SCHEDULER:
+        if args.async_scheduling is None:
+            args.async_scheduling = False
+        use_piecewise_graphs(args.compilation_config)
+
+
+def given_config(args: Any) -> dict[str, Any] | None:
+    """The speculative config, with ``--spec-method``, ``--spec-model``, ``--spec-tokens`` in it."""
+    flags = {
+        "--spec-method": ("method", "spec_method"),
+        "--spec-model": ("model", "spec_model"),
+        "--spec-tokens": ("num_speculative_tokens", "spec_tokens"),
+    }
+    found = {key.replace("-", "_"): v for key, v in (args.speculative_config or {}).items()}
+    for flag, (key, attribute) in flags.items():
+        value = getattr(args, attribute, None)
+        if value is None:
+            continue
+        if key in found:
+            raise DraftwiseError(f"{flag} and {key!r} of --speculative-config clash: give one")
+        found[key] = value
+        setattr(args, attribute, None)
+    return found or None
+
+
+def use_piecewise_graphs(compilation: Any) -> None:
+    """CUDA graphs of pieces, unless the user chose a mode.
+
+    Runner V1 would capture full graphs for steps in which every request drafts the longest draft,
+    which hardly ever come, and round all other sizes up to multiples of that length plus one.
+    """
+    if compilation is None or getattr(compilation, "cudagraph_mode", None) is not None:
+        return
+    try:
+        from vllm.config import CUDAGraphMode
+
+        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+    except ImportError as error:
+        logger.warning("draftwise: cannot choose piecewise CUDA graphs: %s", error)
 
 
 def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[str, Any]:
@@ -107,15 +167,15 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
     ...     "num_speculative_tokens_per_batch_size"]
     [[1, 1, 0], [2, 2, 1], [3, 8, 2]]
     """
-    key, longest = "num_speculative_tokens_per_batch_size", given.get("num_speculative_tokens")
+    longest = given.get("num_speculative_tokens")
     is_model = given.get("method", "draft_model") in MODEL_METHODS
-    if given.get(key) or not longest or not is_model:
+    if given.get(LENGTHS) or not longest or not is_model:
         return given
     last = max(max_num_seqs or 1024, longest + 1)
     if name == SCHEDULER:
-        return given | {key: [[1, last, longest]]}
+        return given | {LENGTHS: [[1, last, longest]]}
     each = [[length + 1, length + 1, length] for length in range(longest)]
-    return given | {key: [*each, [longest + 1, last, longest]]}
+    return given | {LENGTHS: [*each, [longest + 1, last, longest]]}
 
 
 def is_slow_cpu(config: Any, environment: Any) -> bool:
@@ -127,8 +187,8 @@ def is_slow_cpu(config: Any, environment: Any) -> bool:
 def with_processors(build: Callable[..., Any]) -> Callable[..., Any]:
     """``build_logitsprocs`` that keeps min_p and logit_bias where draftwise schedules.
 
-    vLLM builds neither for a server that speculates. Requests that use them play ``none`` here, and
-    what a request without a draft samples does go through all processors.
+    vLLM builds neither for a server that speculates. Requests that use them are not drafted
+    for, and what a request without a draft samples does go through all processors.
     """
 
     @functools.wraps(build)
@@ -151,18 +211,50 @@ def with_all_parameters(validate: Callable[..., Any]) -> Callable[..., Any]:
     """``SamplingParams._validate_spec_decode``, which refuses min_p and logit_bias.
 
     Where retrieval alone drafts they are served; beside vLLM's own drafter vLLM still refuses them.
+    And a bad value in a request's ``extra_args`` is refused, in the words of vLLM's other refusals.
     """
 
     @functools.wraps(validate)
     def validate_spec_decode(self: Any, speculative_config: Any) -> Any:
-        if speculative_config is not None and is_null(speculative_config):
-            return None
-        return validate(self, speculative_config)
+        if speculative_config is None or not is_ours(speculative_config):
+            return validate(self, speculative_config)
+        try:
+            wishes_of(self.extra_args)
+        except DraftwiseError as error:
+            raise _refusal(str(error)) from error
+        return None if is_null(speculative_config) else validate(self, speculative_config)
 
     return validate_spec_decode
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-    """Wrap once, however often a process loads plug-ins."""
-    if not hasattr(getattr(owner, name), "__wrapped__"):
-        setattr(owner, name, wrapper(getattr(owner, name)))
+def is_ours(speculative: Any) -> bool:
+    """Whether a server's speculative config was prepared by this plug-in."""
+    return is_null(speculative) or bool(getattr(speculative, LENGTHS, None))
+
+
+def _refusal(message: str) -> Exception:
+    """vLLM's exception for a request that is answered with 400."""
+    try:
+        from vllm.exceptions import VLLMValidationError
+    except ImportError:
+        return ValueError(message)
+    found: Exception = VLLMValidationError(message)
+    return found
+
+
+_wrapped: list[str] = []
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+    """Wrap once, however often a process loads plug-ins; a server's log names what is wrapped.
+
+    What someone else wrapped is wrapped, too. Where vLLM has no such function nothing is done: a
+    server that needs it is refused by its name.
+    """
+    found = getattr(owner, name, None)
+    if found is None or hasattr(found, MARK):
+        return
+    wrapped = wrapper(found)
+    setattr(wrapped, MARK, True)
+    setattr(owner, name, wrapped)
+    _wrapped.append(f"{getattr(owner, '__name__', owner)}.{name}")

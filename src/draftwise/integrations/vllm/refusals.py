@@ -1,12 +1,14 @@
-"""Which servers cannot have it, and why: asked before a model is loaded."""
+"""Which servers cannot have it, and why: asked before a model is loaded. And what they allow."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftwise.install import hint
-from draftwise.integrations.vllm.options import MAX_LENGTH
-from draftwise.types import DraftwiseError
+from draftwise.errors import DraftwiseError
+from draftwise.integrations.vllm.options import MAX_DRAFT, MODEL, RETRIEVAL, Options
+
+if TYPE_CHECKING:  # it imports numba, which the plug-in must not (see there)
+    from draftwise.controller.controller import Limits
 
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 """vLLM's drafters that draft as many tokens as they are told, step by step, and keep their KV."""
@@ -19,6 +21,50 @@ def is_null(speculative: Any) -> bool:
     return bool(speculative.method == "custom_class" and speculative.model == NULL_PROPOSER)
 
 
+def limits_of(config: Any, options: Options, *, asynchronous: bool = False) -> Limits:
+    """What the controller may do in a server: a step stays within the largest CUDA graph.
+
+    Above that size vLLM runs a step without a graph, which takes longer than drafts bring.
+    """
+    from draftwise.controller.controller import Limits
+
+    budget = config.scheduler_config.max_num_batched_tokens
+    graph = getattr(config.compilation_config, "max_cudagraph_capture_size", None)
+    speculative = config.speculative_config
+    return Limits(
+        max_draft=min(options.max_draft, speculative.num_speculative_tokens),
+        max_step_tokens=min(budget, graph or budget),
+        model=MODEL in options.drafters and not is_null(speculative),
+        retrieval=RETRIEVAL in options.drafters and not asynchronous,
+    )
+
+
+def check_arguments(args: Any, options: Options, *, asynchronous: bool) -> None:
+    """Raise DraftwiseError for arguments that cannot work, before vLLM reads the model's config.
+
+    args: vLLM's ``EngineArgs``; its speculative config is None where nothing was given.
+    """
+    speculative = args.speculative_config
+    if asynchronous and speculative is None:
+        raise DraftwiseError(
+            "AsyncScheduler shortens the drafts of vLLM's own drafter, and this server has none: "
+            "add --speculative-config, or take draftwise.integrations.vllm.Scheduler, which "
+            "retrieves drafts from texts"
+        )
+    if RETRIEVAL not in options.drafters and speculative is None:
+        raise DraftwiseError(
+            "drafters is ['model'], and this server has no model drafter: add --speculative-config"
+        )
+    if asynchronous and MODEL not in options.drafters:
+        raise DraftwiseError("AsyncScheduler has no retrieval: let drafters name 'model'")
+    if getattr(args, "logits_processors", None):
+        raise DraftwiseError(
+            "--logits-processors is set: vLLM refuses custom logits processors in servers that "
+            "speculate, since drafts would be verified without them; leave them out, or "
+            "leave --scheduler-cls out"
+        )
+
+
 def check_server(config: Any, *, asynchronous: bool = False) -> None:
     """Raise DraftwiseError with the reason if this server's steps cannot be drafted for.
 
@@ -28,8 +74,8 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
     if speculative is None:
         raise DraftwiseError(
             "vLLM did not load the plug-in of draftwise, so nothing would be verified: install it "
-            f"into vLLM's environment ({hint('vllm')}), and let VLLM_PLUGINS, if it is set, name "
-            "draftwise"
+            "into vLLM's environment (pip install 'draftwise[vllm]'), and let VLLM_PLUGINS, if it "
+            "is set, name draftwise"
         )
     reasons = _common(config, parallel, speculative)
     reasons += _of_lengths(config, speculative) if asynchronous else _of_drafts(config, speculative)
@@ -55,10 +101,12 @@ def _common(config: Any, parallel: Any, speculative: Any) -> list[str]:
         )
     if config.model_config.is_diffusion:
         reasons.append("a diffusion model has no next token to draft")
-    if speculative.num_speculative_tokens > MAX_LENGTH:
+    if getattr(config.model_config, "logits_processors", None):
+        reasons.append("vLLM refuses --logits-processors in servers that speculate")
+    if speculative.num_speculative_tokens > MAX_DRAFT:
         reasons.append(
             f"num_speculative_tokens is {speculative.num_speculative_tokens}, and vLLM verifies at "
-            f"most {MAX_LENGTH}"
+            f"most {MAX_DRAFT}"
         )
     if speculative.rejection_sample_method != "standard":
         reasons.append(
@@ -103,6 +151,38 @@ def _of_lengths(config: Any, speculative: Any) -> list[str]:
             f"AsyncScheduler chooses lengths of vLLM's own drafter ({', '.join(MODEL_METHODS)}), "
             f"and this server has {speculative.method!r}; without a drafter take Scheduler"
         )
+    if speculative.method == "draft_model" and config.use_v2_model_runner:
+        reasons.append(
+            "method 'draft_model' on model runner V2 always drafts num_speculative_tokens, "
+            "whatever it is told, so a shorter draft saves nothing: take Scheduler with "
+            "VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp"
+        )
     if not config.scheduler_config.async_scheduling:
         reasons.append("scheduling is not asynchronous: take draftwise.integrations.vllm.Scheduler")
     return reasons
+
+
+def advice(config: Any, *, asynchronous: bool) -> list[str]:
+    """What a server on a GPU should know of its flags, a sentence each; on a CPU nothing."""
+    if config.device_config.device_type == "cpu" or config.model_config.enforce_eager:
+        return []
+    compilation, seqs = config.compilation_config, config.scheduler_config.max_num_seqs
+    found = []
+    if not asynchronous:
+        found.append(
+            "Scheduler uses model runner V1 without asynchronous scheduling; with eagle, eagle3 or "
+            "mtp on runner V2, take draftwise.integrations.vllm.AsyncScheduler"
+        )
+        found.append(
+            "CUDA graphs are piecewise, because requests draft different lengths: full graphs of "
+            "runner V1 fit steps only in which every request drafts the longest draft"
+        )
+    largest = compilation.max_cudagraph_capture_size
+    wanted = min(2 * seqs, config.scheduler_config.max_num_batched_tokens)
+    if largest and largest < wanted:
+        found.append(
+            f"the largest CUDA graph holds {largest} tokens, so {seqs} requests draft less than "
+            "one token each: for drafts at full load add --compilation-config "
+            f"'{{\"max_cudagraph_capture_size\": {wanted}}}'"
+        )
+    return found

@@ -1,16 +1,27 @@
-"""What a request's sampling parameters mean for drafting; and how long its draft may be."""
+"""What a request asks of drafting, by its parameters, and how long its draft may be."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from draftwise.errors import DraftwiseError
+from draftwise.integrations.vllm.options import DRAFTERS, MAX_DRAFT, drafters_of, whole_number
+
+MAX_LABEL = 64
+"""Characters of a label."""
+MOST_TENANTS = 65_536
+"""Tenants that are known at a time; one that comes back after so many others is a new one."""
 
 
 class Kind(Enum):
     """How a request is served."""
 
-    SHARED = "learns from others and teaches them"
-    PRIVATE = "drafts are tried, but its text follows rules of its own: it teaches no other"
+    SHARED = "its answer enters the history of its tenant"
+    PRIVATE = "drafted for, but its text follows rules of its own: it enters no history"
     PLAIN = "vLLM cannot verify drafts under its parameters"
 
 
@@ -40,7 +51,85 @@ def kind_of(params: Any, *, is_guided: bool = False, has_text: bool = True) -> K
     return Kind.PRIVATE if any(bends) else Kind.SHARED
 
 
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What one request may say of its drafts, in ``extra_args`` (over HTTP: ``vllm_xargs``).
+
+    speculation: whether it is drafted for. drafters: those that it may use. max_draft: tokens of
+    its draft. label: the task that its counters are kept under. private: its answer is not
+    proposed to other requests.
+    """
+
+    speculation: bool = True
+    drafters: tuple[str, ...] = DRAFTERS
+    max_draft: int = MAX_DRAFT
+    label: str = ""
+    private: bool = False
+
+
+def wishes_of(extra_args: Mapping[str, Any] | None) -> Wishes:
+    """Read a request's ``extra_args``; names that are not draftwise's are left to others.
+
+    Raises DraftwiseError that names the field. ``vllm_xargs`` has no booleans: 0 and 1 are taken.
+
+    >>> wishes_of({"max_draft": 4, "private": 1, "kv_transfer_params": {}}).max_draft
+    4
+    """
+    given = extra_args or {}
+    values: dict[str, Any] = {}
+    for name in ("speculation", "private"):
+        if name in given:
+            values[name] = _flag(name, given[name])
+    if "drafters" in given:
+        values["drafters"] = drafters_of(given["drafters"])
+    if "max_draft" in given:
+        values["max_draft"] = whole_number("max_draft", given["max_draft"], 0, MAX_DRAFT)
+    if "label" in given:
+        values["label"] = label = given["label"]
+        if not isinstance(label, str) or not 1 <= len(label) <= MAX_LABEL:
+            raise DraftwiseError(f"label is {label!r}: it must be 1 to {MAX_LABEL} characters")
+    return Wishes(**values)
+
+
+def _flag(name: str, given: Any) -> bool:
+    words = {"true": True, "false": False, "1": True, "0": False}
+    found = words.get(str(int(given) if isinstance(given, float) else given).lower())
+    if found is None:
+        raise DraftwiseError(f"{name} is {given!r}: it must be true or false (or 1 or 0)")
+    return found
+
+
 def room_of(request: Any, longest: int, max_model_len: int) -> int:
     """Tokens that a draft of vLLM's ``Request`` may have: the last one is the target's own."""
     left = request.max_tokens - request.num_output_tokens - 1
     return int(max(0, min(longest, left, max_model_len - request.num_tokens - 1)))
+
+
+class Tenants:
+    """A number for each ``cache_salt`` and LoRA adapter: histories are searched by that number.
+
+    Requests with neither share one. vLLM hands no API key to its engine, so users are told apart by
+    ``cache_salt``, as in vLLM's prefix cache. State: the latest MOST_TENANTS numbers; ``forget``
+    gives everyone a new one, so no text from before it is proposed again.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+        self._next = 0
+
+    def number(self, request: Any) -> int:
+        """0 to 2**31 - 2, the same for the same tenant."""
+        lora = getattr(request, "lora_request", None)
+        adapter = None if lora is None else (lora.lora_name, lora.lora_int_id)
+        key = (getattr(request, "cache_salt", None), adapter)
+        if key not in self._numbers:
+            self._numbers[key] = self._next % (2**31 - 1)
+            self._next += 1
+            if len(self._numbers) > MOST_TENANTS:
+                self._numbers.popitem(last=False)
+        self._numbers.move_to_end(key)
+        return self._numbers[key]
+
+    def forget(self) -> None:
+        """Everyone is someone else from now on."""
+        self._numbers.clear()

@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import platform
 import time
+from pathlib import Path
 from typing import Any
 
-import prometheus_client
+import vllm
 import vllm.envs as envs
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
-from draftwise.integrations.vllm.controller import Controller, Limits
-from draftwise.integrations.vllm.metrics import new_exporter
+import draftwise
+from draftwise.controller.compiled import warm_up
+from draftwise.controller.controller import Controller
+from draftwise.integrations.vllm.adapter import Adapter
+from draftwise.integrations.vllm.capabilities import check_capabilities
+from draftwise.integrations.vllm.metrics import FOLDER, MULTIPROC, Exporter
 from draftwise.integrations.vllm.options import parse_options
-from draftwise.integrations.vllm.pilot import Pilot
-from draftwise.integrations.vllm.refusals import check_server, is_null
-from draftwise.integrations.vllm.state import StateFile, state_path
+from draftwise.integrations.vllm.refusals import check_server, limits_of
+from draftwise.integrations.vllm.state import StateFile, about_of, state_path
+from draftwise.integrations.vllm.upkeep import Upkeep
+
+logger = logging.getLogger("vllm.draftwise")
 
 
 class Scheduler(VllmScheduler):  # type: ignore[misc]
     """vLLM's scheduler, in which every request drafts with what pays, at the length that pays.
 
-    Of vLLM's own methods three are wrapped, each calling it: ``schedule`` is timed,
-    ``update_from_output`` also teaches, ``update_draft_token_ids`` swaps the drafts; and
+    Of vLLM's own methods these are wrapped, each calling it: ``schedule`` starts the step's clock,
+    ``get_grammar_bitmask`` runs while the model computes and does the work that can wait,
+    ``update_from_output`` also teaches, ``update_draft_token_ids`` swaps the drafts. And
     ``dynamic_sd_lookup`` answers how much vLLM's own drafter writes. Everything of draftwise runs
     in this one process, so ranks cannot come apart.
     Errors: DraftwiseError for a server that cannot have it, with the reason.
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        check_capabilities(Path(vllm.__file__).parent, asynchronous=False)
         check_server(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
-        speculative = vllm_config.speculative_config
-        limits = Limits(
-            longest=self.num_spec_tokens,
-            budget=self.max_num_scheduled_tokens,
-            capacity=self.max_model_len,
-            model=None if is_null(speculative) else speculative.method,
-        )
-        options = parse_options(vllm_config.additional_config.get("draftwise"))
-        controller = Controller(options, limits)
-        model = vllm_config.model_config
-        about = {"policy": options.policy, "plans": [str(p) for p in controller.plans]}
-        path = state_path(options.state, model.model, envs.VLLM_CACHE_ROOT)
-        self.draftwise = Pilot(
-            controller,
-            self.requests,
-            limits.longest,
-            self.max_model_len,
-            time.perf_counter,
-            StateFile(path, about),
-            new_exporter(str(model.served_model_name), prometheus_client)
-            if self.log_stats
-            else None,
-        )
+        self.draftwise, self._upkeep = _open(self, vllm_config, overlapping=False)
         self.dynamic_sd_lookup = self.draftwise
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,11 +52,18 @@ class Scheduler(VllmScheduler):  # type: ignore[misc]
         self.draftwise.starts()
         return super().schedule(*args, **kwargs)
 
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM; and long texts are indexed a piece further."""
+        mask = super().get_grammar_bitmask(*args, **kwargs)
+        self.draftwise.work()
+        return mask
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """As vLLM; and what was emitted teaches the policies."""
-        facts, step = self.draftwise.facts(scheduler_output, model_runner_output)
+        """As vLLM; and the step teaches the controller."""
+        self.draftwise.came_back(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self.draftwise.learn(facts, step)
+        self.draftwise.learn(scheduler_output, model_runner_output)
+        self._upkeep.tick()
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -72,7 +71,118 @@ class Scheduler(VllmScheduler):  # type: ignore[misc]
         self.draftwise.draft(draft_token_ids)
         super().update_draft_token_ids(draft_token_ids)
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM; the history of answers goes, too: new weights answer differently."""
+        done = super().reset_prefix_cache(*args, **kwargs)
+        self.draftwise.forget()
+        return done
+
     def shutdown(self) -> None:
         """As vLLM; what was learnt is written."""
-        self.draftwise.save()
+        self._upkeep.close()
         super().shutdown()
+
+
+class AsyncScheduler(VllmAsyncScheduler):  # type: ignore[misc]
+    """vLLM's asynchronous scheduler, in which each request has as much verified as pays.
+
+    Drafts are written and kept on the device; the scheduler decides how many tokens of them each
+    request verifies, and how many are drafted in a step. Nothing can be retrieved.
+    Errors: DraftwiseError for a server that cannot have it, with the reason.
+    """
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        check_capabilities(Path(vllm.__file__).parent, asynchronous=True)
+        check_server(vllm_config, asynchronous=True)
+        super().__init__(vllm_config, *args, **kwargs)
+        self.draftwise, self._upkeep = _open(self, vllm_config, overlapping=True)
+        self.dynamic_sd_lookup = self.draftwise
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM; the step's clock starts."""
+        self.draftwise.starts()
+        return super().schedule(*args, **kwargs)
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """As vLLM; then fewer placeholders, where fewer pay."""
+        super()._update_after_schedule(scheduler_output)
+        self.draftwise.shorten(scheduler_output)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """As vLLM; and the accepted lengths teach the controller, one step late."""
+        self.draftwise.came_back(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self.draftwise.learn(scheduler_output, model_runner_output)
+        self._upkeep.tick()
+        return outputs
+
+    def shutdown(self) -> None:
+        """As vLLM; what was learnt is written."""
+        self._upkeep.close()
+        super().shutdown()
+
+
+def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, Upkeep]:
+    """The controller of one engine, with what was learnt before; the log says what is active."""
+    options = parse_options(config.additional_config.get("draftwise"))
+    limits = limits_of(config, options, asynchronous=overlapping)
+    warm_up()
+    clock = time.perf_counter
+    controller = Controller(limits, history_tokens=options.history_tokens)
+    adapter = Adapter(
+        controller, scheduler.requests, scheduler.max_model_len, clock, overlapping=overlapping
+    )
+    parallel = config.parallel_config
+    rank = int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) or 0)
+    file = None
+    if options.state is not None:
+        versions = {"vllm": vllm.__version__, "draftwise": draftwise.__version__}
+        about = about_of(config, limits.max_draft, _device_name(), versions)
+        file = StateFile(state_path(options.state, about, envs.VLLM_CACHE_ROOT, rank), about)
+    exporter, figures = _sinks(rank) if scheduler.log_stats else (None, None)
+    served = config.model_config.served_model_name
+    name = served[0] if isinstance(served, list) else served
+    labels = {"model_name": str(name), "engine": str(rank)}
+    upkeep = Upkeep(adapter, clock, file, exporter, figures, labels)
+    drafters = ["retrieval"] if limits.retrieval else []
+    if limits.model:
+        drafters.append(config.speculative_config.method)
+    logger.info(
+        "draftwise %s is active in vLLM %s: drafts by %s, at most %d tokens each, %d tokens in a "
+        "step; state: %s; counters in /metrics: %s",
+        draftwise.__version__, vllm.__version__, " and ".join(drafters), limits.max_draft,
+        limits.max_step_tokens, file.path if file else "not kept",
+        "yes" if exporter or figures else "no (vLLM's statistics are off, or this engine was not "
+        "started by a process with draftwise's plug-in; the log has them)",
+    )  # fmt: skip
+    upkeep.load()
+    upkeep.export()
+    return adapter, upkeep
+
+
+def _sinks(rank: int) -> tuple[Exporter | None, Path | None]:
+    """Where figures go; a second engine in the same process counts without being exported."""
+    if os.environ.get(MULTIPROC):
+        import prometheus_client
+
+        return Exporter(prometheus_client), None
+    folder = os.environ.get(FOLDER)
+    return None, Path(folder) / f"engine{rank}.json" if folder else None
+
+
+def _device_name() -> str:
+    """Of the accelerator; on a CPU also which one, and the cores that this process may use."""
+    name = str(current_platform.get_device_name())
+    if not current_platform.is_cpu():
+        return name
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        found = next(
+            (x.partition(":")[2].strip() for x in lines if x.startswith("model name")), found
+        )
+    except OSError:
+        pass
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return f"{name}, {found}, {cores} cores, {threads or 'all'} threads"

@@ -1,81 +1,186 @@
-"""What was learnt, in a file that outlives the server: bounded, one a model and setting."""
+"""What was learnt, in a file that outlives the server, and the thread that writes files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import queue
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from draftwise.errors import DraftwiseError
 from draftwise.lines import STATE_BYTES, read_text, set_aside, strict_json, write_text
 
 logger = logging.getLogger("vllm.draftwise")
 
-_VERSION = 1
-SAVE_EVERY_S = 60.0
+_VERSION = 2
+FIRST_SAVE_S, SAVE_EVERY_S = 5.0, 60.0
+"""Seconds to the first save, which then double up to those between two later ones."""
+QUIET_S = 1.0
 
 
-def state_path(given: str | None, model: str, cache_root: str) -> Path | None:
-    """Where it lies: as given; for ``auto`` a file of this model's in vLLM's cache folder.
+def state_path(given: str | None, about: Mapping[str, Any], cache_root: str, rank: int = 0) -> Path:
+    """Where it lies: as given; for ``auto`` a file in vLLM's cache folder, by all of ``about``.
 
-    >>> state_path("auto", "org/some-model", "/cache").name[:15]
+    rank: of a data-parallel engine; each keeps a file of its own.
+
+    >>> state_path("auto", {"model": "org/some-model"}, "/cache", rank=1).name[:15]
     'org--some-model'
     """
-    if given is None:
-        return None
+    suffix = f".rank{rank}" if rank else ""
     if given != "auto":
-        return Path(given).expanduser()
-    mark = hashlib.sha256(model.encode()).hexdigest()[:8]
-    name = re.sub(r"[^\w.-]", "_", "--".join(Path(model).parts[-2:]))  # one name, not a path
-    return Path(cache_root).expanduser() / "draftwise" / f"{name}-{mark}.json"
+        path = Path(given or "").expanduser()
+        return path.with_name(path.name + suffix)
+    mark = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+    name = re.sub(r"[^\w.-]", "_", "--".join(Path(str(about["model"])).parts[-2:]))  # one name
+    return Path(cache_root).expanduser() / "draftwise" / f"{name}-{mark}{suffix}.json"
+
+
+def about_of(
+    config: Any, max_draft: int, device: str, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    """All that prices and acceptance depend on, of a finished ``VllmConfig``; plain JSON.
+
+    device: its name. versions: of vLLM and draftwise. What another server learnt with anything else
+    is not taken up.
+    """
+    model, parallel, scheduler = (
+        config.model_config,
+        config.parallel_config,
+        config.scheduler_config,
+    )
+    compilation, speculative = config.compilation_config, config.speculative_config
+    return {
+        "model": str(model.model),
+        "revision": getattr(model, "revision", None),
+        "device": device,
+        "dtype": str(model.dtype),
+        "quantization": str(getattr(model, "quantization", None)),
+        "kv_dtype": str(config.cache_config.cache_dtype),
+        "tensor_parallel": parallel.tensor_parallel_size,
+        "data_parallel": parallel.data_parallel_size,
+        "expert_parallel": bool(getattr(parallel, "enable_expert_parallel", False)),
+        "drafter": [speculative.method, str(speculative.model)],
+        "max_draft": max_draft,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "max_model_len": model.max_model_len,
+        "async": bool(scheduler.async_scheduling),
+        "eager": bool(model.enforce_eager),
+        "graphs": [str(compilation.cudagraph_mode), compilation.max_cudagraph_capture_size],
+        "versions": dict(versions),
+    }
+
+
+def check_path(given: str | None) -> None:
+    """DraftwiseError for a state file that can be neither read nor made."""
+    if given in {None, "auto"}:
+        return
+    path = Path(str(given)).expanduser()
+    try:
+        if path.exists():
+            read_text(path, STATE_BYTES)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise DraftwiseError(f"state {given}: {error}; write another path, or null") from error
 
 
 class StateFile:
-    """Reads once, writes at most once a minute, all at once; a file that does not fit is left out.
+    """Reads once and writes all at once; a file that does not fit is left out, a damaged one kept.
 
-    about: what it was learnt with; another policy, plans or model begins anew. Errors of the disk
-    are logged and never stop the server.
+    about: what it was learnt with; anything else begins without it. Errors of the disk are logged
+    and never stop the server.
     """
 
-    def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:
-        self._path, self._about = path, dict(about)
-        self._saved_s = 0.0
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.path, self._about = path, dict(about)
 
     def load(self) -> Mapping[str, Any]:
         """What the file holds for this setting; empty if nothing."""
-        if self._path is None or not self._path.exists():
-            return {}
         try:
-            found = strict_json(read_text(self._path, STATE_BYTES))
+            found = strict_json(read_text(self.path, STATE_BYTES))
             if found["draftwise"] != _VERSION or found["about"] != self._about:
-                logger.info("%s was learnt with another setting: beginning anew", self._path)
+                logger.info("%s was learnt with other settings: not used", self.path)
                 return {}
             learnt: Mapping[str, Any] = found["learnt"]
             return learnt
+        except FileNotFoundError:
+            logger.info("%s does not exist yet: learning starts from nothing", self.path)
         except OSError as error:
-            logger.warning("cannot take up %s (%s): beginning anew", self._path, error)
+            logger.warning("cannot read %s (%s): learning starts from nothing", self.path, error)
         except (ValueError, KeyError, TypeError) as error:
-            aside = set_aside(self._path)
-            logger.warning(
-                "%s is damaged (%s): kept as %s, beginning anew", self._path, error, aside
-            )
+            self.reject(error)
         return {}
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether a minute has passed since it was written last."""
-        return self._path is not None and now_s - self._saved_s >= SAVE_EVERY_S
-
-    def save(self, learnt: Mapping[str, Any], now_s: float) -> None:
-        """Write it: a reader never sees half a file."""
-        self._saved_s = now_s
-        if self._path is None:
-            return
-        text = json.dumps({"draftwise": _VERSION, "about": self._about, "learnt": learnt})
+    def reject(self, error: Exception) -> None:
+        """The file is damaged: rename it."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._path, text)
+            aside = set_aside(self.path)
+        except OSError as failed:
+            logger.warning(
+                "%s is damaged (%s), and cannot be renamed: %s", self.path, error, failed
+            )
+            return
+        logger.warning(
+            "%s is damaged (%s): kept as %s, learning starts from nothing", self.path, error, aside
+        )
+
+    def text(self, learnt: Mapping[str, Any]) -> str:
+        """What is to be written."""
+        about = {"draftwise": _VERSION, "about": self._about}
+        return json.dumps(about | {"learnt": learnt}, allow_nan=False)
+
+
+class Writer:
+    """Writes whole files in a thread of its own, at most once in QUIET_S; the latest text counts.
+
+    An engine's step never waits for a disk. ``flush`` waits, for at most a few seconds.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[Path, str] = {}
+        self._lock = threading.Lock()
+        self._wake: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
+        self._hurry = threading.Event()
+        self._failed: set[Path] = set()
+        threading.Thread(target=self._run, name="draftwise-writer", daemon=True).start()
+
+    def write(self, path: Path, text: str) -> None:
+        """Soon."""
+        with self._lock:
+            self._texts[path] = text
+        self._wake.put(None)
+
+    def flush(self, timeout_s: float = 3.0) -> None:
+        """Return when all that was given is written, or after so many seconds."""
+        done = threading.Event()
+        self._hurry.set()
+        self._wake.put(done)
+        done.wait(timeout_s)
+        self._hurry.clear()
+
+    def _run(self) -> None:
+        while True:
+            done = self._wake.get()
+            with self._lock:
+                texts, self._texts = self._texts, {}
+            for path, text in texts.items():
+                self._write(path, text)
+            if done is not None:
+                done.set()
+            else:
+                self._hurry.wait(QUIET_S)
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+            self._failed.discard(path)
         except OSError as error:
-            logger.warning("cannot write %s: %s", self._path, error)
+            if path not in self._failed:  # once, not every minute
+                logger.warning("cannot write %s: %s", path, error)
+            self._failed.add(path)

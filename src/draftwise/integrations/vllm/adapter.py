@@ -1,0 +1,367 @@
+"""Between vLLM's scheduler and the controller: reads vLLM's objects, and swaps their drafts.
+
+Only attributes of vLLM's objects are read, so nothing of vLLM is imported, and tests use fakes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from draftwise.controller.controller import Controller
+from draftwise.controller.costs import Step
+from draftwise.errors import DraftwiseError
+from draftwise.integrations.vllm.metrics import Counts
+from draftwise.integrations.vllm.options import MODEL, RETRIEVAL
+from draftwise.integrations.vllm.requests import (
+    Kind,
+    Tenants,
+    Wishes,
+    kind_of,
+    room_of,
+    wishes_of,
+)
+
+logger = logging.getLogger("vllm.draftwise")
+
+PAUSE_S = 0.05
+"""Seconds between two steps beyond which the engine did something else in between."""
+HICCUP = 4.0
+"""Times its believed seconds that a step counts for at most: once, a kernel was compiled in it."""
+FIRST_MIXED = 32
+"""Steps that also read prompts and are not priced before a step that only decodes was seen."""
+
+
+def fused(method: Callable[..., None]) -> Callable[..., None]:
+    """A step of the adapter, after whose first error nothing is drafted any more.
+
+    An error of draftwise's own must not end the answers of a whole server.
+    """
+
+    @functools.wraps(method)
+    def call(self: Adapter, *args: Any) -> None:
+        if self.has_failed:
+            return
+        try:
+            method(self, *args)
+        except Exception:
+            self.has_failed = True
+            logger.exception("draftwise failed: nothing is drafted until the server is restarted")
+
+    return call
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request that decodes. length: of its text. num_model: the model's tokens in its draft."""
+
+    length: int
+    max_draft: int
+    label: str
+    num_model: int = 0
+
+
+class Adapter:
+    """Drives the controller by vLLM's steps, synchronous or overlapping ones.
+
+    A step: ``starts``, ``work`` while it runs, ``came_back``, ``learn``, ``draft``; overlapping:
+    ``shorten`` right after ``starts``. It is also vLLM's ``dynamic_sd_lookup``: how many tokens the
+    server's own drafter writes during the coming step.
+
+    A step's seconds go from the return of the one before it, or from its scheduling if the engine
+    waited in between, to its own return; what draftwise did in that time is counted apart.
+
+    requests: vLLM's own table of running and waiting requests, by id. overlapping: whether steps
+    are scheduled before the one before them has come back, as by vLLM's AsyncScheduler.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        requests: Mapping[str, Any],
+        max_model_len: int,
+        clock: Callable[[], float],
+        *,
+        overlapping: bool = False,
+    ) -> None:
+        self.controller, self._requests, self.clock = controller, requests, clock
+        self._max_model_len, self._overlapping = max_model_len, overlapping
+        self.counts = Counts()
+        self.has_failed = False
+        self._tenants = Tenants()
+        self._rows: dict[str, _Row] = {}
+        self._told = 0
+        self._under_way = 0
+        self._mark = self._ended = clock()
+        self._own_s = self._seconds = self._own_before_s = 0.0
+        self._is_busy = False
+        self._num_mixed = self._num_context = 0
+        self._lengths: dict[str, int] = {}
+
+    def __getitem__(self, num_requests: int) -> int:
+        """vLLM's ``dynamic_sd_lookup``."""
+        self._told = 0 if self.has_failed else self.controller.num_to_draft
+        return self._told
+
+    @property
+    def num_running(self) -> int:
+        """Requests that decode."""
+        return len(self._rows)
+
+    @fused
+    def starts(self) -> None:
+        """A step is being scheduled."""
+        now = self.clock()
+        waited = not self._is_busy or now - self._ended > max(PAUSE_S, self._seconds)
+        if not self._under_way and waited:
+            self._mark, self._own_s = now, 0.0
+        self._under_way += 1
+
+    @fused
+    def came_back(self, scheduled: Any, output: Any) -> None:
+        """A step has come back, and vLLM has not looked at it yet."""
+        now = self.clock()
+        self._under_way = max(self._under_way - 1, 0)
+        self._own_before_s = 0.0 if self._overlapping else self._own_s
+        self._seconds = max(now - self._mark - self._own_before_s, 0.0)
+        self._mark, self._own_s = now, 0.0
+        if self._overlapping:  # vLLM cuts what it does not keep
+            sampled = output.sampled_token_ids
+            self._lengths = {
+                id_: len(sampled[i])
+                for id_, i in output.req_id_to_index.items()
+                if i < len(sampled)
+            }
+
+    @fused
+    def learn(self, scheduled: Any, output: Any) -> None:
+        """After vLLM took over the step's tokens: what it emitted, and who came and went."""
+        begin = self.clock()
+        sampled, index = output.sampled_token_ids, output.req_id_to_index
+        spec, rows = scheduled.scheduled_spec_decode_tokens, self._rows
+        names: list[str] = []
+        emitted: list[Sequence[int]] = []
+        verified: list[int] = []
+        fresh: list[str] = []
+        for id_, num in scheduled.num_scheduled_tokens.items():
+            place = index.get(id_)
+            tokens = sampled[place] if sampled and place is not None else ()
+            if not len(tokens):
+                continue
+            num_verified = len(spec.get(id_, ()))
+            row = rows.get(id_)
+            if row is None or num != num_verified + 1:
+                fresh.append(id_)
+                continue
+            names.append(id_)
+            emitted.append(tokens)
+            verified.append(num_verified)
+        if self._overlapping:
+            emitted = self._judged(names, verified)
+        self._observe(scheduled, names, emitted, verified)
+        for id_ in [*(rows.keys() - self._requests.keys())]:
+            self._end(id_)
+        for id_ in fresh:
+            if self._runs(id_) and not self._overlapping:
+                self._begin(self._requests[id_])
+        self._is_busy = bool(self._requests)
+        self._ended = self.clock()
+        self._own_s += self._ended - begin
+
+    @fused
+    def draft(self, offered: Any) -> None:
+        """Put the controller's drafts in the place of what the server's own drafter wrote."""
+        begin = self.clock()
+        has_model = self.controller.limits.model
+        names, rows, rooms, offers, places = [], [], [], [], []
+        for place, id_ in enumerate(offered.req_ids):
+            row, request = self._rows.get(id_), self._requests.get(id_)
+            if row is None or request is None or request.is_prefill_chunk or request.is_finished():
+                continue
+            if row.length != request.num_tokens:  # a session whose prompt grew
+                row = self._begin(request)
+            names.append(id_)
+            rows.append(row)
+            rooms.append(room_of(request, row.max_draft, self._max_model_len))
+            offers.append(whole(offered.draft_token_ids[place]) if has_model else ())
+            places.append(place)
+        chains = self.controller.choose(names, rooms, offers if has_model else None)
+        drafts: list[list[int]] = [[] for _ in offered.req_ids]
+        for row, place, offer, chain in zip(rows, places, offers, chains, strict=True):
+            drafts[place] = chain
+            row.num_model = of_model(chain, offer) if offer else 0
+        offered.draft_token_ids = drafts
+        self._ended = self.clock()
+        self._own_s += self._ended - begin
+
+    @fused
+    def shorten(self, scheduled: Any) -> None:
+        """Overlapping steps: leave each request as many placeholders as are to be verified.
+
+        They are drafted during the step that was just scheduled, and verified in the next one.
+        """
+        names, rooms, requests = [], [], []
+        for id_ in scheduled.num_scheduled_tokens:
+            request = self._requests[id_]
+            if request.is_prefill_chunk:
+                continue
+            row = self._rows.get(id_) or self._begin(request)
+            under_way = getattr(request, "num_output_placeholders", 0)
+            room = room_of(request, row.max_draft, self._max_model_len)
+            names.append(id_)
+            rooms.append(
+                max(0, min(room, request.max_tokens - request.num_output_tokens - under_way))
+            )
+            requests.append(request)
+        offers = [[0] * self._told] * len(names)
+        for request, chain in zip(
+            requests, self.controller.choose(names, rooms, offers), strict=True
+        ):
+            request.spec_token_ids = list(request.spec_token_ids[: len(chain)])
+
+    @fused
+    def work(self) -> None:
+        """What the next step does not need, while the engine computes."""
+        self.controller.work()
+
+    @fused
+    def forget(self) -> None:
+        """The weights may have changed: no text from before is proposed to anyone again."""
+        self._tenants.forget()
+        for id_ in list(self._rows):
+            if self._runs(id_):
+                self._begin(self._requests[id_])
+        logger.info("draftwise: the history of answers is cleared")
+
+    def _observe(
+        self,
+        scheduled: Any,
+        names: Sequence[str],
+        emitted: Sequence[Sequence[int]],
+        verified: Sequence[int],
+    ) -> None:
+        """Tell the controller, and count."""
+        total, num, num_verified = scheduled.total_num_scheduled_tokens, len(names), sum(verified)
+        if not total:
+            return
+        step = Step(
+            num_requests=num,
+            num_tokens=total,
+            seconds=self._seconds,
+            num_drafted=scheduled.num_spec_tokens_to_schedule
+            if self.controller.limits.model
+            else 0,
+            num_prefill=total - num - num_verified,
+            own_seconds=self._own_before_s,
+        )
+        step = replace(step, seconds=self._priced_s(step))
+        self.controller.observe(step, names, emitted, verified)
+        counts, num_emitted = self.counts, 0
+        of_model = by_model = drafted = accepted = 0
+        for id_, tokens, num_drafted in zip(names, emitted, verified, strict=True):
+            row, length = self._rows[id_], len(tokens)
+            row.length += length
+            num_emitted += length
+            if num_drafted:
+                kept = min(length - 1, num_drafted)
+                drafted += num_drafted
+                accepted += kept
+                by_model += min(row.num_model, num_drafted)
+                of_model += min(row.num_model, kept)
+            if row.label:
+                counts.add_label(row.label, length)
+        self._num_context += num_emitted
+        counts.add_drafts(by_model, of_model, drafted, accepted)
+        if names:
+            counts.steps += 1
+            counts.rounds += num
+            counts.emitted += num_emitted
+            counts.step_s += self._seconds + self._own_before_s
+            counts.own_s += self._own_before_s
+
+    def _priced_s(self, step: Step) -> float:
+        """Seconds of the step as far as they say what such steps take; 0: they do not."""
+        costs, num = self.controller.costs, step.num_requests
+        if not costs.is_known:
+            if step.num_prefill and self._num_mixed < FIRST_MIXED:
+                self._num_mixed += 1
+                return 0.0
+            return step.seconds
+        num_more = step.num_tokens - num - step.num_prefill
+        believed = float(costs.seconds(num, self._num_context, step.num_drafted, num_more)[-1])
+        believed += costs.prefill_seconds(num, step.num_prefill)
+        return min(step.seconds, HICCUP * believed) if believed > 0 else step.seconds
+
+    def _judged(self, names: Sequence[str], verified: Sequence[int]) -> list[Sequence[int]]:
+        """Overlapping steps: 0 for each accepted token, 1 for the one after them."""
+        self.controller.plays(names, verified)
+        accepted = [
+            min(self._lengths[id_] - 1, num) for id_, num in zip(names, verified, strict=True)
+        ]
+        for id_, num in zip(names, verified, strict=True):
+            self._rows[id_].num_model = num
+        return [[0] * num + [1] for num in accepted]
+
+    def _runs(self, id_: str) -> bool:
+        request = self._requests.get(id_)
+        return request is not None and not request.is_finished()
+
+    def _begin(self, request: Any) -> _Row:
+        """A request has read its prompt, or its text is not the one that is known."""
+        params = request.sampling_params
+        kind = kind_of(
+            params,
+            is_guided=request.use_structured_output,
+            has_text=request.prompt_token_ids is not None,
+        )
+        wishes = self._wishes(params)
+        limit = min(wishes.max_draft, self.controller.limits.max_draft)
+        if kind is Kind.PLAIN or not wishes.speculation:
+            limit = 0
+        num = request.num_tokens
+        self.controller.begin(
+            request.request_id,
+            range(num) if self._overlapping else list(request.all_token_ids),
+            tenant=self._tenants.number(request),
+            shares=kind is Kind.SHARED and not wishes.private,
+            model=limit > 0 and MODEL in wishes.drafters,
+            retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
+        )
+        known = self._rows.get(request.request_id)
+        self._num_context += num - (known.length if known is not None else 0)
+        row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
+        return row
+
+    def _wishes(self, params: Any) -> Wishes:
+        try:
+            return wishes_of(getattr(params, "extra_args", None))
+        except DraftwiseError as error:  # the API server refuses them, other front ends may not
+            logger.warning("a request's extra_args are not used: %s", error)
+            return Wishes()
+
+    def _end(self, id_: str) -> None:
+        self._num_context -= self._rows.pop(id_).length
+        self.controller.end(id_)
+
+
+def whole(offer: Sequence[int]) -> list[int]:
+    """A draft up to the first place that vLLM left blank.
+
+    >>> whole([5, 6, -1])
+    [5, 6]
+    """
+    tokens = list(offer)
+    return tokens[: tokens.index(-1)] if -1 in tokens else tokens
+
+
+def of_model(chain: Sequence[int], offer: Sequence[int]) -> int:
+    """How many of a chain's tokens the model drafter wrote: it goes first, whole or cut.
+
+    >>> of_model([5, 6, 9], [5, 6]), of_model([5], [5, 6]), of_model([7, 8], [5, 6])
+    (2, 1, 0)
+    """
+    num = min(len(chain), len(offer))
+    return num if list(chain[:num]) == list(offer[:num]) else 0

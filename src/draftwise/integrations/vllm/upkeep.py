@@ -1,0 +1,154 @@
+"""What happens next to the steps: counters each second; the log and the state each minute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from draftwise.controller.controller import Controller
+from draftwise.integrations.vllm.adapter import Adapter
+from draftwise.integrations.vllm.metrics import Exporter, Figure, as_text
+from draftwise.integrations.vllm.options import DRAFTERS
+from draftwise.integrations.vllm.state import FIRST_SAVE_S, SAVE_EVERY_S, StateFile, Writer
+
+logger = logging.getLogger("vllm.draftwise")
+
+EXPORT_EVERY_S = 1.0
+LOG_EVERY_S = 60.0
+
+
+class Upkeep:
+    """Saves, exports and logs what an adapter counts; ``tick`` after every step.
+
+    file: of the state; None: nothing is kept. exporter: of prometheus_client; or figures: the file
+    that the API server reads; labels: of this engine's samples. It is saved a few seconds after the
+    first step, then ever more rarely, at least every minute, and when the engine becomes idle.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        clock: Callable[[], float],
+        file: StateFile | None = None,
+        exporter: Exporter | None = None,
+        figures: Path | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self._adapter, self._clock, self._file = adapter, clock, file
+        self._exporter, self._figures, self._labels = exporter, figures, dict(labels or {})
+        self._writer = Writer() if file is not None or figures is not None else None
+        self._exported_s = self._saved_s = self._logged_s = clock()
+        self._saved_steps = 0
+        self._has_failed = False
+        self._wait_s = FIRST_SAVE_S
+        self._logged = Sums.of(adapter)
+
+    def load(self) -> None:
+        """Take up what an earlier server learnt, and say so."""
+        if self._file is None:
+            logger.info("draftwise: nothing is kept across restarts (state is null)")
+            return
+        learnt = self._file.load()
+        if not learnt:
+            return
+        try:
+            self._adapter.controller.load_state(learnt)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            self._file.reject(error)
+            return
+        num = self._adapter.controller.costs.num_steps
+        logger.info("draftwise: prices of %d steps and acceptance from %s", num, self._file.path)
+
+    def tick(self) -> None:
+        """After a step. An error is logged, and ends the upkeep, not the engine."""
+        if self._has_failed:
+            return
+        try:
+            self._tick()
+        except Exception:
+            self._has_failed = True
+            logger.exception("draftwise failed to save or to count: neither is done any more")
+
+    def _tick(self) -> None:
+        now, is_idle = self._clock(), not self._adapter.num_running
+        if now - self._exported_s >= EXPORT_EVERY_S or is_idle:
+            self._exported_s = now
+            self.export()
+        if is_idle:
+            self.save()
+        elif now - self._saved_s >= self._wait_s:
+            self._wait_s = min(2 * self._wait_s, SAVE_EVERY_S)
+            self.save()
+        if now - self._logged_s >= LOG_EVERY_S:
+            self.log(now)
+
+    def export(self) -> None:
+        """Counters and gauges as they are now."""
+        adapter = self._adapter
+        figures: Iterable[Figure] = adapter.counts.figures(adapter.controller.guard)
+        if self._exporter is not None:
+            self._exporter.export(figures, self._labels)
+        elif self._figures is not None and self._writer is not None:
+            self._writer.write(self._figures, as_text(figures, self._labels))
+
+    def save(self) -> None:
+        """Write what was learnt, if a step was learnt from since the last time."""
+        self._saved_s = self._clock()
+        num = self._adapter.counts.steps
+        if self._file is not None and self._writer is not None and num > self._saved_steps:
+            self._saved_steps = num
+            state = self._adapter.controller.state()
+            self._writer.write(self._file.path, self._file.text(state))
+
+    def log(self, now: float) -> None:
+        """What drafting brought since the last such line."""
+        before, sums = self._logged, Sums.of(self._adapter)
+        seconds, self._logged_s, self._logged = now - self._logged_s, now, sums
+        logger.info("draftwise: %s", report(self._adapter.controller, sums.since(before), seconds))
+
+    def close(self) -> None:
+        """At the end: save, export, and wait until it is written."""
+        self.save()
+        self.export()
+        if self._writer is not None:
+            self._writer.flush()
+
+
+class Sums(dict[str, float]):
+    """Counters at one moment."""
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> Sums:
+        """As they are now."""
+        counts = adapter.counts
+        found = cls(
+            steps=counts.steps, rounds=counts.rounds, emitted=counts.emitted, own_s=counts.own_s
+        )
+        for name in DRAFTERS:
+            found[f"drafted {name}"] = counts.drafted[name]
+            found[f"accepted {name}"] = counts.accepted[name]
+        return found
+
+    def since(self, before: Sums) -> Sums:
+        """What was added."""
+        return Sums({name: value - before[name] for name, value in self.items()})
+
+
+def report(controller: Controller, sums: Sums, seconds: float) -> str:
+    """One line: the speed, tokens a second, and what became of drafts."""
+    guard, steps, rounds = controller.guard, max(sums["steps"], 1), max(sums["rounds"], 1)
+    drafts = [
+        f"{name}: {sums[f'accepted {name}']:.0f} of {sums[f'drafted {name}']:.0f} tokens kept"
+        for name in DRAFTERS
+        if sums[f"drafted {name}"]
+    ]
+    parts = [
+        f"{guard.recent_speed:.2f} times plain decoding ({guard.speed:.2f} since the start)",
+        f"{sums['emitted'] / seconds:.0f} tokens/s, {sums['emitted'] / rounds:.2f} a round",
+        ", ".join(drafts) or "nothing was drafted",
+        f"own time {1e3 * sums['own_s'] / steps:.2f} ms a step",
+    ]
+    if not guard.allows_drafts:
+        parts.append("drafting rests: it has cost more than it brought")
+    return "; ".join(parts)

@@ -1,0 +1,133 @@
+"""Overlapping steps against a fake: what a step reveals comes after the next one was scheduled."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from draftwise.controller.controller import Controller, Limits
+from draftwise.integrations.vllm.adapter import Adapter
+from integrations.vllm.fakes import params
+
+
+class FakeAsync:
+    """Schedules a step before the one before it has come back, as ``AsyncScheduler`` does."""
+
+    def __init__(self, acceptance: float, token_s: float, num: int = 4, longest: int = 4) -> None:
+        self.now, self.longest, self.token_s = 0.0, longest, token_s
+        self.rng, self.acceptance = random.Random(3), acceptance
+        self.controller = Controller(Limits(longest, model=True, retrieval=False))
+        self.requests = {f"r{i}": self._request(f"r{i}") for i in range(num)}
+        self.adapter = Adapter(
+            self.controller, self.requests, 100_000, lambda: self.now, overlapping=True
+        )
+        self.scheduled: list[int] = []
+        self.emitted = 0
+
+    def _request(self, name: str) -> Any:
+        return SimpleNamespace(
+            request_id=name, cache_salt=None, lora_request=None, is_finished=lambda: False,
+            num_output_placeholders=0, all_token_ids=[1] * 9, spec_token_ids=[], num_tokens=9,
+            is_prefill_chunk=False, sampling_params=params(), use_structured_output=False,
+            max_tokens=40_000, num_output_tokens=0, prompt_token_ids=[1],
+        )  # fmt: skip
+
+    def schedule(self) -> Any:
+        self.adapter.starts()
+        verified = {id_: r.spec_token_ids for id_, r in self.requests.items() if r.spec_token_ids}
+        num = {id_: 1 + len(verified.get(id_, ())) for id_ in self.requests}
+        told = self.adapter[len(self.requests)]
+        scheduled = SimpleNamespace(
+            num_scheduled_tokens=num,
+            scheduled_spec_decode_tokens=verified,
+            total_num_scheduled_tokens=sum(num.values()),
+            num_spec_tokens_to_schedule=told,
+        )
+        self.scheduled.append(sum(map(len, verified.values())))
+        for request in self.requests.values():
+            request.spec_token_ids = [-1] * told
+        self.adapter.shorten(scheduled)
+        return scheduled
+
+    def comes_back(self, scheduled: Any) -> None:
+        sampled = []
+        for id_ in scheduled.num_scheduled_tokens:
+            num = 1
+            for _ in scheduled.scheduled_spec_decode_tokens.get(id_, ()):
+                if self.rng.random() > self.acceptance:
+                    break
+                num += 1
+            sampled.append([0] * num)
+            self.emitted += num
+        tokens, told = scheduled.total_num_scheduled_tokens, scheduled.num_spec_tokens_to_schedule
+        self.now += 1.0 + self.token_s * tokens + 0.02 * told
+        index = {id_: i for i, id_ in enumerate(scheduled.num_scheduled_tokens)}
+        output = SimpleNamespace(sampled_token_ids=sampled, req_id_to_index=index)
+        self.adapter.came_back(scheduled, output)
+        self.adapter.learn(scheduled, output)
+
+    def run(self, steps: int) -> None:
+        under_way = [self.schedule()]
+        for _ in range(steps):
+            under_way.append(self.schedule())
+            self.comes_back(under_way.pop(0))
+
+
+def test_good_drafts_are_verified_whole_and_bad_ones_hardly() -> None:
+    good, bad = FakeAsync(0.9, token_s=0.02), FakeAsync(0.05, token_s=0.3)
+    good.run(300)
+    bad.run(600)
+    assert sum(good.scheduled[-40:]) > 40 * 4 * 2
+    assert sum(bad.scheduled[-100:]) < 100
+    assert good.controller.guard.speed > 1.5
+    counts = good.adapter.counts
+    assert counts.drafted["model"] == sum(good.scheduled) - sum(good.scheduled[-1:])
+    assert counts.emitted == good.emitted
+    assert counts.accepted["model"] == good.emitted - counts.rounds
+
+
+def test_acceptance_is_learnt_of_the_step_that_comes_back() -> None:
+    """Half of all tokens are accepted, whatever was chosen since for the steps under way."""
+    engine = FakeAsync(0.5, token_s=0.01)
+    engine.run(800)
+    table = np.array(engine.controller.state()["acceptance"]["model"])
+    rejected, seen = table[..., 0].sum(), table[..., 1].sum()
+    assert seen > 500
+    assert abs(rejected / seen - 0.5) < 0.1
+    assert abs(engine.controller.kept / engine.controller.promised - 1) < 0.1
+
+
+def test_requests_that_cannot_be_verified_get_no_placeholders() -> None:
+    engine = FakeAsync(0.9, token_s=0.0)
+    engine.requests["r1"].sampling_params = params(min_p=0.1)
+    engine.requests["r2"].sampling_params = params(extra_args={"speculation": False})
+    engine.requests["r3"].sampling_params = params(extra_args={"max_draft": 1})
+    for _ in range(60):
+        scheduled = engine.schedule()
+        spec = scheduled.scheduled_spec_decode_tokens
+        assert not {"r1", "r2"} & spec.keys()
+        assert len(spec.get("r3", ())) <= 1
+        engine.comes_back(scheduled)
+    assert engine.scheduled[-1] > 0
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    engine = FakeAsync(0.5, token_s=0.1)
+    engine.run(6)
+    for id_ in ("r0", "r3"):
+        del engine.requests[id_]
+    engine.run(2)
+    assert [f"r{i}" in engine.controller for i in range(4)] == [False, True, True, False]
+
+
+def test_what_was_learnt_is_taken_up() -> None:
+    first, second = FakeAsync(0.9, token_s=0.02), FakeAsync(0.9, token_s=0.02)
+    first.run(200)
+    second.controller.load_state(first.controller.state())
+    for engine in (first, second):
+        engine.scheduled.clear()
+        engine.run(30)
+    assert sum(second.scheduled) > 0.8 * sum(first.scheduled)

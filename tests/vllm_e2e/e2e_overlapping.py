@@ -1,0 +1,172 @@
+"""vLLM's real AsyncScheduler under draftwise's, as runner V2 drives it; no model and no GPU.
+
+Steps overlap as in ``EngineCore.step_with_batch_queue``: a step is scheduled before the one before
+it has come back. What the device would do is played: it drafts as many tokens as it was told, and
+accepts them with a given probability.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+
+from draftwise import zoo
+from vllm_e2e.jobs import DRAFT_MODEL
+
+LONGEST = 4
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+    """Of a server with an EAGLE head on runner V2, by way of one that the CPU build makes."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    args = EngineArgs(
+        model=str(zoo.target_path()),
+        scheduler_cls="draftwise.integrations.vllm.Scheduler",
+        additional_config={"draftwise": {"state": str(tmp_path / "state.json")}},
+        max_model_len=512,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        enable_prefix_caching=False,
+        enforce_eager=True,
+        **DRAFT_MODEL,
+    )
+    config = args.create_engine_config()
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    config.speculative_config.method = "eagle3"
+    config.scheduler_config.async_scheduling = True
+    assert config.use_v2_model_runner
+    return config
+
+
+class Device:
+    """The scheduler's other side. clock: seconds; a step costs a part for each token in it."""
+
+    def __init__(self, config: Any, acceptance: float, token_s: float) -> None:
+        import torch
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        from draftwise.integrations.vllm import AsyncScheduler
+
+        spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        cache = KVCacheConfig(600, [], [KVCacheGroupSpec(["layer"], spec)])
+        config.cache_config.num_gpu_blocks = 600
+        manager = StructuredOutputManager(config)
+        self.scheduler = AsyncScheduler(config, cache, manager, block_size=16, log_stats=True)
+        self.now, self.rng = 0.0, random.Random(5)
+        self.scheduler.draftwise.clock = lambda: self.now
+        self.acceptance, self.token_s = acceptance, token_s
+        self.emitted: dict[str, int] = {}
+        self.verified: dict[str, list[int]] = {}
+
+    def add(self, name: str, num_prompt: int = 40, max_tokens: int = 100, **given: Any) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0, **given)
+        self.scheduler.add_request(
+            Request(name, [1 + n % 50 for n in range(num_prompt)], params, None)
+        )
+
+    def run(self) -> None:
+        under_way: deque[Any] = deque()
+        while self.scheduler.has_unfinished_requests() or under_way:
+            if self.scheduler.has_unfinished_requests():
+                under_way.append(self.scheduler.schedule())
+            if len(under_way) == 2 or not self.scheduler.has_unfinished_requests():
+                self.come_back(under_way.popleft())
+
+    def come_back(self, scheduled: Any) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names = list(scheduled.num_scheduled_tokens)
+        sampled = []
+        for name in names:
+            drafted = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
+            request = self.scheduler.requests.get(name)
+            kept = 0
+            while kept < drafted and self.rng.random() < self.acceptance:
+                kept += 1
+            is_chunk = request is not None and not drafted and self.num_left(request) > 0
+            sampled.append([] if is_chunk else [7] * (kept + 1))
+            if drafted:
+                self.verified.setdefault(name, []).append(drafted)
+        told = scheduled.num_spec_tokens_to_schedule
+        self.now += 1.0 + self.token_s * scheduled.total_num_scheduled_tokens + 0.02 * told
+        output = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            sampled_token_ids=sampled,
+        )
+        for one in self.scheduler.update_from_output(scheduled, output).values():
+            for answer in one.outputs:
+                self.emitted[answer.request_id] = self.emitted.get(answer.request_id, 0) + len(
+                    answer.new_token_ids
+                )
+
+    @staticmethod
+    def num_left(request: Any) -> int:
+        """Tokens of its prompt that are not read yet."""
+        return int(request.num_prompt_tokens - request.num_computed_tokens)
+
+
+def test_good_drafts_are_verified_and_every_request_gets_its_tokens(config: Any) -> None:
+    device = Device(config, acceptance=0.9, token_s=0.01)
+    for number in range(6):
+        device.add(f"r{number}", num_prompt=40 + 30 * number, max_tokens=120)
+    device.run()
+    assert device.emitted == dict.fromkeys(device.emitted, 120)
+    assert len(device.emitted) == 6
+    adapter = device.scheduler.draftwise
+    assert adapter.num_running == 0
+    assert adapter.counts.accepted["model"] > 300
+    assert adapter.controller.guard.speed > 1.3
+    kept, promised = adapter.controller.kept, adapter.controller.promised
+    assert abs(kept / promised - 1) < 0.15
+
+
+def test_bad_drafts_are_given_up(config: Any) -> None:
+    device = Device(config, acceptance=0.03, token_s=0.2)
+    for number in range(4):
+        device.add(f"r{number}", max_tokens=300)
+    device.run()
+    late = [num for drafts in device.verified.values() for num in drafts[-20:]]
+    assert sum(map(sum, device.verified.values())) < 4 * 300 * 0.2
+    assert sum(late) / max(len(late), 1) < 2
+    assert device.scheduler.draftwise.controller.guard.speed > 0.97
+
+
+def test_requests_choose_and_the_state_is_kept(config: Any) -> None:
+    device = Device(config, acceptance=0.9, token_s=0.01)
+    device.add("off", extra_args={"speculation": False})
+    device.add("short", extra_args={"max_draft": 1})
+    device.add("free")
+    device.run()
+    assert "off" not in device.verified
+    assert set(device.verified["short"]) == {1}
+    assert max(device.verified["free"]) > 1
+    device.scheduler.shutdown()
+    again = Device(config, acceptance=0.9, token_s=0.01)
+    costs = again.scheduler.draftwise.controller.costs
+    assert costs.num_steps == device.scheduler.draftwise.controller.costs.num_steps > 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"method": "draft_model"}, "always drafts num_speculative_tokens"),
+        ({"method": "ngram"}, "AsyncScheduler chooses lengths"),
+    ],
+)
+def test_refused_with_the_reason(changes: dict[str, Any], reason: str, config: Any) -> None:
+    from draftwise.errors import DraftwiseError
+
+    for name, value in changes.items():
+        setattr(config.speculative_config, name, value)
+    with pytest.raises(DraftwiseError, match=reason):
+        Device(config, 0.5, 0.1)
