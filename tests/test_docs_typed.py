@@ -10,7 +10,7 @@ from pathlib import Path
 import docs_typed
 import pytest
 
-from draftwise.integrations.vllm import parse_options
+from draftwise.integrations.vllm.options import parse_options
 
 QUICK = {
     page: quick

@@ -141,12 +141,10 @@ def test_drafts_come_back_when_they_pay_again() -> None:
 
 def test_short_drafts_in_large_batches() -> None:
     """The same drafts pay for one request and not for 64, where every token costs its time."""
-    server = FakeServer(policy, steep, rate=0.6)
-    for _ in range(6):
-        server.run(1, 100)
-        server.run(64, 100)
-    server.run(1, 2000)  # the guard's account, empty after 64, recovers
-    alone, many = server.run(1, 60), server.run(64, 60)
+    small, large = FakeServer(policy, steep, rate=0.6), FakeServer(policy, steep, rate=0.6)
+    small.run(1, 300)
+    large.run(64, 300)
+    alone, many = small.run(1, 60), large.run(64, 60)
     assert alone.most_common(1)[0][0] >= 1
     assert many[0] > 50
 
