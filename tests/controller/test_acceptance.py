@@ -129,6 +129,14 @@ def test_a_shortened_draft_teaches_what_was_verified_and_the_token_after_it() ->
     assert seen(before, tables) == [((0, 1), 0, 1), ((0, 2), 0, 1)]
 
 
+def test_a_shortened_draft_of_the_model_may_be_accepted_whole() -> None:
+    known, tables = world()
+    known.tokens[0, MODEL, :3] = [1, 2, 3]
+    known.facts[0, [OFFERED, PLAYED_MODEL]] = 3
+    learn(known, tables, [1, 2], verified=1)
+    assert known.facts[0, LAST] == 3
+
+
 def test_retrieval_after_the_model_is_counted_apart() -> None:
     known, tables = world()
     known.tokens[0, MODEL, :2], known.tokens[0, 2, :2] = [1, 2], [3, 4]
