@@ -20,7 +20,9 @@ from shared.paired import Method, measure, report
 from shared.results import save
 
 from draftwise import Speculator, zoo
-from draftwise.bench.methods import Asked, Peer, PeerContestant, parse_method
+from draftwise.bench.methods import Peer, parse_method
+from draftwise.bench.ours import Asked
+from draftwise.bench.peers import PeerContestant
 
 BASE = "model.generate"
 

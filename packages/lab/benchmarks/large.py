@@ -34,7 +34,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftwise import Speculator, zoo
 from draftwise.bench.environment import environment
-from draftwise.bench.methods import Asked, Peer, PeerContestant, parse_method
+from draftwise.bench.methods import Peer, parse_method
+from draftwise.bench.ours import Asked
+from draftwise.bench.peers import PeerContestant
 from draftwise.drafters import drawing, reader
 from draftwise.engine import judging
 from draftwise.nn.attention import attend_raggedly

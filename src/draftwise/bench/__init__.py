@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from draftwise.bench.environment import environment as describe_environment
     from draftwise.bench.environment import versions as versions
     from draftwise.bench.methods import DEFAULT as DEFAULT
-    from draftwise.bench.methods import Asked as Asked
     from draftwise.bench.methods import Known as Known
     from draftwise.bench.methods import Ours as Ours
     from draftwise.bench.methods import Peer as Peer
-    from draftwise.bench.methods import PeerContestant as PeerContestant
-    from draftwise.bench.methods import Reply as Reply
     from draftwise.bench.methods import check_methods as check_methods
     from draftwise.bench.methods import expand as expand
     from draftwise.bench.methods import parse_method as parse_method
+    from draftwise.bench.ours import Asked as Asked
+    from draftwise.bench.ours import Reply as Reply
     from draftwise.bench.paired import Method as Method
     from draftwise.bench.paired import Ratio as Ratio
     from draftwise.bench.paired import Timing as Timing
     from draftwise.bench.paired import measure as measure_pairs
     from draftwise.bench.paired import ratio as ratio
     from draftwise.bench.paired import turns as turns
+    from draftwise.bench.peers import PeerContestant as PeerContestant
     from draftwise.bench.results import cautions as cautions
     from draftwise.bench.results import make_sheet as make_sheet
     from draftwise.bench.results import results as results_of

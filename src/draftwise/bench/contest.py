@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from draftwise.bench.methods import (
-    Asked,
-    OurContestant,
-    Ours,
-    PeerContestant,
-    Reply,
-    counts,
-    course,
-    parse_method,
-)
+from draftwise.bench.methods import Ours, parse_method
+from draftwise.bench.ours import Asked, OurContestant, Reply, counts, course
 from draftwise.bench.paired import turns
+from draftwise.bench.peers import PeerContestant
 from draftwise.bench.runs import Run, Store
 from draftwise.bench.suites import Item
 from draftwise.drafters.lm import LMDrafter

@@ -13,7 +13,8 @@ from typing import Any
 
 from draftwise.bench.contest import Contest, Encoder, make_contestants
 from draftwise.bench.environment import command, environment
-from draftwise.bench.methods import Asked, Known, default_methods, expand
+from draftwise.bench.methods import Known, default_methods, expand
+from draftwise.bench.ours import Asked
 from draftwise.bench.results import make_sheet, results
 from draftwise.bench.runs import Run, Store, rounded, write_json
 from draftwise.bench.studio import TRACE, Question, Studio, unaided

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from draftwise.bench.methods import Asked, Known
+from draftwise.bench.methods import Known
+from draftwise.bench.ours import Asked
 from draftwise.bench.runs import Run
 from draftwise.bench.suites import Item, Suite
 from draftwise.speculator import Speculator

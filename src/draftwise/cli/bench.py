@@ -192,6 +192,7 @@ def bench(
                 models=models,
             )
             o.Sampling(temperature=temperature, seed=seed).check()
+            items, store = prepare(wish)
             studio = lab.find("bench.studio")
             with_report = studio is not None and not no_report
             if with_report:
@@ -201,7 +202,6 @@ def bench(
                     f"the lab finds the fixed plans worth measuring ({lab_hint()}); "
                     "without it name one: --method fixed:DRAFTERxLENGTH"
                 )
-            items, store = prepare(wish)
             held.enter_context(alone_in(out))
         speculator = load(wanted)
         from draftwise.bench.session import measure

@@ -86,7 +86,6 @@ def sweep(
         from draftwise.bench.environment import command as command_line
         from draftwise.bench.environment import environment
         from draftwise_lab.bench.sweep.figure import draw, require_plots
-        from draftwise_lab.bench.sweep.runs import Field, fixed_ways, head_ways
 
         require_plots()
         panels = {name: read_batch(file)[:num_prompts] for name, file in map(_named, prompts)}
@@ -94,6 +93,7 @@ def sweep(
         if missing := [folder for folder in head or () if not folder.is_dir()]:
             raise DraftwiseError(f"there is no acceptance head in {missing[0]}")
         t.check_inputs(target, hardware, drafter=drafter)
+        from draftwise_lab.bench.sweep.runs import Field, fixed_ways, head_ways
 
         scene = t.load_scene(target, hardware)
         loaded = t.load_drafter(drafter, scene, hardware)

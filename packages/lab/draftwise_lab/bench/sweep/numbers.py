@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwise.types import Floats
-from draftwise_lab.bench.sweep.runs import Run, Way
 
 if TYPE_CHECKING:
     from draftwise_lab.bench.sweep.runs import Run, Way
