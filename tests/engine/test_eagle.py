@@ -257,7 +257,7 @@ def test_a_spec_with_limits(saved: tuple[Any, Path], options: str, plans: list[s
 def test_what_a_spec_cannot_say(saved: tuple[Any, Path]) -> None:
     module, folder = saved
     for spec, complaint in (
-        (f"eagle:{folder},depth=0", "depth=0: it must be 1 or more"),
+        (f"eagle:{folder},depth=0", "depth is 0: it must be a whole number from 1"),
         (f"eagle:{folder},width=2", "no option 'width'; its options are: path, depth, top_k, to"),
         ("eagle", "needs path"),
         ("eagle:./gone", r"no EAGLE head in \./gone"),
