@@ -25,8 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # ``engine`` is a benchmark, too
+sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # ``engine`` is a benchmark, too
 
 import numpy as np
 import torch

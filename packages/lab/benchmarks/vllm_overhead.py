@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from shared.results import save
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
 if TYPE_CHECKING:  # it imports numba, which a vLLM on the CPU must do later
     from integrations.vllm.fakes import FakeEngine

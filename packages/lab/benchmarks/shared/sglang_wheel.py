@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-FOLDER = Path(__file__).parents[2] / ".sglang"
+FOLDER = Path(__file__).parents[4] / ".sglang"
 """Where ``make sglang-wheel`` unpacks it."""
 STUBS = ("triton", "triton.language")
 """Kernels that are only compiled, never called, when these modules are imported."""
