@@ -205,8 +205,8 @@ def test_a_spec_says_the_window(folder: Path, options: str, window: Window | Non
     [
         ("width=3", "no option 'width'; its options are: window, sink"),
         ("sink=3", "sink=3 needs a window"),
-        ("sink=-1,window=8", "sink=-1,window=8: a sink has 0 tokens or more, and a window 2"),
-        ("window=1", "a window 2 or more"),
+        ("sink=-1,window=8", "sink is -1: it must be a whole number from 0"),
+        ("window=1", "window is 1: it must be a whole number from 2"),
         ("window=600", "a sink of 4 and a window of 600 tokens, and a draft, do not fit into its"),
         ("window=many", "which is not int"),
     ],
@@ -217,9 +217,9 @@ def test_what_a_spec_cannot_say(folder: Path, options: str, complaint: str) -> N
 
 
 def test_windows_of_the_zoo() -> None:
-    from draftwise.pool import _expand
+    from draftwise.specs import expand
 
-    (one,) = _expand(["zoo:python,window=64"])
+    (one,) = expand(["zoo:python,window=64"])
     assert one.startswith("python=lm:")
     assert one.endswith("python,window=64")
-    assert all(spec.endswith(",window=64") for spec in _expand(["zoo,window=64"]))
+    assert all(spec.endswith(",window=64") for spec in expand(["zoo,window=64"]))

@@ -140,8 +140,8 @@ def test_drafts_come_back_when_they_pay_again() -> None:
 
 
 def test_short_drafts_in_large_batches() -> None:
-    """The same drafts pay for one request and not for 64, where every token costs its time."""
-    small, large = FakeServer(policy, steep, rate=0.6), FakeServer(policy, steep, rate=0.6)
+    """Good drafts pay for one request; for 64, where every token costs its time, few do."""
+    small, large = FakeServer(policy, steep, rate=0.95), FakeServer(policy, steep, rate=0.6)
     small.run(1, 300)
     large.run(64, 300)
     alone, many = small.run(1, 60), large.run(64, 60)

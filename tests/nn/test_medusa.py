@@ -146,7 +146,7 @@ def test_a_spec_drafts_one_token_a_head_at_most(
     )
     assert [str(plan) for plan in made.plans] == (plans or ["medusax2", "medusax3"])
     assert made.generate(PROMPTS[0], max_new_tokens=8).tokens == plain_greedy(PROMPTS[0], 8)
-    with pytest.raises(DraftwiseError, match="depth=0: it must be 1 or more"):
+    with pytest.raises(DraftwiseError, match="depth is 0: it must be a whole number from 1"):
         Speculator.from_pretrained(reader(), [f"medusa:{folder},depth=0"])
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import gc
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,7 +153,6 @@ def test_nothing_of_a_request_waits_for_the_collector(
         gc.enable()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told to give pages back")
 GIVE_BACK = """
 from pathlib import Path
 from draftwise.serve import heavy
@@ -174,6 +172,7 @@ print(kept, own_kib() - before)
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told to give pages back")
 def test_freed_pages_are_given_back() -> None:
     """In a process of its own, since the heap of this one has holes of other tests."""
     line = [sys.executable, "-c", GIVE_BACK]

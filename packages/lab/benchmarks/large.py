@@ -37,8 +37,8 @@ from draftwise.bench.environment import environment
 from draftwise.bench.methods import Peer, parse_method
 from draftwise.bench.ours import Asked
 from draftwise.bench.peers import PeerContestant
-from draftwise.drafters import drawing, reader
-from draftwise.engine import judging
+from draftwise.drafters import model_session
+from draftwise.engine import verification
 from draftwise.nn.attention import attend_raggedly
 from draftwise.nn.cpu.compiled import WIDTHS
 from draftwise.nn.load import load_model
@@ -173,7 +173,7 @@ def by_phase(spec: Speculator, prompts: list[list[int]], num_tokens: int) -> dic
     with ExitStack() as stack:
         wrapped = [("target forward", spec.target, "_forward")]
         wrapped += [("draft forward", m, "_forward") for m in models_of(spec.drafters)]
-        wrapped += [("distributions", room, "warped") for room in (judging, reader, drawing)]
+        wrapped += [("distributions", room, "warped") for room in (verification, model_session)]
         for label, owner, name in wrapped:
             usual = getattr(owner, name)
             stack.enter_context(patch.object(owner, name, timed(label, usual)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftwise.errors import DraftwiseError
+from draftwise.install import hint
 from draftwise.integrations.vllm.options import MAX_DRAFT, MODEL, RETRIEVAL, Options
 
 if TYPE_CHECKING:  # it imports numba, which the plug-in must not (see there)
@@ -74,8 +75,8 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
     if speculative is None:
         raise DraftwiseError(
             "vLLM did not load the plug-in of draftwise, so nothing would be verified: install it "
-            "into vLLM's environment (pip install 'draftwise[vllm]'), and let VLLM_PLUGINS, if it "
-            "is set, name draftwise"
+            f"into vLLM's environment ({hint('vllm')}), and let VLLM_PLUGINS, if it is set, name "
+            "draftwise"
         )
     reasons = _common(config, parallel, speculative)
     reasons += _of_lengths(config, speculative) if asynchronous else _of_drafts(config, speculative)
