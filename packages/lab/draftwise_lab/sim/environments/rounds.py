@@ -30,7 +30,7 @@ class Played:
 
 
 class RoundTrace:
-    """Requests of a trace that ``generate --trace`` wrote, each a text.
+    """Requests of a trace that ``generate --trace`` wrote, each a text; those without scores not.
 
     Records may have a ``domain``, as those of ``bench`` do; else all are of the domain ``trace``.
     A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the seed's.
@@ -48,7 +48,9 @@ class RoundTrace:
         by_request: dict[Any, list[Record]] = {}
         for record in records:
             by_request.setdefault(record["request"], []).append(record)
-        self._requests = list(by_request.values())
+        self._recorded = list(by_request.values())
+        # a request that nobody drafted for says nothing about anybody's drafts
+        self._requests = [some for some in self._recorded if any(r["scores"] for r in some)]
         self._domain_of = [str(found[0].get("domain", "trace")) for found in self._requests]
         names = dict.fromkeys(name for record in records for name in record["scores"])
         self.drafters = list(names)
@@ -63,16 +65,16 @@ class RoundTrace:
 
     def played(self) -> Played:
         """What really happened, all requests together."""
-        records = [record for records in self._requests for record in records]
+        records = [record for records in self._recorded for record in records]
         seconds = sum(
             sum(record["seconds"].values()) / record.get("batch_size", 1) for record in records
         )
-        return Played(len(records), sum(map(_num_tokens, self._requests)), seconds)
+        return Played(len(records), sum(map(_num_tokens, self._recorded)), seconds)
 
     def coverage(self) -> dict[str, float]:
         """By drafter, the share of emitted tokens at which it was scored: the rest is guessed."""
         known = dict.fromkeys(self.drafters, 0)
-        for records in self._requests:
+        for records in self._recorded:
             first = records[0]["position"]
             last = first + _num_tokens(records)
             for record in records:
