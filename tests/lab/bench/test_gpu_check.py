@@ -1,4 +1,4 @@
-"""``benchmarks gpu_check`` on a made-up engine: the numbers that come out are those that went in."""
+"""``benchmarks gpu_check`` on a made-up engine: the numbers that come out are those put in."""
 
 from __future__ import annotations
 
