@@ -38,7 +38,6 @@ from shared.results import load, save
 
 from draftwise import zoo
 from draftwise.bench.paired import ratio
-from draftwise.cli.demo import CHATS
 
 TARGET = "meta-llama/Llama-3.1-8B-Instruct"
 HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
@@ -147,10 +146,9 @@ def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | N
 
 
 def blocks(sizes: Sequence[int], num: int) -> dict[int, list[list[str]]]:
-    """Bundled prompts in blocks, kinds mixed: chats, and the bundled model's texts to continue."""
-    prompts = [text for kind in CHATS.values() for text in kind]
+    """Bundled texts to continue, kinds mixed, in blocks: code, queries, arithmetic, prose."""
     kinds = zip(*zoo.prompts().values(), strict=False)
-    prompts += [f"Continue:\n\n{text}" for texts in kinds for text in texts]
+    prompts = [f"Continue this text:\n\n{text}" for texts in kinds for text in texts]
     found = {}
     for size in sizes:
         own = [prompts[i % len(prompts)] for i in range(size * num)]
