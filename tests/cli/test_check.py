@@ -12,7 +12,7 @@ import torch
 
 from cli.conftest import run_command
 from draftwise.engine import LosslessnessReport, rounding_bound
-from draftwise.nn import CausalModel
+from draftwise.nn import CausalModel, pack
 from models import CONFIGS, tiny_model
 
 PROMPT, NUM = [3, 1, 4, 1, 5, 9, 2, 6], 40
@@ -124,11 +124,20 @@ def test_the_bound_follows_the_dtype() -> None:
     assert half == pytest.approx((2 * 3 * (12 * 2**-16 + 6 * 64 * 2**-48)) ** 0.5)
 
 
+def test_packed_weights_are_judged_as_what_they_are_multiplied_in() -> None:
+    module = tiny_model(hidden_size=64, intermediate_size=128, head_dim=16)
+    pack(module, "int8")
+    report = report_on(CausalModel(module, "packed"))
+    assert not report.is_exact_dtype
+    assert report.is_lossless
+    assert report.as_json()["dtype"] == "bfloat16"
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text(
-        "one two three one two three one two three\nThe tide comes in, the tide goes out, the tide\n"
+        "one two three one two three one two three\nThe tide comes, the tide goes, the tide\n"
     )
     return path
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.nn.cpu.packed import PRECISIONS
+from draftwise.nn.cpu.packed import PackedInt4, PackedInt8
 from draftwise.nn.model import CausalModel
 from draftwise.types import Floats
 
@@ -29,7 +29,7 @@ products."""
 
 def arithmetic(model: CausalModel) -> torch.dtype:
     """What the model computes in: bfloat16 where its weights are packed in eight or four bits."""
-    packed = any(isinstance(part, tuple(PRECISIONS.values())) for part in model.module.modules())
+    packed = any(isinstance(part, (PackedInt8, PackedInt4)) for part in model.module.modules())
     return torch.bfloat16 if packed else model.dtype
 
 

@@ -8,7 +8,7 @@ that choosing the best of many does not flatter it; intervals are bootstraps ove
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -277,7 +277,7 @@ def _paste_sglang(setting: Mapping[str, Any]) -> str:
     )
 
 
-PASTE = {
+PASTE: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "vllm": lambda setting: f"--speculative-config '{json.dumps(setting)}'",
     "sglang": _paste_sglang,
     "llama.cpp": lambda setting: " ".join(f"{flag} {value}" for flag, value in setting.items()),
