@@ -88,7 +88,7 @@ def check(
                 given = [as_chat(one, None) for one in given]
             wanted = o.wanted(target, drafter, hardware, seed=seed)
             check_wanted(wanted)
-            if any(not isinstance(one.prompt, str) for one in given):
+            if is_chat or any(not isinstance(one.prompt, str) for one in given):
                 check_chat(target, None)
         base = load(wanted)
         from draftwise.engine import LosslessnessReport

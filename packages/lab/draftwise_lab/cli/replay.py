@@ -16,7 +16,7 @@ from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.cli import options as o
 from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refusals, refused_values, say
-from draftwise.cli.load import check, load
+from draftwise.cli.load import check, check_chat, load
 from draftwise.cli.progress import bars
 from draftwise.cli.prompts import as_chat, read_batch
 from draftwise.cli.show import broken, rate, regret_note, signed
@@ -200,6 +200,8 @@ def _after_a_run(
             given = [as_chat(one, None) for one in given]
         wanted = o.wanted(target, drafter, hardware)
         check(wanted)
+        if any(not isinstance(one.prompt, str) for one in given):
+            check_chat(target, None)
     base = load(wanted)
     from draftwise.bench import Asked
     from draftwise.engine.prompts import encode_all
