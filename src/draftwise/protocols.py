@@ -151,10 +151,21 @@ class Mixer(Protocol):
     length: int
     """Tokens of the draft, at most."""
 
-    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+    def pick(
+        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+    ) -> str | None:
         """The next token's writer: ``drafter``, or one of the ``matches``; None = none.
 
         matches: by retrieval drafter, the tokens of its match at the end of text and draft.
+        may_draft: whether ``drafter`` can go on here: a head cannot after copied tokens.
+        """
+        ...
+
+    def num_siblings(self, step: DraftStep, num_tokens: int) -> int:
+        """How many alternatives of the token that ``drafter`` wrote last are verified, too.
+
+        num_tokens: of the draft so far, alternatives included. Decided by what was known before
+        that token was drawn, its distribution among it, and never by the token.
         """
         ...
 

@@ -49,7 +49,7 @@ def test_rounds_say_who_wrote_what() -> None:
         if round_.plan.drafter == NONE:
             assert round_.num_drafted == 0
         else:
-            assert round_.plan.length == round_.num_drafted
+            assert round_.plan.length <= round_.num_drafted
         assert set(round_.sources) <= {"good", "lookup", "target"}
     assert min(writers["good"], writers["lookup"]) > 3
     assert {round_.plan.rule for round_ in rounds} == {"fixed", "mixed"}

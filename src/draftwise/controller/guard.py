@@ -50,6 +50,12 @@ class Guard:
         self.recent_plain_s = RECENT * self.recent_plain_s + worth
         self.recent_spent_s = RECENT * self.recent_spent_s + seconds
 
+    def charge(self, seconds: float) -> None:
+        """Seconds outside of steps that plain decoding would not have taken."""
+        self.balance -= seconds
+        self.spent_s += seconds
+        self.recent_spent_s += seconds
+
     def state(self) -> dict[str, float]:
         """What drafting has earned so far; the account itself opens again with every run."""
         return {"plain_s": self.plain_s, "spent_s": self.spent_s}

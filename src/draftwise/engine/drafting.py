@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
+from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import (
     CatchingUp,
     Context,
@@ -45,14 +46,15 @@ T = TypeVar("T")
 class Pool:
     """What an engine drafts with, and what its costs are.
 
-    lock: held while anything here is used, since neither models nor drafters can be shared by two
-    threads at once.
+    guard: the account of what drafting has earned, compared with plain decoding. lock: held while
+    anything here is used, since neither models nor drafters can be shared by two threads at once.
     """
 
     target: CausalModel
     drafters: Sequence[Drafter]
     meter: Meter
     clock: Callable[[], float] = time.perf_counter
+    guard: Guard = field(default_factory=Guard, compare=False)
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False)
 
 
@@ -299,7 +301,9 @@ class Drafting:
         proposed, seconds = self.sessions.ask(asks, check)
         for name, drafts in proposed.items():
             # of a mixed draft only what the drafter itself wrote took its time
-            steps = max(d.sources.count(name) if d.confidences else d.depth for d in drafts)
+            steps = max(
+                d.sources[: d.num_chain].count(name) if d.confidences else d.depth for d in drafts
+            )
             self._pool.meter.saw_draft(name, len(drafts), steps, seconds[name])
             for (turn, _), draft in zip(groups[name], drafts, strict=True):
                 turn.parts.append((name, draft))
@@ -310,7 +314,8 @@ class Drafting:
         for plan in turn.plans:
             mixer = self._mixer(request, plan)
             if mixer is not None:
-                mix = Mix(mixer, partial(self.sessions.peek, request.context))
+                most = request.longest if self._pool.target.serves_trees else 0
+                mix = Mix(mixer, partial(self.sessions.peek, request.context), most)
                 length = min(mixer.length, request.num_draftable)
                 yield mixer.drafter, mixed_task(request.context, length, mix)
             elif min(plan.length, request.num_draftable) > 0:
@@ -337,13 +342,16 @@ class Drafting:
             lambda name, session: session.commit(contexts, [t.judged.get(name) for t in turns])
         )
 
-    def look(self, turns: Sequence[Turn]) -> None:
+    def look(self, turns: Sequence[Turn], may_pay: bool) -> bool:
         """What is new about each drafter; and looks at those that policies are curious about.
 
         Rows that are panoramic have forwards made for it. All that is looked at on the device
-        travels together.
+        travels together. may_pay: whether policies may have looks now that cost forwards. Returns
+        whether any had.
         """
-        curious = {id(turn): set(turn.request.curious(len(turns))) for turn in turns}
+        curious = {
+            id(turn): set(turn.request.curious(len(turns)) if may_pay else ()) for turn in turns
+        }
         everything = [turn for turn in turns if turn.request.is_panoramic]
         whole = {id(turn) for turn in everything}
         rest = [turn for turn in turns if id(turn) not in whole]
@@ -367,6 +375,7 @@ class Drafting:
             for turn, scores in scored:
                 if scores is not None:
                     turn.scores[name] = scores
+        return any(curious.values())
 
     def first_scores(
         self, how: First, names: Mapping[int, Sequence[str]], requests: Sequence[Request]

@@ -17,12 +17,15 @@ import torch
 from draftwise.dist import is_broken
 from draftwise.engine.draft_checks import Nonsense
 from draftwise.engine.drafting import Drafting, Pool
-from draftwise.engine.records import Round
+from draftwise.engine.records import PHASES, Round
 from draftwise.engine.request import EMPTY, Request, Turn
-from draftwise.engine.verification import drafted_alphas, judge_all, show
+from draftwise.engine.verification import drafted_alphas, judge_all, show, siblings_of
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.trees import draft_branches
 from draftwise.types import Costs, Decision, Draft, Evidence, Verdict
+
+LOOK_SHARE = 0.01
+"""Of the time, that forwards of drafters which do not draft may take, to see how they fare."""
 
 
 class Loop:
@@ -31,12 +34,12 @@ class Loop:
     def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
         self._pool, self._cache, self._drafting = pool, cache, drafting
         self.seconds: dict[str, float] = {}
-        self._verify_s = 0.0
+        self._verify_s = self._plain_s = self._look_s = 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """One round; each request's record of it."""
         with self.phase("choose"):
-            turns = choose(requests)
+            turns = choose(requests, self._pool.guard.allows_drafts)
         with self.phase("read"):
             self._drafting.catch_up(turns, self._verify_s)
         with self.phase("draft"):
@@ -48,14 +51,25 @@ class Loop:
                 self._commit(turn)
             self._drafting.commit(turns)
         with self.phase("look"):
-            self._drafting.look(turns)
+            start = self._pool.clock()
+            if self._drafting.look(turns, self._look_s > 0.0):
+                self._look_s -= self._pool.clock() - start
         with self.phase("reveal"):
             evidence = self._reveal(turns)
         with self.phase("learn"):
             for turn, facts in zip(turns, evidence, strict=True):
                 if not turn.waits:  # what was chosen is still to come
                     turn.request.learn(turn.decision, facts)
+        self._account(turns)
         return self._records(turns, evidence)
+
+    def _account(self, turns: Sequence[Turn]) -> None:
+        """What the round has earned, compared with plain decoding."""
+        seconds = sum(self.seconds.get(phase, 0.0) for phase in PHASES if phase != "prefill")
+        has_drafted = any(len(turn.draft) or turn.waits for turn in turns)
+        plain_s = self._plain_s if has_drafted else seconds
+        self._pool.guard.observe(sum(t.num_emitted for t in turns) / len(turns), seconds, plain_s)
+        self._look_s += LOOK_SHARE * seconds
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -67,7 +81,8 @@ class Loop:
     def costs(self, requests: Sequence[Request]) -> Costs:
         """What everything costs with so many rows."""
         longest = max(request.longest for request in requests)
-        return self._pool.meter.costs(len(requests), longest + 1, self._pool.target.packs)
+        context = sum(len(request.context.tokens) for request in requests)
+        return self._pool.meter.costs(len(requests), longest + 1, context, self._pool.target.packs)
 
     def _verify(self, turns: Sequence[Turn]) -> None:
         """One forward of the target, and one look at what each row keeps."""
@@ -77,9 +92,9 @@ class Loop:
         num_fed, widest = self._read(turns), max(len(turn.fed) for turn in turns)
         judge_all(turns)
         tokens = num_fed if self._pool.target.packs else widest * len(turns)
-        width = -(-tokens // len(turns))
         self._verify_s = self._pool.clock() - start
-        self._pool.meter.saw_target(len(turns), width, self._verify_s)
+        context = sum(len(turn.context.tokens) for turn in turns)
+        self._plain_s = self._pool.meter.saw_target(len(turns), tokens, context, self._verify_s)
         broken = [turn for turn in turns if is_broken(int(turn.verdict.tokens[-1]))]
         if broken := [turn for turn in broken if len(turn.draft)]:
             self._verify_plainly(broken)
@@ -162,7 +177,8 @@ class Loop:
             costs=costs,
             matches=self._drafting.sessions.matches(turn.context),
             stops=turn.request.stops,
-            confidences=turn.draft.confidences,
+            confidences=turn.draft.confidences[: turn.draft.num_chain],
+            siblings=siblings_of(turn.draft, turn.verdict.path),
             tokens=turn.context.tokens[len(turn.context.tokens) - turn.num_emitted :],
             num_left=turn.request.answer.num_left,
         )
@@ -176,7 +192,7 @@ class Loop:
         ]
 
 
-def choose(requests: Sequence[Request]) -> list[Turn]:
+def choose(requests: Sequence[Request], may_draft: bool = True) -> list[Turn]:
     """A decision for each row: each policy's own, unless they know how to agree (``goodput``).
 
     Policies of one kind over the same plans choose together; others each for itself. What could not
@@ -185,7 +201,10 @@ def choose(requests: Sequence[Request]) -> list[Turn]:
     decisions = {r.id: r.pending for r in requests if r.pending is not None}
     groups: dict[tuple[type, int], list[Request]] = {}
     for request in requests:
-        if request.pending is None:
+        request.is_resting = not may_draft and request.is_guarded
+        if request.is_resting:
+            decisions[request.id] = request.plain
+        elif request.pending is None:
             groups.setdefault((type(request.policy), id(request.plans)), []).append(request)
     for members in groups.values():
         decisions.update(_chosen(members))

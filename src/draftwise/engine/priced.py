@@ -33,9 +33,10 @@ class PricedMeter:
         """The time so far."""
         return self._now
 
-    def saw_target(self, rows: int, tokens: int, seconds: float) -> None:
+    def saw_target(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         """A target forward happened; how long it took is no matter."""
-        self._now += 1.0 + TOKEN_SHARE * (tokens - 1)
+        self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)
+        return 1.0
 
     def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """So did draft steps."""
@@ -45,7 +46,7 @@ class PricedMeter:
         """So did the reading of a text."""
         self._now += TOKEN_SHARE * tokens * self._relative[drafter]
 
-    def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
+    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
         """The prices: the same whatever happened."""
         target_s = 1.0 + TOKEN_SHARE * np.arange(max_tokens, dtype=np.float64)
         return Costs(target_s, dict(self._relative))

@@ -199,6 +199,7 @@ class Goodput:
             alphas = evidence.drafted_alphas[: evidence.num_accepted + 1].tolist()  # judged
             own = self._bins.setdefault(self.mixer.drafter, Bins())
             own.add(evidence.confidences[: len(alphas)], alphas)
+            own.add_siblings(evidence.siblings)
         self._matches = dict(evidence.matches)
         for name in evidence.matches.keys() - self._tables.keys():
             self._add_table(name)
