@@ -161,10 +161,10 @@ class Mixer(Protocol):
         """
         ...
 
-    def num_siblings(self, step: DraftStep, num_tokens: int) -> int:
+    def num_siblings(self, step: DraftStep, room: int) -> int:
         """How many alternatives of the token that ``drafter`` wrote last are verified, too.
 
-        num_tokens: of the draft so far, alternatives included. Decided by what was known before
+        room: tokens that the draft may still have, alternatives included. Decided by what was known before
         that token was drawn, its distribution among it, and never by the token.
         """
         ...

@@ -151,7 +151,7 @@ class CoinMixer:
         able = [*([self.drafter] if may_draft else []), *found]
         return str(self._rng.choice(able)) if able else None
 
-    def num_siblings(self, step: DraftStep, num_tokens: int) -> int:
+    def num_siblings(self, step: DraftStep, room: int) -> int:
         return int(self._rng.integers(5)) if step.max_prob < 0.6 else 1
 
 

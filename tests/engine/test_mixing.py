@@ -59,6 +59,8 @@ def cheap(made: Speculator) -> Speculator:
     """As if drafting cost little: these tiny models would be left alone."""
     costs = {"good": 0.05, "lookup": 0.001}
     made._pool.meter.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
+    made._pool.guard.balance = 1.0
+    made._pool.guard.observe = lambda *_: None  # type: ignore[method-assign]
     return made
 
 

@@ -29,10 +29,11 @@ RECENT = 0.995
 class Guard:
     """One account for all requests; shared, since what one request lost another may have earned.
 
-    State: ``balance`` in seconds; ``plain_s`` and ``spent_s`` since the start and recently.
+    credit, share: in place of CREDIT and SHARE. State: ``balance`` in seconds; ``plain_s`` and ``spent_s`` since the start and recently.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, credit: float = CREDIT, share: float = SHARE) -> None:
+        self._credit, self._share = credit, share
         self.balance = 0.0
         self.plain_s = self.spent_s = 0.0
         self.recent_plain_s = self.recent_spent_s = 0.0
@@ -42,9 +43,10 @@ class Guard:
     def observe(self, tokens_per_request: float, seconds: float, plain_s: float) -> None:
         """A step of so many emitted tokens a request; plain_s: what a plain step takes."""
         if not self._is_open:
-            self.balance, self._is_open = CREDIT * plain_s, True
+            self.balance, self._is_open = self.balance + self._credit * plain_s, True
         worth = tokens_per_request * plain_s
-        self.balance = min(CREDIT * plain_s, self.balance + worth - seconds + SHARE * plain_s)
+        earned = self.balance + worth - seconds + self._share * plain_s
+        self.balance = min(self._credit * plain_s, earned)
         self.plain_s += worth
         self.spent_s += seconds
         self.recent_plain_s = RECENT * self.recent_plain_s + worth

@@ -378,9 +378,8 @@ class Chain:
         """Alternatives of the token that was kept last, which are to be verified, too."""
         if self._mix is None or not self.tokens or self.context.sampling.process is not None:
             return 0
-        num = len(self.tokens) + len(self.siblings)
-        left = self._mix.most - num
-        return min(self._mix.mixer.num_siblings(self._step, num), left) if left > 0 else 0
+        room = self._mix.most - len(self.tokens) - len(self.siblings)
+        return min(self._mix.mixer.num_siblings(self._step, room), room) if room > 0 else 0
 
     def widen(self, tokens: Sequence[int], qs: Sequence[Tensor | None]) -> None:
         """Alternatives of the token that was kept last; qs: as for ``keep``, one each."""

@@ -79,7 +79,9 @@ class CostMeter:
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
         self._relative = dict(relative_costs)
         self._target = StepCosts()
-        StepCosts().observe(Step(1, 1, 1.0), 1)  # compiled, or loaded, before the first request
+        probe = StepCosts()  # compiles its functions, or loads them, before the first request
+        probe.observe(Step(1, 1, 1.0), 1)
+        probe.seconds(1, 1, 0, 1)
         self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
         self._read: dict[str, _Samples] = {}
 

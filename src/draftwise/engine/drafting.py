@@ -41,6 +41,9 @@ from draftwise.types import NONE, PLAIN, Draft, Floats, Plan, Scores
 
 T = TypeVar("T")
 
+CREDIT, SHARE = 12.0, 0.005
+"""Of the guard: rounds here take long, and answers are few, compared with a server on a GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -54,7 +57,7 @@ class Pool:
     drafters: Sequence[Drafter]
     meter: Meter
     clock: Callable[[], float] = time.perf_counter
-    guard: Guard = field(default_factory=Guard, compare=False)
+    guard: Guard = field(default_factory=partial(Guard, CREDIT, SHARE), compare=False)
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False)
 
 

@@ -108,12 +108,12 @@ class FusedMixer:
             self._blow(error)
             return None
 
-    def num_siblings(self, step: DraftStep, num_tokens: int) -> int:
+    def num_siblings(self, step: DraftStep, room: int) -> int:
         """What the mixer says, as long as that is a number."""
         if self._is_broken:
             return 0
         try:
-            return max(0, int(self._mixer.num_siblings(step, num_tokens)))
+            return max(0, int(self._mixer.num_siblings(step, room)))
         except Exception as error:
             self._is_broken = True
             self._blow(error)

@@ -24,6 +24,8 @@ from draftwise.nn.cache import RaggedCache
 from draftwise.nn.trees import draft_branches
 from draftwise.types import Costs, Decision, Draft, Evidence, Verdict
 
+PAUSE = 8.0
+"""Plain rounds; one that takes longer was interrupted, and is charged as one that took so long."""
 LOOK_SHARE = 0.01
 """Of the time, that forwards of drafters which do not draft may take, to see how they fare."""
 
@@ -68,6 +70,7 @@ class Loop:
         seconds = sum(self.seconds.get(phase, 0.0) for phase in PHASES if phase != "prefill")
         has_drafted = any(len(turn.draft) or turn.waits for turn in turns)
         plain_s = self._plain_s if has_drafted else seconds
+        seconds = min(seconds, PAUSE * plain_s)
         self._pool.guard.observe(sum(t.num_emitted for t in turns) / len(turns), seconds, plain_s)
         self._look_s += LOOK_SHARE * seconds
 

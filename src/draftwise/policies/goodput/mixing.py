@@ -134,13 +134,18 @@ class Mixer:
         self._copied = 0.0 if best == self.drafter else offers[best][0]
         return best
 
-    def num_siblings(self, step: DraftStep, num_tokens: int) -> int:
+    def num_siblings(self, step: DraftStep, room: int) -> int:
         """Alternatives of the token that ``drafter`` wrote last, by its confidence and their price.
 
-        num_tokens: of the draft so far, alternatives included.
+        room: tokens that the draft may still have; of those the chain's last one is worth more
+        than an alternative that is kept less often.
         """
-        shares = self._bins.siblings(bin_of(step.max_prob))
-        num, worth = self._prices.best_siblings(num_tokens, self._reached, shares)
+        index = bin_of(step.max_prob)
+        shares, accepted = self._bins.siblings(index), self._bins.accepted(index)
+        width = step.depth + self._num_siblings
+        num, worth = self._prices.best_siblings(width, self._reached, shares)
+        while num and shares[num - 1] < accepted * self._alpha ** (room - num):
+            num -= 1
         self._num_siblings += num
         self._bins.saw_worth(worth / max(self._reached, 1e-3))
         return num
