@@ -29,7 +29,8 @@ RECENT = 0.995
 class Guard:
     """One account for all requests; shared, since what one request lost another may have earned.
 
-    credit, share: in place of CREDIT and SHARE. State: ``balance`` in seconds; ``plain_s`` and ``spent_s`` since the start and recently.
+    credit, share: in place of CREDIT and SHARE. State: ``balance`` in seconds; ``plain_s`` and
+    ``spent_s`` since the start and recently.
     """
 
     def __init__(self, credit: float = CREDIT, share: float = SHARE) -> None:

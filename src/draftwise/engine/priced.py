@@ -56,11 +56,12 @@ def pool_of(
     target: CausalModel,
     drafters: Sequence[Drafter],
     clock: Callable[[], float],
+    cost_clock: Callable[[], float],
     deterministic: bool,
 ) -> Pool:
-    """What an engine drafts with, on the clock that is given or on one of prices."""
+    """What an engine drafts with, on the clocks that are given or on one of prices."""
     prices = {drafter.name: drafter.relative_cost for drafter in drafters}
     if not deterministic:
-        return Pool(target, drafters, CostMeter(prices), clock)
+        return Pool(target, drafters, CostMeter(prices), clock, cost_clock)
     meter = PricedMeter(prices)
-    return Pool(target, drafters, meter, meter.clock)
+    return Pool(target, drafters, meter, meter.clock, meter.clock)

@@ -20,7 +20,6 @@ from draftwise.engine.records import PHASES, Round, TokenLogprobs
 from draftwise.engine.text import Answer
 from draftwise.feedback import Revealer, Told
 from draftwise.protocols import (
-    ChoosingTogether,
     Looking,
     Mixer,
     Mixing,
@@ -198,7 +197,7 @@ class Request:
     is_resting: whether it drafts nothing in this round, since drafting has earned nothing of late.
     pending: what was chosen and could not be played yet. switch: tokens that the first table of the
     target's rope is for; 0 = it has one table. longest: tokens that a draft has at most.
-    looking, mixing, together: the policy again, where it can do that. plays_all: whether its choice
+    looking, mixing: the policy again, where it can do that. plays_all: whether its choice
     stands for one plan of every drafter. is_guarded: whether it drafts only while that is not
     slower than plain decoding.
     """
@@ -231,7 +230,6 @@ class Request:
     longest: int = field(init=False)
     looking: Looking | None = field(init=False)
     mixing: Mixing | None = field(init=False)
-    together: ChoosingTogether | None = field(init=False)
     plays_all: bool = field(init=False)
     is_guarded: bool = field(init=False)
 
@@ -243,7 +241,6 @@ class Request:
         self.policy = policy
         self.looking = policy if isinstance(policy, Looking) else None
         self.mixing = policy if isinstance(policy, Mixing) else None
-        self.together = policy if isinstance(policy, ChoosingTogether) else None
         self.plays_all = isinstance(policy, PlayingAll)
         self.is_guarded = isinstance(policy, PricingPlans)
         if self.plays_all:
@@ -377,9 +374,9 @@ class Request:
             return PLAIN
         return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
-    def task(self, plan: Plan) -> DraftTask:
-        """What this plan asks of its drafter now."""
-        length, guide = min(plan.length, self.num_draftable), self.guide(plan)
+    def task(self, plan: Plan, most: int) -> DraftTask:
+        """What this plan asks of its drafter now, of ``most`` tokens at most."""
+        length, guide = min(plan.length, self.num_draftable, most), self.guide(plan)
         if others := self._others(plan):
             guide = Watch(guide, others, self.stops)
         return DraftTask(self.context, length, guide, plan.tree)
