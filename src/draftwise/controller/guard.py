@@ -72,8 +72,8 @@ class Guard:
 
     @property
     def allows_drafts(self) -> bool:
-        """Whether drafting may go on."""
-        return self.balance > 0.0
+        """Whether drafting may go on; nothing is known against it before the first step."""
+        return not self._is_open or self.balance > 0.0
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""

@@ -285,8 +285,10 @@ class Drafting:
         Of several drafters the drafts stand side by side.
         """
         groups: dict[str, list[tuple[Turn, DraftTask]]] = {}
-        most = LONGEST_PLAN if self._pool.target.packs else _padded_length(turns)
+        guarded = [turn for turn in turns if turn.request.is_guarded]
+        padded = LONGEST_PLAN if self._pool.target.packs else _padded_length(guarded)
         for turn in turns:
+            most = padded if turn.request.is_guarded else LONGEST_PLAN
             for drafter, task in () if turn.waits else self._tasks(turn, most):
                 groups.setdefault(drafter, []).append((turn, task))
         if groups:
@@ -422,7 +424,7 @@ def _padded_length(turns: Sequence[Turn]) -> int:
 
     A row's own length is right where all rows pay for it; a lone long draft would widen them all.
     """
-    if len(turns) == 1:
+    if len(turns) < 2:
         return LONGEST_PLAN
     return int(np.median([max(plan.num_tokens for plan in turn.plans) for turn in turns]))
 

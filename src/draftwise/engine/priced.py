@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Drafter
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.drafting import Pool
@@ -64,4 +66,5 @@ def pool_of(
     if not deterministic:
         return Pool(target, drafters, CostMeter(prices), clock, cost_clock)
     meter = PricedMeter(prices)
-    return Pool(target, drafters, meter, meter.clock, meter.clock)
+    # an account would carry what happened in one answer to the next
+    return Pool(target, drafters, meter, meter.clock, meter.clock, Guard(math.inf))
