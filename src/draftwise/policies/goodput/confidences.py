@@ -132,4 +132,4 @@ class Bins:
         """What ``state`` gave; ValueError if it does not fit."""
         own = tallies(state["tokens"], _OWN, len(_CENTRES))
         siblings = tallies(state["siblings"], _OF_SIBLINGS, len(_CENTRES) * NUM_SIBLINGS)
-        return cls(*own, *siblings)
+        return cls(own[0], own[1], own[2], own[3], siblings[0], siblings[1])
