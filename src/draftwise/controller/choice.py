@@ -265,8 +265,8 @@ def write(slots: Ints, known: Slots, drafts: Int32, bounds: Ints) -> None:
 
 @compiled
 def _surplus(
-    survival: Floats, facts: Ints, after: Floats, nearest: Ints, joint: float, branches: bool,
-    price: float, out: Floats,
+    survival: Floats, facts: Ints, after: Floats, joint: float, branches: bool, price: float,
+    out: Floats,
 ) -> None:  # fmt: skip
     """Add to out[k] what the best draft of one request would be worth after k tokens of the model.
 
@@ -287,9 +287,8 @@ def _surplus(
         total += model[k - 1] - price
         best = max(best, total)
         more = 0.0
-        row = after[nearest[k - 1], facts[GROUP]]
         for j in range(most - k):
-            gain = model[k - 1] * row[j] - price
+            gain = model[k - 1] * after[facts[GROUP], j] - price
             if gain <= 0.0:
                 break
             more += gain
@@ -315,29 +314,12 @@ def mean_surplus(
 ) -> None:  # fmt: skip
     """Update the discounted mean worth of model drafts of 0 .. longest tokens by all requests.
 
-    sums: [lengths + 2], the last one is the sum of weights. Of a length that was never seen whole,
-    retrieval after it is believed to be as after the nearest one.
+    sums: [lengths + 2], the last one is the sum of weights.
     """
-    lengths = after.shape[0]
     worth = np.zeros(longest + 1)
-    nearest = np.empty((after.shape[1], lengths), np.int64)
-    for group in range(after.shape[1]):
-        for k in range(lengths):
-            nearest[group, k] = k
-            for away in range(lengths):
-                low, high = max(k - away, 0), min(k + away, lengths - 1)
-                if after[low, group, lengths] > 0.0:
-                    nearest[group, k] = low
-                    break
-                if after[high, group, lengths] > 0.0:
-                    nearest[group, k] = high
-                    break
     for i in range(len(slots)):
-        facts = known.facts[slots[i]]
-        _surplus(
-            known.survival[slots[i]], facts, after, nearest[facts[GROUP]], joint, branches, price,
-            worth,
-        )  # fmt: skip
+        slot = slots[i]
+        _surplus(known.survival[slot], known.facts[slot], after, joint, branches, price, worth)
     keep = discount ** len(slots)
     for k in range(len(sums) - 1):
         sums[k] = keep * sums[k] + (1 - keep) * worth[min(k, longest)] / len(slots)

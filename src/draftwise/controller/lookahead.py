@@ -15,7 +15,7 @@ from draftwise.controller.costs import StepCosts
 
 DISCOUNT = 0.998
 """Of what was learnt, for each observation."""
-PROBE_EVERY = 32
+PROBE_EVERY = 64
 """Steps between two in which the model writes longer drafts than seem best."""
 PROBE_LONGER = 2
 """Tokens by which they are longer."""
