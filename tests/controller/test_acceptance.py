@@ -160,8 +160,12 @@ def test_retrieval_after_the_model_is_counted_apart() -> None:
     before = copied(tables)
     learn(known, tables, [1, 2, 3, 8])
     assert ((3, 3), 1, 2) in seen(before, tables)
-    assert tables.after[0, 0] > before.after[0, 0]
-    assert tables.after[0, MOST] == 1
+    before = copied(tables)
+    take(known, tables, proposal=[5, 6], match=3)
+    assert (tables.after[0] > before.after[0]).tolist() == [True, True, False, False, True]
+    assert known.facts[0, GROUP] == 3
+    take(known, tables, proposal=[5, 6], match=3)  # nothing was drafted in between
+    assert tables.after[3, MOST] == 0
 
 
 @pytest.mark.parametrize(("emitted", "direction"), [([1, 9], -1), ([7, 8], 1)])

@@ -58,9 +58,9 @@ JOINT_PRIOR = 6.0, 10.0
 JOINT_DISCOUNT = 0.9995
 """Of that, for each depth that both reach."""
 AFTER_DISCOUNT = 0.99
-"""Of the mean survival of retrieval after the model's draft, for each observation."""
+"""Of the mean survival of retrieval after accepted tokens of the model, for each observation."""
 AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0
-"""That survival before any was seen; observations that the nearest length seen is worth."""
+"""That survival before any was seen, and observations that it is worth."""
 
 # columns of the facts of a slot
 OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
@@ -97,8 +97,9 @@ class Tables(NamedTuple):
     model: [outcomes, buckets, length, 2] discounted rejections and observations, by outcome of the
     last draft, match of the text, and position; matches: [kinds, buckets, 2] the same by bucket of
     the match. joint: [2] what second branches added, observed and expected. after:
-    [buckets, length + 1] mean survival of retrieval after accepted drafts of the model, by the
-    match that the text had before, and its number of observations.
+    [buckets, length + 1] mean survival of retrieval one step after a draft of which the model's
+    first token was right, by the match before that step, and its number of observations. It stands
+    for retrieval after a draft of any length, which would take a search for each length.
     """
 
     model: Floats
@@ -213,6 +214,7 @@ def take(
             num = num_found[i]
             facts[slot, FOUND], facts[slot, MATCH] = num, match[i]
             facts[slot, KIND] = 1 if agree[i] >= hits[i] else 0
+            before = facts[slot, GROUP]
             facts[slot, GROUP] = bucket_of(match[i])
             for j in range(num):
                 tokens[slot, OWN, j] = found[i, j]
@@ -220,6 +222,9 @@ def take(
                 hazards, facts[slot, KIND], match[i], num, _factor(factors, slot, OWN), survival,
                 slot, OWN,
             )  # fmt: skip
+            if facts[slot, KEPT] > 0:
+                _learn_after(tables.after[before], survival[slot, OWN], num)
+                facts[slot, KEPT] = 0
         if has_model:
             table = tables.model[facts[slot, LAST], facts[slot, GROUP]]
             _model_survival(table, _factor(factors, slot, MODEL), survival[slot, MODEL])
@@ -289,13 +294,7 @@ def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> 
 
 
 @compiled
-def _learn_after(facts: Ints, survival: Floats, after: Floats) -> None:
-    """What retrieval had to say after a draft of the model that was accepted whole."""
-    _add_after(after[facts[GROUP]], survival[AFTER], facts[AFTER_FOUND])
-
-
-@compiled
-def _add_after(row: Floats, survival: Floats, num: int) -> None:
+def _learn_after(row: Floats, survival: Floats, num: int) -> None:
     length = len(row) - 1
     row[length] += 1.0
     weight = max(1.0 - AFTER_DISCOUNT, 1.0 / (row[length] + AFTER_WEIGHT))
@@ -350,14 +349,12 @@ def learn(
             tokens[OWN], 0, facts[MATCH], facts[KIND], min(count, facts[FOUND], own + 1), emitted,
             begin, tables, factors,
         )  # fmt: skip
-        if offered and num_model == offered and kept == offered:
-            if not branches:
-                most = min(count - offered, facts[AFTER_FOUND], num_match + 1)
-                _learn_match(
-                    tokens[AFTER], 0, facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
-                    begin + offered, tables, factors,
-                )  # fmt: skip
-            _learn_after(facts, all_survival[slot], tables.after)
+        if offered and num_model == offered and kept == offered and not branches:
+            most = min(count - offered, facts[AFTER_FOUND], num_match + 1)
+            _learn_match(
+                tokens[AFTER], 0, facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
+                begin + offered, tables, factors,
+            )  # fmt: skip
         if branches:
             _learn_pair(facts, all_survival[slot], max(kept, min(found, own)), tables.joint)
         facts[LENGTH] += count
@@ -389,49 +386,6 @@ def length_survival(slots: Ints, table: Floats, known: Slots, out: Floats) -> No
         _model_survival(table, _factor(known.factors, slots[i], MODEL), out[i])
 
 
-@compiled
-def sample(
-    slots: Ints, first: int, known: Slots, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
-    groups: Ints,
-) -> int:  # fmt: skip
-    """Starts of the model's drafts, after which retrieval is to be looked up; returns how many.
-
-    Beginning with slots[first], and as many as rows has room for.
-    """
-    count = 0
-    for i in range(len(slots)):
-        slot = slots[(first + i) % len(slots)]
-        facts = known.facts[slot]
-        for num in range(1, facts[OFFERED]):
-            if count == len(rows):
-                return count
-            rows[count], nums[count], groups[count] = slot, num, facts[GROUP]
-            left[count] = max(facts[ROOM] - num, 0)
-            for j in range(num):
-                drafts[count, j] = known.tokens[slot, MODEL, j]
-            count += 1
-    return count
-
-
-@compiled
-def learn_samples(
-    rows: Ints, nums: Ints, groups: Ints, num_found: Int32, match: Int32, known: Slots,
-    tables: Tables,
-) -> None:  # fmt: skip
-    """What retrieval had to say after starts of drafts, of those that turned out to be right."""
-    facts, _, _, factors = known
-    hazards = _hazards(tables.matches)
-    survival = np.empty((1, 1, tables.after.shape[1] - 1))
-    for i in range(len(rows)):
-        slot = rows[i]
-        if facts[slot, KEPT] >= nums[i]:
-            _match_survival(
-                hazards, 1 + min(nums[i], 3), match[i], num_found[i], _factor(factors, slot, OWN),
-                survival, 0, 0,
-            )  # fmt: skip
-            _add_after(tables.after[groups[i]], survival[0, 0], num_found[i])
-
-
 @warms_up
 def _warm_up() -> None:
     one, none = np.zeros(1, np.int64), np.zeros(0, np.int64)
@@ -443,7 +397,5 @@ def _warm_up() -> None:
     )  # fmt: skip
     find_after(one, tokens, row, row, known, tables)
     learn(one, row, one, none, known, tables)
-    sample(one, 0, known, one, tokens.copy(), one, one, one)
-    learn_samples(one, one, one, row, row, known, tables)
     learn_lengths(one, one, 1, tables.model[0, 0], known)
     length_survival(one, tables.model[0, 0], known, np.empty((1, 2)))

@@ -45,8 +45,6 @@ IDLE_STEPS = 64
 """Steps without a draft after which texts are searched in one of two steps, then of three, .."""
 IDLE_MOST = 8
 """Steps between two searches, at most."""
-NUM_SAMPLES = 8
-"""Lookups of what follows starts of the model's drafts, in one call of ``work``."""
 SLICE = 4096
 """Tokens that one call of ``work`` indexes."""
 STATE_VERSION = 1
@@ -101,7 +99,6 @@ class Controller:
         self._last_s = 0.0
         self._num_choices = self._num_idle = 0
         self._to_learn: tuple[Ints, float] | None = None
-        self._samples: tuple[Ints, Ints, Ints, Int32, Int32] | None = None
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._num_slots = 0
@@ -369,28 +366,8 @@ class Controller:
 
         Returns whether more is left.
         """
-        if self.limits.model and self.limits.retrieval:
-            self._learn_starts()
         self._learn_lengths()
         return self.limits.retrieval and self._index.work(SLICE)
-
-    def _learn_starts(self) -> None:
-        """What retrieval says after shorter drafts of the model than the one that it wrote."""
-        if self._samples is not None:
-            acceptance.learn_samples(*self._samples, self._known, self._tables)
-            self._samples = None
-        if self._to_learn is None:
-            return
-        slots, _ = self._to_learn
-        rows, nums, left, groups = np.empty((4, NUM_SAMPLES), np.int64)
-        drafts = np.empty((NUM_SAMPLES, self.limits.max_draft), np.int32)
-        num = acceptance.sample(
-            slots, self._num_choices % len(slots), self._known, rows, drafts, nums, left, groups
-        )
-        if num:
-            found = self._index.propose_after(rows[:num], drafts[:num], nums[:num], left[:num])
-            counts, match = found.num_tokens.copy(), found.match.copy()
-            self._samples = rows[:num], nums[:num], groups[:num], counts, match
 
     def state(self) -> dict[str, Any]:
         """What the next run on the same machine, model and settings may begin with; plain JSON."""
