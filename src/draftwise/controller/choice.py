@@ -41,6 +41,8 @@ Int32 = NDArray[np.int32]
 NUM_PRICES = 512
 """Prices of a token that are told apart, between 0 and 1 expected token."""
 PRICE_STEP = 1.0 / NUM_PRICES
+FORGET = 3.0
+"""Power of time with which the model's worth at the first steps loses its weight."""
 
 
 @compiled
@@ -310,31 +312,31 @@ def _surplus(
 @compiled
 def mean_surplus(
     slots: Ints, known: Slots, after: Floats, joint: float, branches: bool, price: float,
-    discount: float, sums: Floats, longest: int,
+    discount: float, means: Floats, longest: int,
 ) -> None:  # fmt: skip
     """Update the discounted mean worth of model drafts of 0 .. longest tokens by all requests.
 
-    sums: [lengths + 2], the last one is the sum of weights.
+    means: [lengths + 2], the last one counts calls. The first ones go by beliefs that are little
+    more than priors, and are soon forgotten.
     """
     worth = np.zeros(longest + 1)
     for i in range(len(slots)):
         slot = slots[i]
         _surplus(known.survival[slot], known.facts[slot], after, joint, branches, price, worth)
-    keep = discount ** len(slots)
-    for k in range(len(sums) - 1):
-        sums[k] = keep * sums[k] + (1 - keep) * worth[min(k, longest)] / len(slots)
-    sums[-1] = keep * sums[-1] + (1 - keep)
+    weight = max(1.0 - discount ** len(slots), FORGET / (FORGET + means[-1]))
+    for k in range(len(means) - 1):
+        means[k] += weight * (worth[min(k, longest)] / len(slots) - means[k])
+    means[-1] += 1.0
 
 
 @compiled
 def best_length(
-    sums: Floats, longest: int, num_requests: int, rate: float, fixed_s: float, each_s: float
+    means: Floats, longest: int, num_requests: int, rate: float, fixed_s: float, each_s: float
 ) -> int:
     """The model drafter's length that is worth most to all requests, less its own seconds."""
-    best, length = num_requests * sums[0] / max(sums[-1], 1e-9), 0
+    best, length = num_requests * means[0], 0
     for k in range(1, longest + 1):
-        worth = num_requests * sums[k] / max(sums[-1], 1e-9)
-        worth -= rate * max(fixed_s + each_s * k, 0.0)
+        worth = num_requests * means[k] - rate * max(fixed_s + each_s * k, 0.0)
         if worth > best:
             best, length = worth, k
     return length

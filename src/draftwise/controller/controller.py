@@ -376,7 +376,7 @@ class Controller:
             "max_draft": self.limits.max_draft,
             "costs": self.costs.state(),
             "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
-            "look_ahead": self._look_ahead.sums.tolist(),
+            "look_ahead": self._look_ahead.means.tolist(),
             "guard": self.guard.state(),
             "rate": self._rates.tolist(),
         }
@@ -401,7 +401,7 @@ class Controller:
                     for name, table in self._tables._asdict().items()
                 )
             )
-            sums = _like(self._look_ahead.sums, state["look_ahead"])
+            means = _like(self._look_ahead.means, state["look_ahead"])
             rates = _like(self._rates, state["rate"])
             costs.load_state(state["costs"])
             guard.load_state(state["guard"])
@@ -412,7 +412,7 @@ class Controller:
         ):
             raise ValueError("the state is damaged: a count is negative")
         self._tables, self.costs, self.guard = tables, costs, guard
-        self._look_ahead.sums = sums
+        self._look_ahead.means = means
         self._rates = rates
 
 
