@@ -193,7 +193,7 @@ class Controller:
         plain = self.costs.observe(step, context)
         if not self.costs.is_known or step.num_requests == 0:
             return
-        seconds = step.seconds + step.own_seconds
+        seconds = counted_s = self.costs.counted_s + step.own_seconds
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
             plain = seconds  # what the controller takes in a plain step is not lost by drafting
         else:  # prompts would have been read without drafts, too
@@ -201,7 +201,7 @@ class Controller:
             seconds = max(seconds - read_s, 0.0)
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         self._rates = RATE_DISCOUNT * self._rates
-        self._rates += [[num_emitted], [step.seconds + step.own_seconds]]
+        self._rates += [[num_emitted], [counted_s]]
         self._last_s = seconds
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
