@@ -32,7 +32,7 @@ import numpy as np
 from retrieval_index import show
 from shared.results import save
 
-from draftwise.controller import acceptance
+from draftwise.controller import acceptance, choice
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller, Limits
 from draftwise.controller.costs import Step, StepCosts
@@ -420,30 +420,42 @@ class Informed(Controller):
         if self.knows & {"prices", "no stairs"}:
             self.costs = TrueCosts(prices, "no stairs" in self.knows)
 
-    def _survivals(self, slots: Any, rooms: Any, offers: Any) -> int:
-        width = super()._survivals(slots, rooms, offers)
-        self._believed = self._known.survival.copy()
+    def choose(
+        self, names: Sequence[str], rooms: Sequence[int],
+        offers: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[int]]:  # fmt: skip
+        """What is known decides on this step; what is learnt from it is as without it."""
+        chains, known, num = super().choose(names, rooms, offers), self._known, len(names)
+        if not (self.knows & {"model", "retrieval"}) or not self.costs.is_known:
+            return chains
+        slots, believed = np.array([self._slots[name] for name in names]), known.survival.copy()
         for slot, row in zip(slots, self.rows, strict=True):
-            truth, facts = np.array(row.text.answer[row.known :]), self._known.facts[slot]
-            num_offered = facts[acceptance.OFFERED]
-            for which, num, begin, name in (
-                (acceptance.MODEL, num_offered, 0, "model"),
-                (acceptance.OWN, facts[acceptance.FOUND], 0, "retrieval"),
-                (acceptance.AFTER, facts[acceptance.AFTER_FOUND], num_offered, "retrieval"),
-            ):
-                if name in self.knows:
-                    right = self._known.tokens[slot, which, :num] == truth[begin : begin + num]
-                    self._known.survival[slot, which, :num] = np.cumprod(right)
-        return width
+            self._tell(slot, np.array(row.text.answer[row.known :]))
+        known.facts[slots, acceptance.PLAYED_MODEL : acceptance.BRANCHES + 1] = 0
+        context = int(known.facts[slots, acceptance.LENGTH].sum())
+        seconds = self.costs.seconds(num, context, 0, self._most_tokens(num))
+        choice.choose(
+            slots, known, self._joint, False, seconds, self._rate(0), self._drafts, self._bounds
+        )
+        known.survival[:] = believed
+        return self._read(0, num)
 
-    def choose(self, *args: Any) -> list[list[int]]:
-        chains = super().choose(*args)
-        self._known.survival[:] = self._believed  # what is known of this step is no lesson
-        return chains
+    def _tell(self, slot: int, truth: np.ndarray) -> None:
+        """Which tokens of a request are right."""
+        facts = self._known.facts[slot]
+        num_offered = facts[acceptance.OFFERED]
+        for which, num, begin, name in (
+            (acceptance.MODEL, num_offered, 0, "model"),
+            (acceptance.OWN, facts[acceptance.FOUND], 0, "retrieval"),
+            (acceptance.AFTER, facts[acceptance.AFTER_FOUND], num_offered, "retrieval"),
+        ):
+            if name in self.knows:
+                right = self._known.tokens[slot, which, :num] == truth[begin : begin + num]
+                self._known.survival[slot, which, :num] = np.cumprod(right)
 
     def foresee(self) -> None:
         """The best length for the coming step, whose outcome is known."""
-        if "length" in self.knows and self.num_to_draft:
+        if "length" in self.knows and self.costs.is_known:
             heads, (fixed_s, each_s) = [], self.costs.draft_price
             for row in self.rows:
                 after = row.known + _num_right(row) + 1
