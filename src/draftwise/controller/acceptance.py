@@ -67,7 +67,8 @@ OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
 PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 15)
 NUM_FACTS = 15
 # which tokens of a slot, which survival, whose factor
-MODEL, OWN, AFTER = range(3)
+# no literals: as arguments each would have a function compiled once more
+MODEL, OWN, AFTER = np.arange(3)
 OBSERVED, EXPECTED = 0, 1
 
 
@@ -215,7 +216,7 @@ def take(
             facts[slot, FOUND], facts[slot, MATCH] = num, match[i]
             facts[slot, KIND] = 1 if agree[i] >= hits[i] else 0
             before = facts[slot, GROUP]
-            facts[slot, GROUP] = bucket_of(match[i])
+            facts[slot, GROUP] = bucket_of(facts[slot, MATCH])
             for j in range(num):
                 tokens[slot, OWN, j] = found[i, j]
             _match_survival(
@@ -270,11 +271,11 @@ def _count(table: Floats, factors: Floats, drafter: int, is_rejected: bool) -> N
 
 @compiled
 def _learn_match(
-    draft: Int32, first: int, match: int, kind: int, most: int, emitted: Int32, begin: int,
+    draft: Int32, match: int, kind: int, most: int, emitted: Int32, begin: int,
     tables: Tables, factors: Floats,
 ) -> int:  # fmt: skip
     """Score retrieved tokens, at most so many, against emitted[begin:]; how many were right."""
-    for j in range(first, most):
+    for j in range(most):
         is_rejected = draft[j] != emitted[begin + j]
         _count(tables.matches[kind, bucket_of(match + j)], factors, OWN, is_rejected)
         if is_rejected:
@@ -324,7 +325,7 @@ def learn(
     verified, or [0]: all of them.
     """
     all_facts, all_tokens, all_survival, all_factors = known
-    begin = 0
+    begin = np.int64(0)
     for i in range(len(slots)):
         slot, count = slots[i], counts[i]
         facts, tokens, factors = all_facts[slot], all_tokens[slot], all_factors[slot]
@@ -346,13 +347,13 @@ def learn(
             facts[LAST] = 1 if kept == 0 else 2 if kept < num_model else 3
         own = num_match if num_model == 0 or branches else 0
         found = _learn_match(
-            tokens[OWN], 0, facts[MATCH], facts[KIND], min(count, facts[FOUND], own + 1), emitted,
+            tokens[OWN], facts[MATCH], facts[KIND], min(count, facts[FOUND], own + 1), emitted,
             begin, tables, factors,
         )  # fmt: skip
         if offered and num_model == offered and kept == offered and not branches:
             most = min(count - offered, facts[AFTER_FOUND], num_match + 1)
             _learn_match(
-                tokens[AFTER], 0, facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
+                tokens[AFTER], facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
                 begin + offered, tables, factors,
             )  # fmt: skip
         if branches:

@@ -200,8 +200,8 @@ def observe(
     for i in range(len(mean)):
         spread[i, i] += walk
     _update(mean, spread, x, num, known, seconds, believed, scalars)
-    plain = 0.0
-    for i in range(_features(requests, requests, context, 0, 0, edges, scales, x)):
+    plain, zero = 0.0, np.int64(0)  # a literal would have it compiled once more
+    for i in range(_features(requests, requests, context, zero, zero, edges, scales, x)):
         plain += mean[i] * x[i]
     return plain, believed
 
