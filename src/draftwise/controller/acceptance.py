@@ -20,7 +20,7 @@ accepted is censored.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,8 @@ PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM, KEPT = range(7,
 NUM_FACTS = 15
 # which tokens of a slot, which survival, whose factor
 # no literals: as arguments each would have a function compiled once more
-MODEL, OWN, AFTER = np.arange(3)
+_THREE: Any = np.arange(3)
+MODEL, OWN, AFTER = _THREE
 OBSERVED, EXPECTED = 0, 1
 
 
@@ -325,7 +326,7 @@ def learn(
     verified, or [0]: all of them.
     """
     all_facts, all_tokens, all_survival, all_factors = known
-    begin = np.int64(0)
+    begin: Any = np.int64(0)
     for i in range(len(slots)):
         slot, count = slots[i], counts[i]
         facts, tokens, factors = all_facts[slot], all_tokens[slot], all_factors[slot]

@@ -53,7 +53,10 @@ Ints = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
-_UNSEARCHED = Proposals(np.zeros((0, 1), np.int32), *[_NO_TOKENS] * 4, np.zeros(0, np.bool_))
+_UNSEARCHED = Proposals(
+    np.zeros((0, 1), np.int32), _NO_TOKENS, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS,
+    np.zeros(0, np.bool_),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,7 @@ class Controller:
             seconds = max(seconds - read_s, 0.0)
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         self._rates = RATE_DISCOUNT * self._rates
-        self._rates += [[num_emitted], [counted_s]]
+        self._rates += np.array([[num_emitted], [counted_s]])
         self._last_s = seconds
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:

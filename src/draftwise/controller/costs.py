@@ -185,8 +185,11 @@ def _update(
 def observe(
     tokens: int, requests: int, context: int, prefill: int, length: int, largest: int,
     seconds: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats, scalars: Floats,
-) -> float:  # fmt: skip
-    """Learn from one step; the seconds of a plain step of its requests. largest: tokens so far."""
+) -> tuple[float, float]:  # fmt: skip
+    """Learn from one step; seconds of a plain step of its requests, and those that were believed.
+
+    largest: tokens so far.
+    """
     x = np.zeros(len(mean))
     known = NUM_OTHERS
     while known < len(mean) and edges[known - NUM_OTHERS] < max(largest, tokens):
@@ -200,7 +203,8 @@ def observe(
     for i in range(len(mean)):
         spread[i, i] += walk
     _update(mean, spread, x, num, known, seconds, believed, scalars)
-    plain, zero = 0.0, np.int64(0)  # a literal would have it compiled once more
+    zero: Any = np.int64(0)  # a literal would have it compiled once more
+    plain = 0.0
     for i in range(_features(requests, requests, context, zero, zero, edges, scales, x)):
         plain += mean[i] * x[i]
     return plain, believed

@@ -69,7 +69,8 @@ FACTOR, SPREAD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _FACTOR, _SPREAD = np.uint64(FACTOR), np.uint64(SPREAD)
 _WRAP = 0xFFFFFFFF
 # as arguments: each literal number would have a function compiled once more
-_ZERO, _ALL, _NUM_ORDERS = np.array([0, -1, NUM_ORDERS])
+_NUMBERS: Any = np.array([0, -1, NUM_ORDERS])
+_ZERO, _ALL, _NUM_ORDERS = _NUMBERS
 
 
 class Ring(NamedTuple):
