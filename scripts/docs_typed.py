@@ -217,6 +217,8 @@ class Session:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                # a run started by `&` or nohup ignores SIGINT, and its servers would never end
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def type(self, command: Command, longest_s: float) -> str:
