@@ -69,7 +69,7 @@ def adjusted(
         "policy": optional(string, "policy", policy),
         "reward": optional(string, "reward", reward),
         "feedback": optional(string, "feedback", feedback),
-        "lengths": optional(partial(wholes, most=LONGEST_PLAN), "lengths", lengths),
+        "lengths": optional(partial(wholes, most=LONGEST_PLAN, num=LONGEST_PLAN), "lengths", lengths),
         "rules": None if rules is None else strings("rules", rules),
         "trees": None if trees is None else tuple(map(parse_tree, strings("trees", trees))),
     }
