@@ -89,6 +89,13 @@ def test_what_is_declared_beside_a_block(typed: docs_typed.Typist) -> None:
     assert results == ["ok", "ok", "skipped: needs vLLM"]
 
 
+def test_what_is_said_of_a_command_counts_before_what_is_said_of_its_block() -> None:
+    code = "make demo\ndraftwise serve\ndraftwise bench"
+    commands = page_of("slow; until serving @ draftwise serve; long @ draftwise bench", code=code)
+    assert [command.treatment for command in commands] == ["slow", "until", "long"]
+    assert not any(map(docs_typed.is_quick, commands))
+
+
 def test_a_server_is_stopped_once_it_serves(typed: docs_typed.Typist) -> None:
     code = 'python -c \'import time; print("it is " + "ready", flush=True); time.sleep(99)\''
     (serves,) = page_of("until it is ready", code=code)
