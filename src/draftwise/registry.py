@@ -276,7 +276,8 @@ def _signature(
 def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
     """The class or function that ``name`` stands for; DraftwiseError lists the valid names."""
     if name not in table:
-        raise DraftwiseError(f"unknown {kind} {shown(name)}; the {kind} names are: {', '.join(table)}")
+        valid = ", ".join(table)
+        raise DraftwiseError(f"unknown {kind} {shown(name)}; the {kind} names are: {valid}")
     found: Callable[..., Any] = table[name][0]
     if isinstance(found, str):
         module, _, attribute = found.partition(":")
