@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -91,9 +92,11 @@ def replacing(path: Path) -> Iterator[Path]:
     A reader sees the old file or the new one, and a crash or a full disk leaves the old one whole:
     the new file has a random name in the same folder, is on the disk before it is renamed, and is
     gone if the block raises. A ``path`` that is a link stays one: what it points to is replaced.
-    Raises OSError that names ``path``.
+    Raises OSError that names ``path``, also for what is there and no plain file: as root,
+    ``/dev/null`` would be replaced for the whole machine.
     """
     final = Path(os.path.realpath(path))
+    _check_plain(final)
     part = final.with_name(f".{final.name}.{secrets.token_hex(8)}.part")
     try:
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -118,7 +121,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that cannot be used to a free name beside it, and return that name."""
+    """Rename a file that cannot be used to a free name next to it, and return that name.
+
+    Raises OSError, also for what is no plain file (``replacing``).
+    """
+    _check_plain(path)
     stamp, number = int(time.time()), 0
     while True:
         aside = path.with_name(f"{path.name}.unused-{stamp}{f'-{number}' if number else ''}")
@@ -158,6 +165,11 @@ def holding(lock: Path, taken: str, wait_s: float = 0.0) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _check_plain(path: Path) -> None:
+    if os.path.lexists(path) and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no plain file, and is left as it is", str(path))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -60,6 +60,8 @@ LINES: tuple[tuple[str, str], ...] = (
     ("generate hi --state s.json", "--scope auto"),
     ("generate hi --scope auto --state gone/s.json", "no folder gone"),
     ("generate hi --scope auto --state base", "base: it is a folder"),
+    ("generate hi --scope auto --state pipe", "pipe: it is no plain file"),
+    ("generate hi --scope auto --state loop", "loop: it is no plain file"),
     ("chat --target zoo", "zoo has no chat template"),
     ("chat --target base", "base has no chat template"),
     ("chat --target talks --policy ucb1:gamma=3", "its options are: beta"),
@@ -128,6 +130,8 @@ def typed(folder: Path, lines: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         "empty.jsonl": b"{}\n",
     }.items():  # fmt: skip
         (folder / name).write_bytes(content)
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
     ran = subprocess.run(
         [sys.executable, "-c", RUN],
         input=json.dumps(list(lines)),
