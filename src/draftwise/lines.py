@@ -17,18 +17,25 @@ from draftwise.errors import DraftwiseError
 STATE_BYTES = 64 << 20
 """No state that was learnt, cost table or list of shards is larger."""
 TRACE_BYTES = 1 << 30
-"""Nor is a trace, which is read whole."""
+"""Nor is a trace, which is read whole, nor a file of prompts or texts."""
 
 
-def read_text(file: Path, most: int | None = None) -> str:
+def read_text(file: Path, most: int | None = None, *, pipes: bool = False) -> str:
     """A whole UTF-8 file, without the byte order mark that some editors write.
 
-    Raises OSError, and ValueError for what is not UTF-8, or where ``most`` bytes are given for a
-    larger file or for what is no file at all: a pipe or a device may never end.
+    pipes: whether it may also be one, as ``<(...)`` is. Raises OSError that names the file, and
+    ValueError for what is not UTF-8, or where ``most`` bytes are given for a larger file or,
+    without ``pipes``, for what is no plain file: a pipe or a device may never end.
     """
-    if most is not None:
+    if most is not None and not pipes:
         check_size(file, most)
-    data = file.read_bytes()
+    try:
+        with file.open("rb") as opened:
+            data = opened.read() if most is None else opened.read(most + 1)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(file)) from error
+    if most is not None and len(data) > most:
+        raise ValueError(f"{file} has more than {most:,} bytes, which are the most that is read")
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -56,14 +63,29 @@ def check_size(file: Path, most: int) -> None:
         raise ValueError(f"it has {size:,} bytes, and {most:,} are the most that is read")
 
 
-def numbered_lines(file: Path, most: int | None = None) -> list[tuple[int, str]]:
+def numbered_lines(
+    file: Path, most: int | None = None, *, pipes: bool = False
+) -> list[tuple[int, str]]:
     """The lines that are not blank, numbered from 1; errors as ``read_text``.
 
     Only a line feed ends a line (``str.splitlines`` also cuts at U+2028 and U+0085, which JSON
     allows inside a string).
     """
-    lines = read_text(file, most).split("\n")
+    lines = read_text(file, most, pipes=pipes).split("\n")
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def any_json(text: str) -> Any:
+    """One JSON value as other programs write it, with NaN; ValueError for what is none, numbers of
+    hundreds of digits and bottomless nesting.
+
+    >>> any_json('{"a": [1]}')
+    {'a': [1]}
+    """
+    try:
+        return json.loads(text, parse_int=_finite_int)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def strict_json(text: str) -> Any:

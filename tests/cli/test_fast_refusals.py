@@ -57,6 +57,10 @@ LINES: tuple[tuple[str, str], ...] = (
     ("generate hi --logit-bias 5=nan", "--logit-bias"),
     ("generate --file latin1.txt", "iconv -f latin1"),
     ("generate --batch latin1.txt", "iconv -f latin1"),
+    ("generate --file empty.txt", "empty.txt is empty"),
+    ("generate --batch deep.jsonl", "deep.jsonl, line 1: this is not JSON (it is nested too deep"),
+    ("generate --batch digits.jsonl", "digits.jsonl, line 1: this is not JSON (9999"),
+    ("generate --batch loop", "loop: Too many levels"),
     ("generate hi --state s.json", "--scope auto"),
     ("generate hi --scope auto --state gone/s.json", "no folder gone"),
     ("generate hi --scope auto --state base", "base: it is a folder"),
@@ -79,10 +83,12 @@ LINES: tuple[tuple[str, str], ...] = (
     ("bench --out o --suite nothere.jsonl", "there is no file nothere.jsonl"),
     ("bench --out o --suite spec-bench:gone", "suite gone cannot be read"),
     ("bench --out o --suite latin1.txt", "iconv -f latin1"),
+    ("bench --out o --suite deep.jsonl", "deep.jsonl, line 1: this is not JSON"),
     ("bench --out o --method nope", "unknown method 'nope'"),
     ("bench --out o --domain nope", "no domain 'nope'"),
     ("bench --out o --model org/not-there", "no folder org/not-there"),
     ("datastore build nothere --tokenizer zoo --out o.store", "no corpus nothere"),
+    ("datastore build /dev/null --tokenizer zoo --out o.store", "/dev/null is a device"),
     ("datastore build p.txt --tokenizer gone/ --out o.store", "gone/"),
     ("datastore build p.txt --tokenizer zoo --out gone/o.store", "no folder gone"),
     ("prompts make --target base --out o.jsonl", "base has no chat template"),
@@ -92,6 +98,8 @@ LINES: tuple[tuple[str, str], ...] = (
     ("train drafter --target zoo --prompts p.txt --out o --init lookup", "lookup is no drafter"),
     ("train drafter --target zoo --prompts p.txt --out o --layers 1 --loss x", "unknown loss"),
     ("train eagle --target zoo --prompts nothere.jsonl --out o", "nothere.jsonl"),
+    ("train eagle --target zoo --data deep.jsonl --out o", "deep.jsonl, line 1 is not json"),
+    ("train drafter --target zoo --prompts deep.jsonl --out o --layers 1", "nested too deeply"),
     ("train eagle --target zoo --out o", "--data FILE"),
     ("train eagle --target zoo --prompts p.txt --out o --layout x", "unknown layout"),
     ("train head --target zoo --drafter lookup --prompts p.txt --out o", "lookup is no drafter"),
@@ -127,7 +135,9 @@ def typed(folder: Path, lines: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
     for name, content in {
         "bad.gguf": b"nothing", "bad.jinja": b"{% if %}", "good.jinja": b"{{ 1 }}",
         "p.txt": b"one\ntwo\n", "latin1.txt": b"caf\xe9\n", "latin1.jsonl": b"caf\xe9\n",
-        "empty.jsonl": b"{}\n",
+        "empty.jsonl": b"{}\n", "empty.txt": b"", "objects.npz": b"no zip",
+        "deep.jsonl": b"[" * 100_000 + b"\n",
+        "digits.jsonl": b'{"prompt": "a", "id": ' + b"9" * 5000 + b"}\n",
     }.items():  # fmt: skip
         (folder / name).write_bytes(content)
     os.mkfifo(folder / "pipe")
