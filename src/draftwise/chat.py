@@ -117,6 +117,17 @@ def check_size(prompt: str | Sequence[Message], tokenizer: Any, max_positions: i
         )
 
 
+def check_unicode(what: str, *texts: str) -> None:
+    """Raises DraftwiseError for a text that no tokenizer reads."""
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise DraftwiseError(
+            f"{what} is no valid Unicode: a lone surrogate at character {error.start}"
+        ) from None
+
+
 def turn_ends(tokenizer: Any) -> frozenset[int]:
     """The special token that the template writes behind an assistant's turn; empty if it has none.
 
@@ -175,12 +186,7 @@ def _apply(tokenizer: Any, turns: Sequence[Message], **options: Any) -> str:
 
 
 def _ids(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DraftwiseError(
-            f"the text is no valid Unicode: a lone surrogate at character {error.start}"
-        ) from None
+    check_unicode("the text", text)
     return list(tokenizer(text, **options)["input_ids"])
 
 

@@ -71,6 +71,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("chat --target talks --policy ucb1:gamma=3", "its options are: beta"),
     ("chat --target talks --temperature -1", "--temperature -1.0: it must"),
     ("demo --target gone/ --svg x.svg", "gone/"),
+    ("demo --svg base", "base: Is a directory"),
     ("demo --prompts 0", "--prompts 0"),
     ("demo --device banana", "unknown device"),
     ("models --drafter zoo:nope", "no zoo drafter"),
@@ -84,6 +85,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("bench --out o --suite spec-bench:gone", "suite gone cannot be read"),
     ("bench --out o --suite latin1.txt", "iconv -f latin1"),
     ("bench --out o --suite deep.jsonl", "deep.jsonl, line 1: this is not JSON"),
+    ("bench --out o --suite half.jsonl", "half.jsonl, line 1 is no valid Unicode"),
     ("bench --out o --method nope", "unknown method 'nope'"),
     ("bench --out o --domain nope", "no domain 'nope'"),
     ("bench --out o --model org/not-there", "no folder org/not-there"),
@@ -136,6 +138,7 @@ def typed(folder: Path, lines: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         "bad.gguf": b"nothing", "bad.jinja": b"{% if %}", "good.jinja": b"{{ 1 }}",
         "p.txt": b"one\ntwo\n", "latin1.txt": b"caf\xe9\n", "latin1.jsonl": b"caf\xe9\n",
         "empty.jsonl": b"{}\n", "empty.txt": b"", "objects.npz": b"no zip",
+        "half.jsonl": b'{"prompt": "a\\ud800"}\n',
         "deep.jsonl": b"[" * 100_000 + b"\n",
         "digits.jsonl": b'{"prompt": "a", "id": ' + b"9" * 5000 + b"}\n",
     }.items():  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwise.chat import check_unicode
 from draftwise.lines import TRACE_BYTES, any_json, numbered_lines
 from draftwise.types import DraftwiseError
 
@@ -140,6 +141,7 @@ def _item(file: Path, number: int, line: str) -> Item:
     turns = _turns(entry) if isinstance(entry, dict) else None
     if not turns:
         raise DraftwiseError(f'{file}, line {number}: no text under "prompt" or "turns"')
+    check_unicode(f"{file}, line {number}", *turns)
     category = str(entry.get("category", "")) if "turns" in entry else ""
     group = "mt_bench" if category in _MT_BENCH else category
     domain = str(entry.get("domain") or group or file.stem)

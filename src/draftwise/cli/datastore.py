@@ -130,10 +130,11 @@ def build(
         check_target(tokenizer)
     from draftwise.drafters.datastore import Store, replacing, write
 
-    with refused_values(), replacing(out) as file:
-        with loading(tokenizer, threads=1):
-            encode, vocab_size = _load(tokenizer)
-        documents = _read(files, encode)
+    with replacing(out) as file:
+        with refused_values():
+            with loading(tokenizer, threads=1):
+                encode, vocab_size = _load(tokenizer)
+            documents = _read(files, encode)
         with waiting("sorting"):
             write(file, documents, vocab_size)
     made, seconds = Store(out), time.perf_counter() - start
