@@ -187,6 +187,10 @@ def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
     return own
 
 
+_MOST_ENDS = 2**20
+"""No vocabulary has more tokens."""
+
+
 def _sampling_params(name: str, value: Any) -> SamplingParams:
     if isinstance(value, SamplingParams):
         return value
@@ -195,7 +199,7 @@ def _sampling_params(name: str, value: Any) -> SamplingParams:
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     one = isinstance(value, int) and not isinstance(value, bool)
-    return checks.wholes(name, (value,) if one else value, 0)
+    return checks.wholes(name, (value,) if one else value, 0, num=_MOST_ENDS)
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -205,7 +209,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "stop_when": checks.function,
     "eos_token_ids": partial(checks.optional, _token_ids),
     "ignore_eos": checks.flag,
-    "seed": partial(checks.optional, partial(checks.whole, least=0)),
+    "seed": partial(checks.optional, checks.seed),
     "label": checks.string,
     "private": checks.flag,
     "preset": partial(checks.optional, checks.string),
