@@ -112,15 +112,26 @@ def test_its_state_goes_through_json() -> None:
     assert other.state() == one.state()
 
 
+def test_a_single_model_is_played_and_not_looked_at() -> None:
+    plans = [Plan(NONE, 0), Plan("lm", 4), Plan("copy", 4)]
+    policy = Goodput(len(plans), plans)
+    told = Evidence(
+        plans[0], 0, 0, {}, costs=Costs(np.array(FLAT), {"lm": 0.001, "copy": 0.1}),
+        matches={"copy": 0}, seconds=1.0, emitted_start=300,
+    )  # fmt: skip
+    policy.learn(Decision(0, 1.0, 1), Feedback(np.zeros(3), np.zeros(3, dtype=bool), told))
+    assert policy.curious() == []
+
+
 def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
     """A long match that is always right against drafters: cheap ones may beat it, dear ones not."""
-    plans = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "copy") for k in (4, 16))]
-    nothing = Feedback(np.zeros(5), np.zeros(5, dtype=bool))
+    plans = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "copy", "other") for k in (4, 16))]
+    nothing = Feedback(np.zeros(7), np.zeros(7, dtype=bool))
     for cost, expected in ((0.001, ["lm"]), (0.2, [])):
         policy = Goodput(len(plans), plans)
         scores = {"copy": Scores(0, np.ones(300), np.ones(300), np.full(300, 20))}
         told = Evidence(
-            plans[3], 4, 4, scores, costs=Costs(np.array(FLAT), {"lm": cost, "copy": 0.1}),
+            plans[3], 4, 4, scores, costs=Costs(np.array(FLAT), {"lm": cost, "copy": 0.1, "other": 0.2}),
             matches={"copy": 20}, seconds=1.0, emitted_start=300,
         )  # fmt: skip
         policy.learn(Decision(3, 1.0, 1), Feedback(nothing.values, nothing.seen, told))

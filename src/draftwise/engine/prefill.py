@@ -61,19 +61,21 @@ class Reader:
         """Whether only the prompt's last token is left, which the first round reads."""
         return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
 
-    def first_impressions(self, requests: Sequence[Request], num_waiting: int) -> None:
+    def first_impressions(
+        self, requests: Sequence[Request], num_waiting: int, may_pay: bool = True
+    ) -> None:
         """Round 0: its plan is none, and what it shows is how drafters fare on the prompt.
 
         num_waiting: rows that write and wait for it; if there are any each request has one look,
-        and the others as it writes.
+        and the others as it writes. may_pay: whether policies may have looks that cost forwards.
         """
         asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
         while asked:  # a policy that they share learns of one before it is asked about the next
             first = {id(request.policy): request for request in reversed(asked)}
-            self._show(list(first.values()), num_waiting)
+            self._show(list(first.values()), num_waiting, may_pay)
             asked = [request for request in asked if first[id(request.policy)] is not request]
 
-    def _show(self, requests: Sequence[Request], num_waiting: int) -> None:
+    def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
         """What is free or panoramic, and then what policies are curious about."""
         names, ask = self._drafting.sessions.names, self._drafting.first_scores
         # panoramic feedback reads whole prompts anyway, at the latest in its first round
@@ -85,6 +87,8 @@ class Reader:
             found = ask(how, {r.id: names for r in group}, group)
             for request in group:
                 request.learn(Decision(0, 1.0, 0), self._round_zero(request, found[request.id]))
+        if not may_pay:
+            return
         most = 1 if num_waiting else None
         num_rows = 1 + num_waiting // max(len(requests), 1)  # for each of those that look together
         curious = {r.id: r.curious(num_rows)[:most] for r in requests}

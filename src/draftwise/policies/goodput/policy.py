@@ -114,8 +114,11 @@ class Goodput:
         return Decision(best, 1.0, self._num_chosen)
 
     def curious(self, num_rows: int = 1) -> list[str]:
-        """LM drafters to be scored on the last tokens now, though they were not played."""
-        if not self._wants_looks or self._is_blind or not self._has_lms:
+        """LM drafters to be scored on the last tokens now, though they were not played.
+
+        None where there is only one: playing it tells as much, and may bring tokens.
+        """
+        if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []
         best, left = float(self._prices().max()), self._left
         beliefs = self._believed, self._rates.weights() * self._has_model
