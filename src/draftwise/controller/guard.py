@@ -59,6 +59,10 @@ class Guard:
         self.spent_s += seconds
         self.recent_spent_s += seconds
 
+    def grant(self, seconds: float) -> None:
+        """Credit beyond what was earned."""
+        self.balance += seconds
+
     def state(self) -> dict[str, float]:
         """What drafting has earned so far; the account itself opens again with every run."""
         return {"plain_s": self.plain_s, "spent_s": self.spent_s}

@@ -430,8 +430,10 @@ class Engine:
             start = self._pool.cost_clock()
             may_pay = self._pool.guard.allows_drafts
             self._reader.first_impressions(done, len(self._running), may_pay)
-            if any(request.is_guarded for request in done):
-                self._pool.guard.charge(self._pool.cost_clock() - start)
+            guarded = sum(request.is_guarded for request in done)
+            if guarded:
+                seconds = self._pool.cost_clock() - start
+                self._loop.begin(guarded, len(self._running) + len(done), seconds)
             for request in done:
                 request.check_callbacks()
         return done

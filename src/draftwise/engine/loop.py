@@ -25,6 +25,8 @@ from draftwise.types import Costs, Draft, Evidence, Verdict
 
 PAUSE = 8.0
 """Plain rounds; one that takes longer was interrupted, and is charged as one that took so long."""
+REQUEST_CREDIT = 1.0
+"""Plain rounds that drafting may lose on a new request, split among the rows of the batch."""
 LOOK_SHARE = 0.01
 """Of the time, that forwards of drafters which do not draft may take, to see how they fare."""
 
@@ -72,6 +74,15 @@ class Loop:
         seconds = min(seconds, PAUSE * plain_s)
         self._pool.guard.observe(sum(t.num_emitted for t in turns) / len(turns), seconds, plain_s)
         self._look_s += LOOK_SHARE * seconds
+
+    def begin(self, num: int, num_running: int, seconds: float) -> None:
+        """So many requests begin, and first impressions of their prompts took ``seconds``.
+
+        They are charged to the account, and every request brings a little credit for its own text.
+        """
+        guard, plain_s = self._pool.guard, self._plain_s
+        guard.charge(min(seconds, num * plain_s))  # beyond that the machine, or Python, paused
+        guard.grant(REQUEST_CREDIT * plain_s * num / max(num_running, 1))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
