@@ -75,6 +75,11 @@ class PricingPlans(Protocol):
 
     prices_plans: ClassVar[bool]
 
+    @property
+    def advantage(self) -> float:
+        """Speed of the plan that it chose last, over that of plain decoding."""
+        ...
+
 
 @runtime_checkable
 class Routing(Protocol):

@@ -25,6 +25,8 @@ from draftwise.types import Costs, Draft, Evidence, Verdict
 
 PAUSE = 8.0
 """Plain rounds; one that takes longer was interrupted, and is charged as one that took so long."""
+SURE = 1.3
+"""Times plain decoding, from which on a draft is played though drafting has lost of late."""
 REQUEST_CREDIT = 1.0
 """Plain rounds that drafting may lose on a new request, split among the rows of the batch."""
 LOOK_SHARE = 0.01
@@ -210,14 +212,14 @@ class Loop:
 def choose(requests: Sequence[Request], may_draft: bool = True) -> list[Turn]:
     """A decision for each row, by its policy; what could not be played yet still stands.
 
-    may_draft: whether rows may draft that do so only where it is not slower than plain decoding.
+    may_draft: whether rows may draft that do so only where it is not slower than plain decoding;
+    otherwise those do that expect much of it.
     """
     turns = []
     for request in requests:
-        request.is_resting = not may_draft and request.is_guarded
+        decision = request.choose() if request.pending is None else request.pending
+        request.is_resting = not may_draft and request.is_guarded and request.advantage < SURE
         if request.is_resting:
             decision = request.plain
-        else:
-            decision = request.choose() if request.pending is None else request.pending
         turns.append(Turn(request, decision, request.plays(decision)))
     return turns

@@ -346,6 +346,13 @@ class Request:
         """What the policy chooses by itself; plain decoding where it cannot."""
         return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
 
+    @property
+    def advantage(self) -> float:
+        """Times plain decoding, as fast as its policy expects to be."""
+        policy = self.policy
+        assert isinstance(policy, PricingPlans)
+        return self._ask(lambda: float(policy.advantage), 0.0)
+
     def checked(self, decision: Any) -> Decision:
         """A decision of the policy; TypeError or ValueError for what cannot be played."""
         if not isinstance(decision, Decision) or not isinstance(decision.plan, Integral):

@@ -113,6 +113,11 @@ class Goodput:
         self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
         return Decision(best, 1.0, self._num_chosen)
 
+    @property
+    def advantage(self) -> float:
+        """Tokens a second of the best plan, over those of plain decoding; blind, none."""
+        return 1.0 if self._is_blind else float(self._prices().max()) * self._costs.target_s[0]
+
     def curious(self, num_rows: int = 1) -> list[str]:
         """LM drafters to be scored on the last tokens now, though they were not played.
 
