@@ -28,7 +28,7 @@ from draftwise.engine.priced import pool_of
 from draftwise.engine.prompts import encode_all, ending_of, is_single, randomness
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
-from draftwise.learning import Learning
+from draftwise.learning import Learning, Limits
 from draftwise.nn.cpu.compiled import STEP_WIDTHS
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
@@ -77,7 +77,7 @@ class Speculator:
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
         self._scope, self._num_prefixes, self._models = scope, num_prefixes, (target, tokenizer)
         self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
-        self._seeds, self._learnings = SeedSequence(seed), dict[Preset, Learning]()
+        self._seeds, self._learnings = SeedSequence(seed), dict[tuple[Preset, Limits], Learning]()
         self._compilable = [target, *models_of(drafters)]
         self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
         if deterministic:  # what was read before would show in first impressions
@@ -227,7 +227,22 @@ class Speculator:
         ending = ending_of(text, self._models, params)
         base = self.setting if params.preset is None else presets.preset(params.preset)
         setting = presets.adjusted(base, policy=params.policy, lengths=params.lengths)
-        return self._learning_of(setting).request(text.tokens, params, ending, stream)
+        limits = self._limits(params)
+        if limits.max_draft == 0:
+            setting, limits = presets.PRESETS["plain"], Limits()
+        return self._learning_of(setting, limits).request(text.tokens, params, ending, stream)
+
+    def _limits(self, params: RequestParams) -> Limits:
+        """What of the pool a request may use; raises DraftwiseError for a drafter not in it."""
+        names = [drafter.name for drafter in self.drafters]
+        if unknown := [name for name in params.drafters or () if name not in names]:
+            there = f"the drafters here are: {', '.join(names)}" if names else "there is none here"
+            raise DraftwiseError(f"drafters: no drafter is called {unknown[0]!r}; {there}")
+        chosen = None if params.drafters is None else frozenset(params.drafters)
+        return Limits(
+            None if chosen is None or chosen.issuperset(names) else chosen,
+            params.max_draft if params.speculation else 0,
+        )
 
     def engine(
         self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
@@ -288,14 +303,15 @@ class Speculator:
             yield text[shown:], round_
             shown = len(text)
 
-    def _learning_of(self, setting: Preset) -> Learning:
+    def _learning_of(self, setting: Preset, limits: Limits) -> Learning:
         """What learns with this setting; the speculator's own, or one of those used last."""
-        if setting == self.setting:
+        if setting == self.setting and limits == Limits():
             return self._learning
-        made = self._learnings.pop(setting, None)
+        made = self._learnings.pop((setting, limits), None)
         if made is None:
-            made = Learning(setting, *self._models, self.drafters, self._scope, self._seed)
-        self._learnings[setting] = made  # the latest last
+            given = (*self._models, self.drafters, self._scope, self._seed)
+            made = Learning(setting, *given, limits)
+        self._learnings[setting, limits] = made  # the latest last
         if len(self._learnings) > _MAX_SETTINGS:
             del self._learnings[next(iter(self._learnings))]
         return made

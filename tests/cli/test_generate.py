@@ -260,6 +260,21 @@ def test_sampling_by_name(generate: Run) -> None:
         assert len(set(found["tokens"])) > len(set(plain["tokens"]))
 
 
+def test_the_switch_of_a_request(generate: Run) -> None:
+    """The same greedy text with no drafts, short ones, and those of one drafter."""
+    (plain,) = generate("Hello", "--json", *SHORT, "--no-speculation").objects
+    assert plain["num_drafted"] == 0
+    assert set(plain["pulls"]) == {"none"}
+    pool = ("-d", "lookup", "-d", "suffix")
+    for own in (("--max-draft", 1), ("--drafters", "lookup"), ("--drafters", "lookup,suffix")):
+        (found,) = generate("Hello", "--json", *SHORT, *pool, *own).objects
+        assert found["tokens"] == plain["tokens"]
+        assert own[0] == "--max-draft" or set(found["pulls"]) <= {"none", *own[1].split(",")}
+    refusal = generate("Hello", *SHORT, "--drafters", "nope").refusal
+    assert "no drafter is called 'nope'; the drafters here are: " in refusal
+    assert "--max-draft -1: it must be" in generate("Hello", *SHORT, "--max-draft", -1).refusal
+
+
 def test_short_forms(pair: tuple[Path, Path], tmp_path: Path) -> None:
     long = ("--target", pair[0], "--drafter", f"lm:{pair[1]}", "--max-new-tokens", 9)
     short = ("-m", pair[0], "-d", f"lm:{pair[1]}", "-n", 9, "-t", 0, "-p", "goodput", "-q")

@@ -82,6 +82,8 @@ def test_presets_are_lossless_too(client: openai.OpenAI, speculator: Speculator)
         {"preset": "banditspec", "plans": [1, 3]},
         {"preset": "metasd", "policy": "exp3spec"},
         {"label": "math", "tenant": "someone", "private": True, "priority": 2},
+        {"drafters": ["lookup"], "max_draft": 2},
+        {"speculation": False},
     ):
         made = client.completions.create(
             model="tiny", prompt=PROMPT, max_tokens=24, temperature=0, extra_body={"draftwise": own}
@@ -89,6 +91,11 @@ def test_presets_are_lossless_too(client: openai.OpenAI, speculator: Speculator)
         assert made.choices[0].text == expected
     found = made.model_dump()["metrics"]["speculative_decoding"]
     assert len(found["acceptance_histogram"]) == found["num_spec_tokens"] + 1
+    assert found["num_draft_tokens"] == 0, "speculation is off in the last one"
+    with pytest.raises(openai.BadRequestError, match="no drafter is called 'nope'; the drafters"):
+        client.completions.create(
+            model="tiny", prompt=PROMPT, extra_body={"draftwise": {"drafters": ["nope"]}}
+        )
 
 
 @pytest.mark.parametrize(

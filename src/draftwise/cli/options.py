@@ -298,6 +298,16 @@ Trace = Annotated[
     _option(_RUNNING, "Write each round as a line of jsonl.", "--trace", metavar="FILE"),
 ]
 AsJson = Annotated[bool, _option(_COMMON, "Print one object (with --batch: one a line).", "--json")]
+Speculation = Annotated[
+    bool, _option(_RUNNING, "Draft, or decode plainly.", "--speculation/--no-speculation")
+]
+Allowed = Annotated[
+    str | None,
+    _option(_RUNNING, "Draft with these of the pool alone, by name.", "--drafters", metavar="N,N"),
+]
+MaxDraft = Annotated[
+    int | None, _option(_RUNNING, "Tokens of a draft, at most.", "--max-draft", metavar="N")
+]
 Threads = Annotated[
     int, _option(_MODELS, "Threads for the model's arithmetic.", "--threads", metavar="N")
 ]
@@ -378,6 +388,9 @@ class Sampling:
     seed: Seed = None
     stop: Stop = None
     ignore_eos: IgnoreEos = False
+    speculation: Speculation = True
+    drafters: Allowed = None
+    max_draft: MaxDraft = None
 
     def params(self) -> SamplingParams:
         """How tokens are drawn; raises DraftwiseError for what no model could draw from."""
@@ -406,6 +419,9 @@ class Sampling:
             "stop": tuple(self.stop or ()),
             "ignore_eos": self.ignore_eos,
             "seed": self.seed,
+            "speculation": self.speculation,
+            "drafters": self.drafters.split(",") if self.drafters is not None else None,
+            "max_draft": self.max_draft,
         }
 
 

@@ -95,7 +95,7 @@ class Talk:
         last = self.turns[-1]
         prompt = Prompt(last.result.prompt_tokens, turn_ends(self._speculator.tokenizer))
         chosen, num = self._sampling, len(last.result.tokens)
-        self._sampling = replace(chosen, max_new_tokens=max(num, 1))
+        self._sampling = replace(chosen, max_new_tokens=max(num, 1), drafters=None)
         try:
             again = self._say(plain_like(self._speculator), last.asked, prompt, lambda: False)
         finally:

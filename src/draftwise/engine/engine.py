@@ -37,10 +37,11 @@ class Prefixes:
     """Rows of requests that have ended, kept for those to come; least recently used out first.
 
     num_rows: as many are kept at most; 0 = none, and no beginning is looked for anywhere.
+    needs_states: whether drafters read the target's states, which rows without drafts do not keep.
     """
 
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
+    def __init__(self, num_rows: int, needs_states: bool) -> None:
+        self.num_rows, self._needs_states = num_rows, needs_states
         self._kept: dict[int, Context] = {}
 
     def keep(self, context: Context) -> list[int]:
@@ -80,7 +81,9 @@ class Prefixes:
         found = [
             Beginning(context, common(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
-            if context.tenant == prompt.tenant and not context.is_private
+            if context.tenant == prompt.tenant
+            and not context.is_private
+            and (context.is_drafted or not (prompt.is_drafted and self._needs_states))
         ]
         best = max(found, key=lambda beginning: beginning.length, default=None)
         return best if best is not None and best.length >= LEAST else None
@@ -134,7 +137,8 @@ class Engine:
         self._drafting = Drafting(pool)
         self._loop = Loop(pool, self._cache, self._drafting)
         self._reader = Reader(pool.target, self._cache, self._drafting, self._loop)
-        self._pace, self._prefixes = Pace(), Prefixes(num_prefixes)
+        self._pace, self._prefixes = Pace(), Prefixes(num_prefixes, bool(pool.target.taps))
+        self._drafted: set[int] = set()  # rows that the drafters know
         self._waiting: list[_Waiting] = []
         self._reading: list[Request] = []
         self._running: list[Request] = []
@@ -369,26 +373,43 @@ class Engine:
         found = self._beginning(request)
         context, expected = request.context, request.num_room
         request.switch = self._pool.target.switch
-        if self._pool.target.taps:
+        if self._pool.target.taps and context.is_drafted:
             context.features = Features()
         # what a private request leaves is not kept: it takes no row that others share
         takes = found is not None and not context.is_private
         if takes and found is not None and self._prefixes.take(found.context.row):
             context.row = found.context.row
             self._cache.crop(context.row, found.length)
-            self._drafting.sessions.crop(context, found.length)
         else:
             context.row = self._next_row()
             self._cache.open(context.row, expected)
-            self._drafting.sessions.open(context, expected)
             if found is not None:
                 self._cache.copy(found.context.row, context.row, found.length)
-                self._drafting.sessions.copy(found.context.row, context.row, found.length)
+        self._tell_drafters(context, expected, found)
         if found is not None:
             self.num_prefix_hits += 1
             self.num_prefix_tokens += found.length
             if context.features is not None and found.context.features is not None:
                 context.features.begin_like(found.context.features, found.length)
+
+    def _tell_drafters(self, context: Context, expected: int, found: Beginning | None) -> None:
+        """Open the row for drafters, unless nothing is drafted for it; found: where it begins."""
+        sessions, row = self._drafting.sessions, context.row
+        source = found.context.row if found is not None else -1
+        if not context.is_drafted:
+            self._forget(row)
+        elif found is not None and source == row and row in self._drafted:
+            sessions.crop(context, found.length)
+        else:
+            self._drafted.add(row)
+            sessions.open(context, expected)
+            if found is not None and source != row and source in self._drafted:
+                sessions.copy(source, row, found.length)
+
+    def _forget(self, row: int) -> None:
+        if row in self._drafted:
+            self._drafted.discard(row)
+            self._drafting.sessions.close(row)
 
     def _beginning(self, request: Request) -> Beginning | None:
         """What need not be read of a prompt; its last tokens are, to see how drafters fare."""
@@ -480,5 +501,5 @@ class Engine:
 
     def _close(self, row: int) -> None:
         self._cache.close(row)
-        self._drafting.sessions.close(row)
+        self._forget(row)
         heapq.heappush(self._free, row)

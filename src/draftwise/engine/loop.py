@@ -42,19 +42,21 @@ class Loop:
         start = self._pool.cost_clock()
         with self.phase("choose"):
             turns = choose(requests, self._pool.guard.allows_drafts)
+        drafted = [turn for turn in turns if turn.context.is_drafted]
         with self.phase("read"):
-            self._drafting.catch_up(turns, self._verify_s)
+            self._drafting.catch_up(drafted, self._verify_s)
         with self.phase("draft"):
-            self._drafting.propose(turns)
+            self._drafting.propose(drafted)
         with self.phase("verify"):
             self._verify(turns)
         with self.phase("commit"):
             for turn in turns:
                 self._commit(turn)
-            self._drafting.commit(turns)
+            if drafted:
+                self._drafting.commit(drafted)
         with self.phase("look"):
             look = self._pool.cost_clock()
-            if self._drafting.look(turns, self._look_s > 0.0):
+            if drafted and self._drafting.look(drafted, self._look_s > 0.0):
                 self._look_s -= self._pool.cost_clock() - look
         with self.phase("reveal"):
             evidence = self._reveal(turns)
@@ -165,11 +167,12 @@ class Loop:
 
     def _reveal(self, turns: Sequence[Turn]) -> list[Evidence]:
         """All that the round made known, for each request."""
-        costs = self.costs([turn.request for turn in turns])
+        drafted = [turn.request for turn in turns if turn.context.is_drafted]
+        costs = self.costs([turn.request for turn in turns]) if drafted else None
         seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
         return [self._evidence(turn, costs, seconds) for turn in turns]
 
-    def _evidence(self, turn: Turn, costs: Costs, seconds: float) -> Evidence:
+    def _evidence(self, turn: Turn, costs: Costs | None, seconds: float) -> Evidence:
         return Evidence(
             plan=turn.played,
             num_drafted=len(turn.draft),

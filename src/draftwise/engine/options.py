@@ -51,6 +51,9 @@ class Options(TypedDict, total=False):
     preset: str | None
     policy: str | None
     lengths: Sequence[int] | None
+    speculation: bool
+    drafters: str | Sequence[str] | None
+    max_draft: int | None
     logprobs: int | None
     prompt_logprobs: bool
     priority: int
@@ -68,9 +71,12 @@ class RequestParams:
     True ends it. eos_token_ids: instead of the model's own; ignore_eos: none at all. seed: 0 or
     more; None = other draws each time. label, private: what other requests may learn from it
     (``Memory.begin``). preset, policy, lengths: instead of the speculator's; lengths from 1 to
-    1,024, at most 128. logprobs: likeliest tokens to report with each emitted one, from 0 (that one
-    alone) to the vocabulary's size; prompt_logprobs: those of the prompt's tokens, too. priority:
-    the higher comes first. Raises BadValue for a value of another type or outside its range.
+    1,024, at most 128. speculation: False decodes plainly, and no drafter sees the text. drafters:
+    names of those that it may use; None = all. max_draft: tokens of a draft, 0 to 1,024; None = as
+    the plans say. These three have the names of vLLM's ``extra_args``. logprobs: likeliest tokens
+    to report with each emitted one, from 0 (that one alone) to the vocabulary's size;
+    prompt_logprobs: those of the prompt's tokens, too. priority: the higher comes first. Raises
+    BadValue for a value of another type or outside its range.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -85,6 +91,9 @@ class RequestParams:
     preset: str | None = None
     policy: str | None = None
     lengths: tuple[int, ...] | None = None
+    speculation: bool = True
+    drafters: tuple[str, ...] | None = None
+    max_draft: int | None = None
     logprobs: int | None = None
     prompt_logprobs: bool = False
     priority: int = 0
@@ -92,6 +101,11 @@ class RequestParams:
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything may be drafted for it."""
+        return self.speculation and self.max_draft != 0
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises BadValue for what a target with so many tokens cannot give."""
@@ -198,6 +212,12 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     return checks.wholes(name, (value,) if one else value, 0)
 
 
+def _drafter_names(name: str, value: Any) -> tuple[str, ...]:
+    if names := checks.strings(name, value):
+        return tuple(dict.fromkeys(names))
+    raise BadValue(name, value, "names of drafters (speculation=False uses none)")
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "sampling": _sampling_params,
     "max_new_tokens": partial(checks.whole, least=1),
@@ -213,6 +233,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lengths": partial(
         checks.optional, partial(checks.wholes, least=1, most=LONGEST_PLAN, num=MOST_LENGTHS)
     ),
+    "speculation": checks.flag,
+    "drafters": partial(checks.optional, _drafter_names),
+    "max_draft": partial(checks.optional, partial(checks.whole, least=0, most=LONGEST_PLAN)),
     "logprobs": partial(checks.optional, partial(checks.whole, least=0)),
     "prompt_logprobs": checks.flag,
     "priority": checks.whole,

@@ -344,6 +344,8 @@ class Request:
 
     def choose(self) -> Decision:
         """What the policy chooses by itself; plain decoding where it cannot."""
+        if not self.context.is_drafted:
+            return self.plain
         return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
 
     def checked(self, decision: Any) -> Decision:
@@ -422,6 +424,8 @@ class Request:
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
         """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
+        if not self.context.is_drafted:
+            return
         guide = self.guides.get((evidence.plan.drafter, evidence.plan.rule))
         has_chain = evidence.num_drafted > 0 and evidence.plan.tree is None
         if guide is not None and has_chain and not self.plays_all:

@@ -364,7 +364,8 @@ class Asker:
         options: dict[str, Any] = {
             **_given(preset=own.preset, policy=own.policy, lengths=own.plans, label=own.label),
             **_given(private=own.private, priority=own.priority, tenant=own.tenant or body.user),
-            **_given(stop=body.stops),
+            **_given(stop=body.stops, drafters=own.drafters),
+            **{"speculation": own.speculation, "max_draft": own.max_draft},
             **more,
         }
         if logprobs is not None:
