@@ -116,6 +116,7 @@ class Learning:
             guides=self.guides(guide_seed),
             fuses=fuses,
             priority=params.priority,
+            label=params.label,
             scores_prompt=self.scores_prompt,
             num_logprobs=params.logprobs,
             wants_prompt_logprobs=params.prompt_logprobs,

@@ -345,6 +345,31 @@ def test_metrics_count_what_was_done() -> None:
     assert stats["estimates"]["parrot"] == {"length": 2, "value": 2.0}
 
 
+def test_the_speed_relative_to_plain_decoding_is_told_everywhere() -> None:
+    """A fake round takes 3 ms and 2.5 ms without drafts, whatever it emits."""
+    with serving(fake_service(Fake())) as live:
+        said = live.complete("abc", max_tokens=10, draftwise={"label": "code"}).json
+        for number in range(40):
+            live.complete("abc", max_tokens=1, draftwise={"label": f"task {number}"})
+        live.settle()
+        text, stats = live.ask("/metrics").text, live.ask("/stats").json
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+    own = said["draftwise"]
+    assert own["speed"] == pytest.approx(10 * 0.0025 / (own["num_rounds"] * 0.003))
+    assert own["recent_speed"] == pytest.approx(own["speed"], rel=0.1)
+    label = 'draftwise:label_%s{label="code",model_name="parrot"%s}'
+    assert float(values[label % ("emitted_tokens_total", "")]) == 10
+    assert float(values[label % ("rounds_total", "")]) == own["num_rounds"]
+    assert float(values[label % ("speed", ',window="start"')]) == pytest.approx(own["speed"])
+    assert text.count("draftwise:label_rounds_total{") == 33
+    assert 'label="other"' in text
+    for window, name in (("start", "speed"), ("recent", "recent_speed")):
+        speed = float(values[f'draftwise:speed{{model_name="parrot",window="{window}"}}'])
+        assert speed == pytest.approx(stats[name], abs=1e-4)
+    assert float(values['draftwise:drafting_allowed{model_name="parrot"}']) == 1
+    assert stats["labels"]["code"][0] == pytest.approx(own["speed"])
+
+
 def test_keys() -> None:
     with serving(fake_service(Fake()), Gate(keys=("one", "two"))) as live:
         assert live.ask("/v1/models").status == 401

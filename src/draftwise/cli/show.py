@@ -165,6 +165,8 @@ def summary(stats: Stats) -> str:
     ]
     if stats.num_drafted:
         parts.append(f"acceptance {stats.draft_acceptance_rate:.2f}")
+    if stats.speed is not None and stats.recent_speed is not None:
+        parts.append(f"{stats.speed:.2f}x plain decoding, {stats.recent_speed:.2f}x lately")
     parts.append(f"pulls: {percentages(stats.pulls)}")
     return " · ".join(parts)
 
@@ -180,6 +182,7 @@ def total(stats: Sequence[Stats], are_together: bool = False) -> Stats:
         whole.num_accepted += one.num_accepted
         whole.num_emitted += one.num_emitted
         whole.pulls.update(one.pulls)
+        whole.account.merge(one.account)
         for phase, seconds in one.seconds_by_phase.items():
             before = whole.seconds_by_phase[phase]
             whole.seconds_by_phase[phase] = (

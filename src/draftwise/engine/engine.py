@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Context
 from draftwise.engine.costs import LARGEST_PIECE, Pace
 from draftwise.engine.drafting import Drafting, Pool
@@ -21,6 +23,7 @@ from draftwise.engine.request import Request
 from draftwise.nn.hidden_states import Features
 from draftwise.types import Costs, DraftwiseError
 
+_LOG = logging.getLogger(__name__)
 LEAST = 32
 """Tokens that a common beginning must have to be worth keeping track of."""
 
@@ -204,7 +207,10 @@ class Engine:
             return []
         start = self._pool.clock()
         try:
+            allowed = self.drafting_allowed
             rounds = self._loop.round(self._running)
+            if allowed != self.drafting_allowed:
+                _tell_of_switch(not allowed, self.guard)
         except BaseException:  # half a round: what it left in the caches is good for nothing
             self._abandon(self._running)
             raise
@@ -288,6 +294,16 @@ class Engine:
     def num_cache_bytes(self) -> int:
         """Bytes of the target's keys and values, rows kept for their beginnings included."""
         return self._cache.num_bytes
+
+    @property
+    def guard(self) -> Guard:
+        """The account of all requests: speed relative to plain decoding, now and overall."""
+        return self._pool.guard
+
+    @property
+    def drafting_allowed(self) -> bool:
+        """Whether the guard allows drafts at present."""
+        return self._pool.guard.allows_drafts
 
     @property
     def costs(self) -> Costs | None:
@@ -503,3 +519,16 @@ class Engine:
         self._cache.close(row)
         self._forget(row)
         heapq.heappush(self._free, row)
+
+
+def _tell_of_switch(allowed: bool, guard: Guard) -> None:
+    """Log that the guard switched drafting on or off, and why."""
+    state = (
+        "on again: it has earned its cost" if allowed else "off: it has cost more than it brought"
+    )
+    _LOG.info(
+        "drafting is switched %s (%.3f times plain decoding lately, %.3f since the start)",
+        state,
+        guard.recent_speed,
+        guard.speed,
+    )

@@ -52,6 +52,8 @@ class Result:
             "mean_accepted_tokens": stats.mean_accepted_tokens,
             "draft_acceptance_rate": stats.draft_acceptance_rate,
             "tok_per_s": stats.tok_per_s,
+            "speed": stats.speed,
+            "recent_speed": stats.recent_speed,
             "seconds_by_phase": dict(stats.seconds_by_phase),
             "pulls": dict(stats.pulls),
             "finish_reason": self.finish_reason,

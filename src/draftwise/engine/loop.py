@@ -64,16 +64,17 @@ class Loop:
             for turn, facts in zip(turns, evidence, strict=True):
                 if not turn.waits:  # what was chosen is still to come
                     turn.request.learn(turn.decision, facts)
-        self._account(turns, self._pool.cost_clock() - start)
-        return self._records(turns, evidence)
+        charged = self._account(turns, self._pool.cost_clock() - start)
+        return self._records(turns, evidence, charged)
 
-    def _account(self, turns: Sequence[Turn], seconds: float) -> None:
-        """What the round has earned, compared with plain decoding."""
+    def _account(self, turns: Sequence[Turn], seconds: float) -> tuple[float, float]:
+        """What the round has earned: seconds of a plain one, and its own."""
         has_drafted = any(len(turn.draft) or turn.waits for turn in turns)
         plain_s = self._plain_s if has_drafted else seconds
         seconds = min(seconds, PAUSE * plain_s)
         self._pool.guard.observe(sum(t.num_emitted for t in turns) / len(turns), seconds, plain_s)
         self._look_s += LOOK_SHARE * seconds
+        return plain_s, seconds
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -190,11 +191,15 @@ class Loop:
             num_left=turn.request.answer.num_left,
         )
 
-    def _records(self, turns: Sequence[Turn], evidence: Sequence[Evidence]) -> list[Round]:
+    def _records(
+        self, turns: Sequence[Turn], evidence: Sequence[Evidence], charged: tuple[float, float]
+    ) -> list[Round]:
         """One record a request; the round's seconds are shared by its rows."""
         seconds, self.seconds = self.seconds, {}
         return [
-            turn.request.record(turn.decision, facts, turn.num_emitted, seconds, len(turns))
+            turn.request.record(
+                turn.decision, facts, turn.num_emitted, seconds, len(turns), charged
+            )
             for turn, facts in zip(turns, evidence, strict=True)
         ]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.fuse import Fuse, FusedMixer
-from draftwise.engine.records import PHASES, Round, TokenLogprobs
+from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs
 from draftwise.engine.text import Answer
 from draftwise.feedback import Revealer, Told
 from draftwise.protocols import (
@@ -146,6 +146,7 @@ class Stats:
     """Counts and seconds of one request; the words are those of DESIGN and vLLM.
 
     seconds: wall time per phase; rows of a batch share their phases. pulls: rounds by plan label.
+    account: what says how fast it was relative to plain decoding.
     """
 
     num_rounds: int = 0
@@ -154,6 +155,7 @@ class Stats:
     num_emitted: int = 0
     seconds_by_phase: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     pulls: Counter[str] = field(default_factory=Counter)
+    account: Account = field(default_factory=Account)
 
     def add(self, round_: Round) -> None:
         """Count one round."""
@@ -164,6 +166,7 @@ class Stats:
         self.pulls[round_.plan.drafter] += 1
         for phase, seconds in round_.seconds.items():
             self.seconds_by_phase[phase] += seconds
+        round_.charge(self.account)
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -174,6 +177,16 @@ class Stats:
     def draft_acceptance_rate(self) -> float:
         """Accepted over drafted tokens; 0 where nothing was drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens a second relative to plain decoding, without prefill; None = unknown."""
+        return self.account.speed
+
+    @property
+    def recent_speed(self) -> float | None:
+        """The same, of the latest rounds."""
+        return self.account.recent_speed
 
     @property
     def tok_per_s(self) -> float:
@@ -213,6 +226,7 @@ class Request:
     guides: Mapping[tuple[str, str], StopRule] = field(default_factory=dict)
     fuses: Sequence[Fuse] = ()
     priority: int = 0
+    label: str = ""
     scores_prompt: bool = False
     num_logprobs: int | None = None
     wants_prompt_logprobs: bool = False
@@ -455,6 +469,7 @@ class Request:
         num_emitted: int,
         seconds: Mapping[str, float],
         batch_size: int,
+        charged: tuple[float, float] = (0.0, 0.0),
     ) -> Round:
         """This round as a record, counted in ``stats``."""
         end = len(self.sources)
@@ -474,6 +489,9 @@ class Request:
             estimates=self._ask(self._estimates, np.zeros(len(self.plans))),
             scores=evidence.scores,
             matches=evidence.matches,
+            plain_s=charged[0],
+            spent_s=charged[1],
+            label=self.label,
         )
         self.stats.add(round_)
         if self.outbox is not None:

@@ -248,7 +248,8 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/stats")
     async def stats(since: int = 0) -> dict[str, Any]:
         """For the live page."""
-        return {**service.about, **service.history.as_json(since)}
+        speeds = service.metrics.speeds()
+        return {**service.about, **service.history.as_json(since), **speeds}
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:

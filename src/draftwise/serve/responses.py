@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftwise.engine.attribution import Painter
+from draftwise.engine.records import Account
 from draftwise.engine.request import Stats
 from draftwise.serve.errors import Refused, error_body
 from draftwise.serve.parse import Codec, ToolText
@@ -96,16 +97,20 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
 
 
 def own_counts(stats: Iterable[Stats]) -> dict[str, Any]:
-    """Rounds, emitted tokens and pulls by drafter over all answers of a response."""
+    """Rounds, tokens a round, pulls by drafter, and speed relative to plain, of all answers."""
     pulls: Counter[str] = Counter()
+    account = Account()
     num_rounds = num_emitted = 0
     for one in stats:
         pulls += one.pulls
+        account.merge(one.account)
         num_rounds, num_emitted = num_rounds + one.num_rounds, num_emitted + one.num_emitted
     return {
         "num_rounds": num_rounds,
         "mean_accepted_tokens": num_emitted / num_rounds if num_rounds else 0.0,
         "pulls": dict(pulls),
+        "speed": account.speed,
+        "recent_speed": account.recent_speed,
     }
 
 
