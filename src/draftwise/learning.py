@@ -98,6 +98,7 @@ class Learning:
                 list(prompt),
                 sampling,
                 np.random.default_rng(draft_seed),
+                tenant=params.tenant,
                 is_private=params.private,
                 eos=ending.eos,
                 drafters=frozenset() if self.plans == [PLAIN] else self._limits.drafters,

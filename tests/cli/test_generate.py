@@ -17,7 +17,7 @@ from small_disk import files_of_at_most
 KEYS = {
     "tokens", "text", "num_rounds", "num_drafted", "num_accepted", "num_emitted",
     "mean_accepted_tokens", "draft_acceptance_rate", "tok_per_s", "seconds_by_phase", "pulls",
-    "finish_reason", "num_prompt_tokens",
+    "speed", "recent_speed", "finish_reason", "num_prompt_tokens",
 }  # fmt: skip
 SHORT = ("--max-new-tokens", 24)
 PROMPTS = ["one", "two two two", "3", "for four", "five"]
@@ -271,7 +271,7 @@ def test_the_switch_of_a_request(generate: Run) -> None:
         assert found["tokens"] == plain["tokens"]
         assert own[0] == "--max-draft" or set(found["pulls"]) <= {"none", *own[1].split(",")}
     refusal = generate("Hello", *SHORT, "--drafters", "nope").refusal
-    assert "no drafter is called 'nope'; the drafters here are: " in refusal
+    assert "drafters is 'nope': it must be of the drafters here: " in refusal
     assert "--max-draft -1: it must be" in generate("Hello", *SHORT, "--max-draft", -1).refusal
 
 

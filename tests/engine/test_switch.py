@@ -165,7 +165,10 @@ def test_rows_without_states_are_no_beginning_for_an_eagle_head() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"drafters": ["none"]}, "drafters: no drafter is called 'none'; the drafters here are"),
+        (
+            {"drafters": ["none"]},
+            "drafters is 'none': it must be of the drafters here: good, bad",
+        ),
         ({"drafters": []}, "names of drafters"),
         ({"max_draft": -1}, "max_draft"),
         ({"max_draft": 1025}, "max_draft"),

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message
 from tokenizers.processors import TemplateProcessing
 
-from draftwise.serve import Codec, EventStream, Gate, Limits
+from draftwise.serve import Codec, EventStream, ServerSettings
 from modules import module_of
 from serve.fake import Fake, expected
 from serve.live import Live, fake_service, serving
@@ -21,7 +21,9 @@ from serve.live import Live, fake_service, serving
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    with serving(fake_service(Fake(pace_s=0.002), limits=Limits(max_prompt_tokens=2000))) as made:
+    with serving(
+        fake_service(Fake(pace_s=0.002), limits=ServerSettings(max_prompt_tokens=2000))
+    ) as made:
         yield made
 
 
@@ -371,7 +373,7 @@ def test_the_speed_relative_to_plain_decoding_is_told_everywhere() -> None:
 
 
 def test_keys() -> None:
-    with serving(fake_service(Fake()), Gate(keys=("one", "two"))) as live:
+    with serving(fake_service(Fake()), ServerSettings(keys=("one", "two"))) as live:
         assert live.ask("/v1/models").status == 401
         assert live.ask("/v1/models").error["code"] == "invalid_api_key"
         for key, status in (("two", 200), ("one", 200), ("on", 401), ("onee", 401), ("é", 401)):
@@ -383,7 +385,7 @@ def test_keys() -> None:
 
 
 def test_bodies_that_are_too_large() -> None:
-    with serving(fake_service(Fake()), Gate(max_body=1000)) as live:
+    with serving(fake_service(Fake()), ServerSettings(max_body=1000)) as live:
         assert live.complete("a" * 2000).status == 413
         with socket.create_connection(("127.0.0.1", live.port)) as chunked:  # no length given
             chunked.sendall(

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from draftwise.serve import Gate, Settings, make_app, make_service
+from draftwise.serve import ServerSettings, make_app, make_service
 from draftwise.speculator import Speculator
 from engine.scripted import byte_tokenizer
 from models import near_copy, tiny_model
@@ -42,7 +42,7 @@ def speculator() -> Speculator:
 
 @pytest.fixture(scope="module")
 def live(speculator: Speculator) -> Iterator[Live]:
-    settings = Settings(models=("tiny",), max_rows=4)
+    settings = ServerSettings(models=("tiny",), max_rows=4)
     with serving(make_service(speculator, settings)) as made:
         yield made
 
@@ -92,7 +92,7 @@ def test_presets_are_lossless_too(client: openai.OpenAI, speculator: Speculator)
     found = made.model_dump()["metrics"]["speculative_decoding"]
     assert len(found["acceptance_histogram"]) == found["num_spec_tokens"] + 1
     assert found["num_draft_tokens"] == 0, "speculation is off in the last one"
-    with pytest.raises(openai.BadRequestError, match="no drafter is called 'nope'; the drafters"):
+    with pytest.raises(openai.BadRequestError, match="drafters is 'nope': it must be of"):
         client.completions.create(
             model="tiny", prompt=PROMPT, extra_body={"draftwise": {"drafters": ["nope"]}}
         )
@@ -352,7 +352,9 @@ def test_errors_have_their_classes(client: openai.OpenAI) -> None:
 
 
 def test_keys_reach_the_service(speculator: Speculator) -> None:
-    app = make_app(make_service(speculator, Settings(models=("tiny",))), Gate(keys=("k",)))
+    app = make_app(
+        make_service(speculator, ServerSettings(models=("tiny",))), ServerSettings(keys=("k",))
+    )
     assert app is not None
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from draftwise.chat import Prompt
 from draftwise.cli.failures import BROKEN, INTERRUPTED, Output, graceful, note, say
-from draftwise.cli.options import Sampling
 from draftwise.cli.progress import TokenProgress
 from draftwise.cli.show import Wrap, colours, painted, summary, total
 from draftwise.engine.attribution import Painter, Piece
+from draftwise.engine.options import RequestParams
 
 if TYPE_CHECKING:
     from draftwise.engine.generation import Generation, Result
@@ -24,21 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How to answer: the sampling, the trace, and whether json is wanted."""
+    """How to answer: the parameters of all prompts, the trace, and whether json is wanted."""
 
     speculator: Speculator
-    sampling: Sampling
+    params: RequestParams
     trace: TraceWriter | None
     as_json: bool
 
     def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
         """Begin with these prompts, of which the first is number ``first`` of all."""
-        options, num = self.sampling.request(), len(prompts)
-        if options["seed"] is not None:  # else every chunk of a batch would draw the same
-            options["seed"] += first
-        return self.speculator.start(
-            list(prompts), **options | {"sampling": options["sampling"] * num}
-        )
+        params = self.params
+        if params.seed is not None:  # else every chunk of a batch would draw the same
+            params = replace(params, seed=params.seed + first)
+        return self.speculator.start(list(prompts), params)
 
     def rounds(
         self, generation: Generation, first: int, is_stopped: Callable[[], bool]
@@ -59,7 +57,7 @@ class Job:
 def run_single(job: Job, prompt: Prompt) -> int:
     """Answer one prompt, live unless json is wanted; return the exit code."""
     generation = job.start([prompt], 0)
-    painter = Painter(job.speculator.tokenizer, tuple(job.sampling.stop or ()))
+    painter = Painter(job.speculator.tokenizer, job.params.stop)
     pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
         for round_ in job.rounds(generation, 0, is_stopped):

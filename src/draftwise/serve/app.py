@@ -47,6 +47,7 @@ from draftwise.serve.schemas import (
     StreamOptions,
     TokenizeRequest,
 )
+from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Busy, Closing, Mailbox, Worker
 from draftwise.types import DraftwiseError
 
@@ -81,21 +82,7 @@ class Service:
     heavy: Heavy = field(default_factory=Heavy)
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Who is let in, and bounds of what they send.
-
-    hosts: names by which the server may be addressed; empty = any. origins: of web pages that may
-    read answers; empty = the server's own page alone.
-    """
-
-    keys: Sequence[str] = ()
-    max_body: int = 4 * 2**20
-    hosts: Sequence[str] = ()
-    origins: Sequence[str] = ()
-
-
-def make_app(service: Service, gate: Gate) -> ASGIApp:
+def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     """The application, behind its middleware."""
     service.metrics.watch(service.worker)
 
@@ -116,17 +103,17 @@ def make_app(service: Service, gate: Gate) -> ASGIApp:
     _describe_bodies(app)
     inner = Middleware(
         app,
-        gate.keys,
-        gate.max_body,
+        settings.keys,
+        settings.max_body,
         service.metrics.saw_response,
-        gate.hosts,
+        settings.hosts,
         service.heavy.ended,
     )
-    if not gate.origins:
+    if not settings.origins:
         return inner
     return CORSMiddleware(  # outermost: a page's first request brings no key, and it reads errors
         inner,
-        allow_origins=gate.origins,
+        allow_origins=settings.origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         expose_headers=["X-Request-Id", "Retry-After"],

@@ -11,7 +11,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from draftwise.serve.schemas import (
     TokenizeRequest,
     Tool,
 )
+from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Ask
 from draftwise.types import DraftwiseError, SamplingParams
 
@@ -282,19 +283,6 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request may ask for. max_prompt_tokens, max_new_tokens: None = the model's own.
-
-    max_answers: of one request, its prompts times ``n``; None = as many as it likes.
-    """
-
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    deadline_s: float | None = None
-    max_answers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """A request as the engine takes it: ``n`` asks a prompt, prompt by prompt."""
 
@@ -314,7 +302,7 @@ class Asker:
 
     codec: Codec
     eos: frozenset[int]
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerSettings
     allowed: Callable[[str, str], None] = lambda kind, name: None
     """Raises DraftwiseError for a preset or policy that requests may not name."""
 
@@ -343,8 +331,7 @@ class Asker:
 
     def _check_num(self, num: int) -> None:
         """More than can ever be on their way would be told to come again for ever."""
-        most = self.limits.max_answers
-        if most is not None and num > most:
+        if num > (most := self.limits.max_open):
             raise DraftwiseError(f"n: {num} answers are asked for, and at most {most} fit in here")
 
     def _wanted(
