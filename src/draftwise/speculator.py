@@ -306,11 +306,8 @@ class Speculator:
             raise DraftwiseError(
                 "stream() gives one answer to one prompt; use start() to iterate over several"
             )
-        shown = 0
-        for round_ in generation:
-            text = generation.text(0)
-            yield text[shown:], round_
-            shown = len(text)
+        for _, output, round_ in generation.outputs():
+            yield output.text, round_
 
     def _learning_of(self, setting: Preset, limits: Limits) -> Learning:
         """What learns with this setting; the speculator's own, or one of those used last."""

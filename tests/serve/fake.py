@@ -43,6 +43,7 @@ class FakeRow:
         self.tokens: list[int] = []
         self.logprobs: list[FakeLogprob] = []
         self.prompt_logprobs: list[FakeLogprob] = []
+        self.wants_prompt_logprobs = bool(options.get("prompt_logprobs"))
         if options.get("prompt_logprobs"):
             self.prompt_logprobs = list(map(FakeLogprob, self.prompt[1:]))
 

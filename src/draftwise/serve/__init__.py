@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from draftwise.serve.worker import Ask as Ask
     from draftwise.serve.worker import Busy as Busy
     from draftwise.serve.worker import Closing as Closing
-    from draftwise.serve.worker import Delta as Delta
-    from draftwise.serve.worker import Ended as Ended
+    from draftwise.serve.worker import Observer as Observer
     from draftwise.serve.worker import Ticket as Ticket
     from draftwise.serve.worker import Worker as Worker
 

@@ -326,7 +326,7 @@ async def _answer(
 ) -> Response:
     mailbox = Mailbox(len(wanted.asks))
     try:
-        tickets = service.worker.submit(wanted.asks, mailbox.slots)
+        tickets = service.worker.submit(wanted.asks, mailbox.sinks)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:

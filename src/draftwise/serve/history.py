@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.engine.engine import Engine
 from draftwise.engine.records import Round
-from draftwise.serve.worker import Ended, Engine
+from draftwise.serve.worker import Observer, Ticket
 from draftwise.types import Floats, Plan
 
 _SECONDS = 300
@@ -52,7 +53,7 @@ class Second:
         }
 
 
-class History:
+class History(Observer):
     """An ``Observer`` that remembers ``_SECONDS`` seconds; read from any thread.
 
     plans: what the server's own policy chooses among. State: the seconds, the latest estimates.
@@ -83,10 +84,7 @@ class History:
             if len(rounds[-1].estimates) == len(self._plans):  # the server's own policy
                 self._estimates = rounds[-1].estimates
 
-    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
-        """Nothing that the page draws."""
-
-    def saw_end(self, ended: Ended) -> None:
+    def saw_end(self, ticket: Ticket) -> None:
         """Count answers by how they ended."""
         with self._lock:
             self._totals["answers"] += 1

@@ -10,8 +10,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draftwise.controller.guard import Guard
+from draftwise.engine.engine import Engine
 from draftwise.engine.records import Account, Round
-from draftwise.serve.worker import Ended, Engine, Worker
+from draftwise.serve.worker import Observer, Ticket, Worker
 from draftwise.types import NONE, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -23,7 +24,7 @@ MOST_LABELS = 32
 """Labels of requests that are counted by name; what comes after them is counted as ``other``."""
 
 
-class Metrics:
+class Metrics(Observer):
     """All metrics of one server, in a registry of its own; an ``Observer`` of its worker.
 
     plans: what the server's own policy chooses among. State: when prices were looked at last.
@@ -139,11 +140,11 @@ class Metrics:
         for _ in range(num_tokens):
             self._between.observe(gap_s / num_tokens)
 
-    def saw_end(self, ended: Ended) -> None:
+    def saw_end(self, ticket: Ticket) -> None:
         """Count an answer that has ended."""
-        self._prompt.inc(ended.num_prompt_tokens)
-        self._ended.labels(self._model, ended.finish_reason).inc()
-        self._whole.observe(ended.took_s)
+        self._prompt.inc(len(ticket.ask.prompt))
+        self._ended.labels(self._model, ticket.finish_reason).inc()
+        self._whole.observe(ticket.took_s)
 
     def saw_response(self, path: str, status: int) -> None:
         """Count an HTTP response."""

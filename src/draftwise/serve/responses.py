@@ -1,4 +1,4 @@
-"""Log-probabilities as both endpoints write them."""
+"""What both endpoints answer: bodies, chunks of a stream, log-probabilities, counts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftwise.engine.attribution import Painter
-from draftwise.engine.records import Account
+from draftwise.engine.generation import RequestOutput
+from draftwise.engine.records import Account, TokenLogprobs
 from draftwise.engine.request import Stats
 from draftwise.serve.errors import Refused, error_body
 from draftwise.serve.parse import Codec, ToolText
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, StreamOptions
-from draftwise.serve.worker import Delta, Logprob, Mailbox, Ticket, Worker
+from draftwise.serve.worker import Mailbox, Ticket, Worker
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not have (as OpenAI and vLLM do)."""
 
 
-def chat_logprobs(found: Sequence[Logprob], codec: Codec) -> dict[str, Any]:
+def chat_logprobs(found: Sequence[TokenLogprobs], codec: Codec) -> dict[str, Any]:
     """``logprobs`` of a chat's choice."""
     content = [
         {
@@ -39,7 +40,7 @@ def chat_logprobs(found: Sequence[Logprob], codec: Codec) -> dict[str, Any]:
 
 
 def completion_logprobs(
-    tokens: Sequence[int], found: Sequence[Logprob | None], codec: Codec, offset: int
+    tokens: Sequence[int], found: Sequence[TokenLogprobs | None], codec: Codec, offset: int
 ) -> dict[str, Any]:
     """``logprobs`` of a completion's choice; the first of an echoed prompt has none.
 
@@ -63,7 +64,7 @@ def _entry(token: int, logprob: float, codec: Codec) -> dict[str, Any]:
     return {"token": codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
 
 
-def _by_text(one: Logprob, codec: Codec) -> dict[str, float]:
+def _by_text(one: TokenLogprobs, codec: Codec) -> dict[str, float]:
     """The likeliest tokens and the chosen one; of tokens with one text the likelier counts."""
     found: dict[str, float] = {}
     for token, logprob in [*one.top, (one.token, one.logprob)]:
@@ -130,10 +131,10 @@ class Form(Protocol):
     def opening(self, index: int) -> Mapping[str, Any] | None:
         """The choice of a chunk that comes before any token, if there is one."""
 
-    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
+    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
         """The choice of a chunk; None where there is nothing to tell yet."""
 
-    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
+    def choice(self, index: int, answer: RequestOutput) -> Mapping[str, Any]:
         """A choice of the whole response, of which this is all."""
 
 
@@ -154,7 +155,7 @@ class Envelope:
     def __post_init__(self) -> None:
         self.id = self.id or f"{self.form.kind}-{uuid.uuid4().hex}"
 
-    def count(self, delta: Delta) -> None:
+    def count(self, delta: RequestOutput) -> None:
         """Take part of an answer into usage and metrics."""
         self.num_tokens += 0 if self.form.is_empty else len(delta.tokens)
         self.rounds += delta.rounds
@@ -208,7 +209,7 @@ class Pieces:
         self._painters = [Painter(tokenizer, stops) for _ in range(num)]
         self._texts = [""] * num
 
-    def of(self, index: int, delta: Delta) -> dict[str, Any]:
+    def of(self, index: int, delta: RequestOutput) -> dict[str, Any]:
         """``draftwise`` of a choice: the pieces that this part adds."""
         painter = self._painters[index]
         self._texts[index] += delta.text
@@ -241,7 +242,7 @@ class CompletionForm:
         """A completion begins with its first token."""
         return None
 
-    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
+    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
         """The text, behind the prompt's if it is echoed."""
         if self.is_empty:
             reason = delta.finish_reason and "length"
@@ -263,13 +264,13 @@ class CompletionForm:
         more = {} if self._pieces is None else self._pieces.of(index, delta)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
 
-    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
+    def choice(self, index: int, answer: RequestOutput) -> Mapping[str, Any]:
         """The same, of all of it."""
         choice = self.piece(index, answer)
         assert choice is not None, "a whole answer has a finish reason"
         return choice
 
-    def _logprobs(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
+    def _logprobs(self, index: int, delta: RequestOutput, offset: int) -> dict[str, Any]:
         tokens, found = list(delta.tokens), list(delta.logprobs)
         if self._echoes and index not in self._shown:
             text, ids = self._echoes[index]
@@ -298,7 +299,7 @@ class ChatForm:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
+    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
         """New content; calls come whole, with the end."""
         if not (delta.text or delta.tokens or delta.finish_reason):
             return None
@@ -309,7 +310,7 @@ class ChatForm:
         more = {} if self._pieces is None else self._pieces.of(index, delta)
         return {"index": index, "delta": change, **self._end(delta, calls), **more}
 
-    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
+    def choice(self, index: int, answer: RequestOutput) -> Mapping[str, Any]:
         """The whole message."""
         content, calls = self._split(index, answer)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -318,7 +319,7 @@ class ChatForm:
         more = {} if self._pieces is None else self._pieces.of(index, answer)
         return {"index": index, "message": message, **self._end(answer, calls), **more}
 
-    def _split(self, index: int, delta: Delta) -> tuple[str, list[dict[str, Any]]]:
+    def _split(self, index: int, delta: RequestOutput) -> tuple[str, list[dict[str, Any]]]:
         """Content and calls that this part adds."""
         if not self._texts:
             return delta.text, []
@@ -328,7 +329,7 @@ class ChatForm:
         rest, calls = self._texts[index].finish()
         return content + rest, calls
 
-    def _end(self, delta: Delta, calls: Sequence[Any]) -> dict[str, Any]:
+    def _end(self, delta: RequestOutput, calls: Sequence[Any]) -> dict[str, Any]:
         logprobs = chat_logprobs(delta.logprobs, self._codec) if self._has_logprobs else None
         reason = REASONS.get(delta.finish_reason or "")
         return {"logprobs": logprobs, "finish_reason": "tool_calls" if calls else reason}
@@ -344,7 +345,7 @@ class Answers:
         self._worker, self._mailbox = worker, mailbox
         self._open = dict(enumerate(tickets))
 
-    async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def parts(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(choice, part) until all have ended. Raises Refused where one did not end properly."""
         while self._open:
             for index, delta in sorted((await self._mailbox.take()).items()):
@@ -361,7 +362,7 @@ class Answers:
             self._open = {}
 
 
-def failure(delta: Delta) -> Refused:
+def failure(delta: RequestOutput) -> Refused:
     """How an answer that did not end properly is told."""
     reason = delta.finish_reason or ""
     message = delta.error or f"the answer ended with: {reason}"
@@ -372,7 +373,7 @@ def failure(delta: Delta) -> Refused:
 
 async def gather(answers: Answers, envelope: Envelope, num: int) -> dict[str, Any]:
     """The whole response. Raises Refused."""
-    whole = [Delta() for _ in range(num)]
+    whole = [RequestOutput() for _ in range(num)]
     async for index, delta in answers.parts():
         envelope.count(delta)
         whole[index].add(delta)

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from draftwise import registry
+from draftwise.engine.engine import Engine
 from draftwise.engine.prompts import eos_tokens
 from draftwise.engine.records import Round, TraceWriter
 from draftwise.presets import preset
@@ -26,7 +28,7 @@ from draftwise.serve.metrics import Metrics
 from draftwise.serve.parse import Asker, Codec
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.state import Keeper
-from draftwise.serve.worker import LAST_STEP_S, Ended, Engine, Worker
+from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
 
 _LOG = logging.getLogger(__name__)
@@ -36,8 +38,8 @@ STUCK = 70
 """Exit code where something did not end after a signal (EX_SOFTWARE of sysexits.h)."""
 
 
-class _Traces:
-    """An ``Observer`` that writes rounds down, without the tokens: those are the clients'."""
+class _Traces(Observer):
+    """Writes rounds down, without the tokens: those are the clients'."""
 
     def __init__(self, path: Path) -> None:
         self._writer = TraceWriter(path, with_text=False)
@@ -46,13 +48,9 @@ class _Traces:
         for round_ in rounds:
             self._writer.write(round_)
 
-    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None: ...
 
-    def saw_end(self, ended: Ended) -> None: ...
-
-
-class _Learns:
-    """An ``Observer`` that tells the keeper of the state when there is something to keep."""
+class _Learns(Observer):
+    """Tells the keeper of the state when there is something to keep."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -60,10 +58,6 @@ class _Learns:
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
         if rounds:
             self._keeper.touch()
-
-    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None: ...
-
-    def saw_end(self, ended: Ended) -> None: ...
 
 
 def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
