@@ -81,7 +81,6 @@ class Learning:
         ending: Ending,
         stream: np.random.SeedSequence,
     ) -> Request:
-        """A request with all that learns in it; stream: where its randomness comes from."""
         policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
         sampling, fuses = params.sampling, []
         if ending.stop_when is not None:
@@ -145,7 +144,6 @@ class Learning:
         return policy
 
     def revealer(self) -> Revealer:
-        """What turns one request's rounds into feedback."""
         return registry.make_feedback(self._setting.feedback, plans=self.plans, reward=self._reward)
 
     def guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], StopRule]:

@@ -361,7 +361,7 @@ def test_keys_reach_the_service(speculator: Speculator) -> None:
 def test_a_trace_holds_rounds_and_no_text(speculator: Speculator, tmp_path: Path) -> None:
     """What ``draftwise advise`` reads; the clients' tokens are not in it."""
     trace = tmp_path / "rounds.jsonl"
-    settings = Settings(models=("tiny",), trace=trace)
+    settings = ServerSettings(models=("tiny",), trace=trace)
     with (
         serving(make_service(speculator, settings)) as made,
         openai.OpenAI(base_url=made.url + "/v1", api_key="none") as client,

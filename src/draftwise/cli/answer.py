@@ -98,7 +98,6 @@ def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
 
 
 def verdict(results: Sequence[Result]) -> int:
-    """The exit code, with a line for what was not finished."""
     reasons = [result.finish_reason for result in results]
     if "interrupted" in reasons:
         say("interrupted: the text so far was kept", style="yellow")
@@ -122,7 +121,6 @@ class Pen:
         self._wrap = Wrap(self._console.width) if wraps and self._console.is_terminal else None
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Show some more."""
         self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
 
     def end(self, text: str, always: bool = False) -> None:

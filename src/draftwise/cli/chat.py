@@ -193,7 +193,6 @@ class Keyboard:
         return "\n".join(lines)
 
     def _typed(self) -> str:
-        """What stood in the line that was interrupted."""
         return "" if self._readline is None else str(self._readline.get_line_buffer())
 
 

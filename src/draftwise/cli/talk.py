@@ -112,7 +112,6 @@ class Talk:
         )
 
     def reset(self) -> None:
-        """Forget the conversation, not what was learnt about drafters."""
         self.messages, self.turns = list(self._opening), []
         say("a new conversation", style="dim")
 
@@ -161,12 +160,10 @@ class Talk:
         say(f"read {file}: {counted(len(messages), 'message')}", style="dim")
 
     def help(self, text: str) -> None:
-        """The commands, and the drafters in their colours."""
         self._console.print(Text(text))
         self._console.print(Text("drafters: ").append(legend(colours(self._names))))
 
     def stats(self) -> None:
-        """A line a turn, and tokens by drafter."""
         if not self.turns:
             say("no turns yet")
             return
@@ -191,7 +188,6 @@ class Talk:
         self._console.print(Text(summary(total([turn.result.stats for turn in self.turns]))))
 
     def _close(self) -> None:
-        """The last turn is over: keep what was said, and say how it ended."""
         turn = self.turns[-1]
         result = turn.result
         self.messages = [*turn.asked, {"role": "assistant", "content": result.text}]

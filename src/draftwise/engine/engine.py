@@ -250,7 +250,6 @@ class Engine:
         self._drop_finished()
 
     def knows(self, id_: int) -> bool:
-        """Whether a request waits or runs here."""
         return any(request.id == id_ for request in self._all())
 
     def close(self) -> None:
@@ -269,7 +268,6 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` has anything to do."""
         with self.lock:
             if not self._is_stepping:
                 self._cancel_dropped()
@@ -282,12 +280,10 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """How many have a row."""
         return len(self._reading) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no row yet."""
         return len(self._waiting)
 
     @property
@@ -500,7 +496,6 @@ class Engine:
                 self._close(request.context.row)
 
     def _abandon(self, requests: list[Request]) -> None:
-        """End these rows, with the text they have."""
         for request in requests:
             if not request.is_over:
                 request.end("interrupted")
@@ -509,7 +504,6 @@ class Engine:
         requests.clear()
 
     def _next_row(self) -> int:
-        """The lowest number that is free."""
         if self._free:
             return heapq.heappop(self._free)
         self._num_rows += 1

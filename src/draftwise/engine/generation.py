@@ -40,7 +40,6 @@ class Result:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object, as the command line prints it."""
         stats = self.stats
         return {
             "tokens": self.tokens,
@@ -82,7 +81,6 @@ class RequestOutput:
     error: str | None = None
 
     def add(self, later: RequestOutput) -> None:
-        """Take what came after this."""
         self.text += later.text
         for name in ("tokens", "sources", "rounds", "logprobs"):
             getattr(self, name).extend(getattr(later, name))
@@ -188,7 +186,6 @@ class Generation(Iterator[Round]):
             yield round_.request, readers[round_.request].read([round_]), round_
 
     def text(self, request: int) -> str:
-        """The text of one request so far."""
         return self._requests[request].answer.text
 
     @property
@@ -197,7 +194,6 @@ class Generation(Iterator[Round]):
         return self._engine.num_cache_bytes
 
     def results(self) -> list[Result]:
-        """Each request's answer, finished or not."""
         return [
             Result(
                 list(r.prompt),
@@ -213,5 +209,4 @@ class Generation(Iterator[Round]):
 
 
 def _shortened(text: str, num: int = 60) -> str:
-    """The beginning of a text."""
     return text if len(text) <= num else text[: num - 1] + "…"

@@ -36,14 +36,12 @@ class Account:
     recent_spent_s: float = 0.0
 
     def add(self, plain_s: float, spent_s: float) -> None:
-        """One step of one request."""
         self.plain_s += plain_s
         self.spent_s += spent_s
         self.recent_plain_s = RECENT * self.recent_plain_s + plain_s
         self.recent_spent_s = RECENT * self.recent_spent_s + spent_s
 
     def merge(self, other: Account) -> None:
-        """Add another request's sums."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -65,7 +63,8 @@ class Round:
     tokens, sources: what was emitted and each token's drafter (``target`` for the bonus token).
     seconds: of the round's phases; shared by all rows of a batch, which run together. estimates:
     [K] the policy's values after learning. scores: what became known of each drafter. plain_s,
-    spent_s: what the guard believes of such a round without drafts, and what it took. label: the request's.
+    spent_s: what the guard believes of such a round without drafts, and what it took.
+    label: the request's.
     """
 
     request: int
@@ -96,7 +95,6 @@ class Round:
 
     @property
     def num_emitted(self) -> int:
-        """Tokens that this round added to the text."""
         return len(self.tokens)
 
     def charge(self, account: Account) -> None:
@@ -105,7 +103,6 @@ class Round:
             account.add(self.num_emitted * self.plain_s, self.spent_s)
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object for a line of a trace."""
         return {
             "request": self.request,
             "round": self.round,
@@ -167,7 +164,6 @@ class TraceWriter:
             self._give_up(error)
 
     def close(self) -> None:
-        """Finish the file."""
         if self._file is not None:
             try:
                 self._file.close()
@@ -212,7 +208,6 @@ def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> list[Tensor]:
 
 
 def as_logprobs(pairs: Floats, ids: Floats, values: Floats) -> list[TokenLogprobs]:
-    """The same on the host, one a token."""
     return [
         TokenLogprobs(int(token), value, tuple(zip(map(int, those), theirs, strict=True)))
         for (token, value), those, theirs in zip(

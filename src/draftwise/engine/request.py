@@ -94,7 +94,6 @@ class Turn:
 
     @property
     def fed(self) -> list[int]:
-        """What the target reads: the text's last token, and the draft."""
         return [self.context.tokens[-1], *self.draft.tokens.tolist()]
 
     @property
@@ -167,6 +166,20 @@ class Stats:
         for phase, seconds in round_.seconds.items():
             self.seconds_by_phase[phase] += seconds
         round_.charge(self.account)
+
+    def merge(self, other: Stats, are_together: bool = False) -> None:
+        """Add another's counts; seconds, too, or the longer where rows ran together."""
+        self.num_rounds += other.num_rounds
+        self.num_drafted += other.num_drafted
+        self.num_accepted += other.num_accepted
+        self.num_emitted += other.num_emitted
+        self.pulls.update(other.pulls)
+        self.account.merge(other.account)
+        for phase, seconds in other.seconds_by_phase.items():
+            before = self.seconds_by_phase[phase]
+            self.seconds_by_phase[phase] = (
+                max(before, seconds) if are_together else before + seconds
+            )
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -264,7 +277,6 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has ended, whatever the reason."""
         return self.answer.finish_reason is not None
 
     @property
@@ -317,7 +329,6 @@ class Request:
 
     @property
     def tokens(self) -> list[int]:
-        """The output so far, without the prompt."""
         return self.context.tokens[len(self.prompt) :]
 
     @property
@@ -327,7 +338,6 @@ class Request:
         return max(0, left if below < 0 else min(left, below))
 
     def guide(self, plan: Plan) -> StopRule:
-        """What ends a draft of this plan early."""
         return self.guides[plan.drafter, plan.rule]
 
     @property
@@ -456,7 +466,6 @@ class Request:
             self.policy.learn(made, feedback)
 
     def _estimates(self) -> Floats:
-        """[K] the policy's values."""
         found = np.asarray(self.policy.estimates(), dtype=np.float64)
         if found.shape != (len(self.plans),):
             raise ValueError(f"its estimates have the shape {found.shape}, of {len(self.plans)}")
@@ -471,7 +480,6 @@ class Request:
         batch_size: int,
         charged: tuple[float, float] = (0.0, 0.0),
     ) -> Round:
-        """This round as a record, counted in ``stats``."""
         end = len(self.sources)
         round_ = Round(
             request=self.id,

@@ -66,7 +66,6 @@ class History(Observer):
         self._totals: Counter[str] = Counter()
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
-        """One step of the engine."""
         if not rounds:
             return
         with self._lock:
@@ -85,7 +84,6 @@ class History(Observer):
                 self._estimates = rounds[-1].estimates
 
     def saw_end(self, ticket: Ticket) -> None:
-        """Count answers by how they ended."""
         with self._lock:
             self._totals["answers"] += 1
 

@@ -123,7 +123,6 @@ class Metrics(Observer):
         }
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
-        """Count what one step of the engine did."""
         for round_ in rounds:
             self._count(round_)
         if rounds and self._clock() - self._priced_s >= _PRICE_EVERY_S:
@@ -141,22 +140,18 @@ class Metrics(Observer):
             self._between.observe(gap_s / num_tokens)
 
     def saw_end(self, ticket: Ticket) -> None:
-        """Count an answer that has ended."""
         self._prompt.inc(len(ticket.ask.prompt))
         self._ended.labels(self._model, ticket.finish_reason).inc()
         self._whole.observe(ticket.took_s)
 
     def saw_response(self, path: str, status: int) -> None:
-        """Count an HTTP response."""
         self._http.labels(path, str(status)).inc()
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
         text: bytes = generate_latest(self._registry)
         return text
 
     def _price(self, round_: Round, engine: Engine) -> None:
-        """Show what the policy reckons with."""
         self._priced_s = self._clock()
         if len(round_.estimates) == len(self._plans):  # the server's own policy, not a request's
             for plan, value in zip(self._plans, round_.estimates, strict=True):

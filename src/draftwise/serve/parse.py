@@ -377,7 +377,6 @@ class Asker:
         return Wanted(prompts, asks, body.n)
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
-        """Tokens that the answer may have."""
         num, limits = len(prompt.tokens), self.limits
         most = self.codec.max_positions - 1
         if limits.max_prompt_tokens is not None:

@@ -144,14 +144,12 @@ class Server(uvicorn.Server):
         self._is_over = Event()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer until a signal ends it."""
         try:
             super().run(sockets)
         finally:
             self._is_over.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say where it serves, once it does."""
         await super().startup(sockets)
         for name in map(socket.socket.getsockname, sockets or ()):
             host = f"[{name[0]}]" if ":" in name[0] else name[0]
@@ -159,7 +157,6 @@ class Server(uvicorn.Server):
             _LOG.info("serving %s", self._model, extra={"facts": facts})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by uvicorn for SIGINT and SIGTERM."""
         if self.should_exit:
             os._exit(128 + sig)
         self._worker.close()

@@ -217,7 +217,6 @@ class Common(Strict):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings that end the answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -230,7 +229,6 @@ class CompletionRequest(Common):
 
     @property
     def prompts(self) -> list[Any]:
-        """One or many, as a list."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if is_one else list(self.prompt)
 
@@ -284,8 +282,6 @@ class Tool(Strict):
 
 
 class NamedFunction(Strict):
-    """Only its name."""
-
     name: Name
 
 

@@ -49,9 +49,10 @@ class ServerSettings:
     log_format: str = _listening(
         "text", "text or json, on stderr.", check=partial(checks.string, options=LOG_FORMATS)
     )
-    trace: Path | None = _listening(
+    trace: Path | None = option(
         None,
         "Write each round as a line of jsonl, for `advise` and `replay`; without any text.",
+        panel="Listening",
         metavar="FILE",
     )
     max_rows: int = _limits(

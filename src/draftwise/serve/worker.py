@@ -64,7 +64,6 @@ class Mailbox:
         return taken
 
     def _put(self, index: int, part: RequestOutput) -> None:
-        """Add to an answer; from any thread."""
         with self._lock:
             is_first = not self._waiting
             self._waiting.setdefault(index, RequestOutput()).add(part)
@@ -93,15 +92,12 @@ class Ticket:
 
     @property
     def request(self) -> Request | None:
-        """The engine's."""
         return None if self.reader is None else self.reader.request
 
     def is_late(self, now: float) -> bool:
-        """Whether its deadline has passed."""
         return self.ask.deadline_s is not None and now - self.came_s > self.ask.deadline_s
 
     def part(self, rounds: Iterable[Round]) -> RequestOutput:
-        """What is new since the last part."""
         if self.reader is None:
             return RequestOutput()
         part = self.reader.read(rounds)
@@ -166,7 +162,6 @@ class Worker:
 
     @property
     def num_open(self) -> int:
-        """Answers on their way."""
         return self._num_open
 
     @property
@@ -176,7 +171,6 @@ class Worker:
 
     @property
     def num_running(self) -> int:
-        """Answers that have a row."""
         return self._engine.num_running
 
     @property
@@ -192,12 +186,10 @@ class Worker:
 
     @property
     def since_step_s(self) -> float:
-        """Seconds since the last step ended."""
         return self._clock() - self._ended_s
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine's thread runs."""
         return self._thread.is_alive()
 
     def submit(self, asks: Sequence[Ask], sinks: Sequence[Sink]) -> list[Ticket]:
@@ -222,7 +214,6 @@ class Worker:
             self._condition.notify()
 
     def start(self) -> None:
-        """Begin to work."""
         self._thread.start()
 
     def close(self) -> None:
