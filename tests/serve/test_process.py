@@ -192,7 +192,7 @@ def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
         (("--max-queue", "-1"), "0 or more"),
         (("--log-format", "poem"), "text, json"),
         (("--preset", "nope"), "the presets are"),
-        (("--drain", "-1"), "--drain -1: it must be"),
+        (("--drain", "-1"), "--drain -1.0: it must be"),
         (("--deadline", "nan"), "--deadline nan"),
         (("--max-bytes", "0"), "1 or more"),
         (("--chat-template", "/nowhere/x.jinja"), "No such file"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from draftwise.cli import options as o
 from draftwise.cli.command import command
-from draftwise.cli.failures import quiet, refused_values, say
+from draftwise.cli.failures import VOICE, quiet, refused_values, say
 from draftwise.cli.load import check, load, read_template
 from draftwise.engine.memory import hold
 from draftwise.install import hint
@@ -28,6 +28,7 @@ def serve(
 ) -> None:
     """Answer OpenAI's API at http://127.0.0.1:8000/v1, faster while it runs; a live page at /."""
     _check_installed()
+    VOICE.notes = VOICE.loads = False  # stderr is the log's, which programs read
     target, state = settings.target, settings.state
     with quiet(), refused_values():
         check(settings)
