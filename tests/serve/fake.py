@@ -61,7 +61,8 @@ class FakeRow:
             tokens=tuple(kept), sources=tuple(sources[: len(kept)]), num_drafted=num - 1,
             num_accepted=min(num - 1, len(kept)), position=start, batch_size=1,
             seconds={"draft": 0.001, "verify": 0.002}, estimates=np.array([1.0, 2.0]),
-            scores={}, matches={}, plain_s=0.0025, spent_s=0.003, label=self.options.get("label", ""),
+            scores={}, matches={}, plain_s=0.0025, spent_s=0.003,
+            label=self.options.get("label", ""),
         )  # fmt: skip
         self.stats.add(round_)
         return round_
