@@ -16,7 +16,7 @@ declares what a reader knows and a script does not, items separated by semicolon
     long               takes hours: not run; its options are looked up in its --help
     skip REASON        not run
     until TEXT         a server: done when it prints TEXT, then interrupted
-    ... @ START        only the commands that begin like this
+    ... @ START        only the commands that begin like this, whatever is said of the others
     $ COMMAND          typed before the block
 
 Prints a line a command and a table of pages; ends with 1 if one failed. A run that was interrupted
@@ -109,9 +109,12 @@ class Row:
 
 
 def is_quick(command: Command) -> bool:
-    """Whether it is typed with ``--quick``: in an environment that is set up, within seconds."""
+    """Whether it is typed with ``--quick``: in an environment that is set up, within seconds.
+
+    A server is none: it needs its port.
+    """
     is_setup = re.match(r"(pip|make)\b", command.code) is not None
-    return not is_setup and command.treatment not in {"slow", "long", "skip"}
+    return not is_setup and not command.treatment
 
 
 @dataclass
@@ -178,7 +181,9 @@ def commands(text: str) -> list[Command]:
 
 
 def _treated(code: str, items: Sequence[tuple[str, str, str]]) -> tuple[str, str]:
-    return next(((name, arg) for name, arg, start in items if code.startswith(start)), ("", ""))
+    """What is said of the command's longest beginning, before what is said of the whole block."""
+    found = [(len(start), name, arg) for name, arg, start in items if code.startswith(start)]
+    return max(found, default=(0, "", ""), key=lambda one: one[0])[1:]
 
 
 def _lines(code: str, is_console: bool) -> Iterator[tuple[int, str]]:
@@ -217,6 +222,8 @@ class Session:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                # a run started by `&` or nohup ignores SIGINT, and its servers would never end
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def type(self, command: Command, longest_s: float) -> str:

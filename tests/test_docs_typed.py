@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import signal
 from pathlib import Path
 
 import docs_typed
@@ -88,13 +89,24 @@ def test_what_is_declared_beside_a_block(typed: docs_typed.Typist) -> None:
     assert results == ["ok", "ok", "skipped: needs vLLM"]
 
 
+def test_what_is_said_of_a_command_counts_before_what_is_said_of_its_block() -> None:
+    code = "make demo\ndraftwise serve\ndraftwise bench"
+    commands = page_of("slow; until serving @ draftwise serve; long @ draftwise bench", code=code)
+    assert [command.treatment for command in commands] == ["slow", "until", "long"]
+    assert not any(map(docs_typed.is_quick, commands))
+
+
 def test_a_server_is_stopped_once_it_serves(typed: docs_typed.Typist) -> None:
     code = 'python -c \'import time; print("it is " + "ready", flush=True); time.sleep(99)\''
     (serves,) = page_of("until it is ready", code=code)
     (fails,) = page_of("until it is ready", code="false")
-    with typed:
-        assert typed.type(serves).result == "ok"
-        assert typed.type(fails).result.startswith("FAILED")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `&` and nohup start a run
+    try:
+        with typed:
+            assert typed.type(serves).result == "ok"
+            assert typed.type(fails).result.startswith("FAILED")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_options_of_a_long_command_are_looked_up(typed: docs_typed.Typist) -> None:

@@ -98,6 +98,36 @@ def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Prompt:
     return Prompt(bare if bare[:added] == ids[:added] else ids)
 
 
+def check_size(prompt: str | Sequence[Message], tokenizer: Any, max_positions: int) -> None:
+    """Raises DraftwiseError for what cannot fit, whatever its tokens are, before it is encoded.
+
+    Encoding takes far more memory than the text itself, and seconds for each 10 MB.
+    """
+    if isinstance(prompt, str):
+        num = len(prompt)
+    else:
+        num = sum(len(str(turn.get("content", ""))) for turn in prompt if isinstance(turn, Mapping))
+    if num <= 16 * max_positions or tokenizer is None:  # to walk a vocabulary takes time as well
+        return
+    most = max_positions * max(map(len, tokenizer.get_vocab()))
+    if num > most:
+        raise DraftwiseError(
+            f"the text has {num:,} characters, and no text of more than {most:,} fits the model's "
+            f"{max_positions:,} positions: shorten it"
+        )
+
+
+def check_unicode(what: str, *texts: str) -> None:
+    """Raises DraftwiseError for a text that no tokenizer reads."""
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise DraftwiseError(
+            f"{what} is no valid Unicode: a lone surrogate at character {error.start}"
+        ) from None
+
+
 def turn_ends(tokenizer: Any) -> frozenset[int]:
     """The special token that the template writes behind an assistant's turn; empty if it has none.
 
@@ -156,12 +186,7 @@ def _apply(tokenizer: Any, turns: Sequence[Message], **options: Any) -> str:
 
 
 def _ids(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DraftwiseError(
-            f"the text is no valid Unicode: a lone surrogate at character {error.start}"
-        ) from None
+    check_unicode("the text", text)
     return list(tokenizer(text, **options)["input_ids"])
 
 

@@ -22,6 +22,7 @@ LARGE = 1e6
 """The largest scale of an option: its square, and a sum of many, stay finite."""
 MANY = 100_000
 """The most rounds, tokens or tries that an option counts."""
+_LARGEST_SEED = 2**128 - 1
 
 
 def whole(
@@ -60,6 +61,11 @@ def number(
     if above is not None:
         must = f"a finite number above {above:g}" + ("" if most is None else f", at most {most:g}")
     raise BadValue(name, value, must)
+
+
+def seed(name: str, value: Any) -> int:
+    """A whole number of at most 128 bits: numpy takes minutes to read one of 100,000 digits."""
+    return whole(name, value, 0, _LARGEST_SEED)
 
 
 def share(name: str, value: Any) -> float:
@@ -110,7 +116,7 @@ def wholes(
     Text and mappings are none, and neither is a single number.
     """
     must = f"a list of whole numbers{_range(least, most, '')}"
-    must += "" if num is None else f", at most {num} of them"
+    must += "" if num is None else f", no more than {num:,} of them"
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, (str, bytes, Mapping)) or not isinstance(plain, Collection):
         raise BadValue(name, value, must)

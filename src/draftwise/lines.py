@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -16,18 +17,25 @@ from draftwise.errors import DraftwiseError
 STATE_BYTES = 64 << 20
 """No state that was learnt, cost table or list of shards is larger."""
 TRACE_BYTES = 1 << 30
-"""Nor is a trace, which is read whole."""
+"""Nor is a trace, which is read whole, nor a file of prompts or texts."""
 
 
-def read_text(file: Path, most: int | None = None) -> str:
+def read_text(file: Path, most: int | None = None, *, pipes: bool = False) -> str:
     """A whole UTF-8 file, without the byte order mark that some editors write.
 
-    Raises OSError, and ValueError for what is not UTF-8, or where ``most`` bytes are given for a
-    larger file or for what is no file at all: a pipe or a device may never end.
+    pipes: whether it may also be one, as ``<(...)`` is. Raises OSError that names the file, and
+    ValueError for what is not UTF-8, or where ``most`` bytes are given for a larger file or,
+    without ``pipes``, for what is no plain file: a pipe or a device may never end.
     """
-    if most is not None:
+    if most is not None and not pipes:
         check_size(file, most)
-    data = file.read_bytes()
+    try:
+        with file.open("rb") as opened:
+            data = opened.read() if most is None else opened.read(most + 1)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(file)) from error
+    if most is not None and len(data) > most:
+        raise ValueError(f"{file} has more than {most:,} bytes, which are the most that is read")
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -55,14 +63,29 @@ def check_size(file: Path, most: int) -> None:
         raise ValueError(f"it has {size:,} bytes, and {most:,} are the most that is read")
 
 
-def numbered_lines(file: Path, most: int | None = None) -> list[tuple[int, str]]:
+def numbered_lines(
+    file: Path, most: int | None = None, *, pipes: bool = False
+) -> list[tuple[int, str]]:
     """The lines that are not blank, numbered from 1; errors as ``read_text``.
 
     Only a line feed ends a line (``str.splitlines`` also cuts at U+2028 and U+0085, which JSON
     allows inside a string).
     """
-    lines = read_text(file, most).split("\n")
+    lines = read_text(file, most, pipes=pipes).split("\n")
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def any_json(text: str) -> Any:
+    """One JSON value as other programs write it, with NaN; ValueError for what is none, numbers of
+    hundreds of digits and bottomless nesting.
+
+    >>> any_json('{"a": [1]}')
+    {'a': [1]}
+    """
+    try:
+        return json.loads(text, parse_int=_finite_int)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def strict_json(text: str) -> Any:
@@ -91,9 +114,11 @@ def replacing(path: Path) -> Iterator[Path]:
     A reader sees the old file or the new one, and a crash or a full disk leaves the old one whole:
     the new file has a random name in the same folder, is on the disk before it is renamed, and is
     gone if the block raises. A ``path`` that is a link stays one: what it points to is replaced.
-    Raises OSError that names ``path``.
+    Raises OSError that names ``path``, also for what is there and no plain file: as root,
+    ``/dev/null`` would be replaced for the whole machine.
     """
     final = Path(os.path.realpath(path))
+    _check_plain(final)
     part = final.with_name(f".{final.name}.{secrets.token_hex(8)}.part")
     try:
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -118,7 +143,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that cannot be used to a free name beside it, and return that name."""
+    """Rename a file that cannot be used to a free name next to it, and return that name.
+
+    Raises OSError, also for what is no plain file (``replacing``).
+    """
+    _check_plain(path)
     stamp, number = int(time.time()), 0
     while True:
         aside = path.with_name(f"{path.name}.unused-{stamp}{f'-{number}' if number else ''}")
@@ -158,6 +187,11 @@ def holding(lock: Path, taken: str, wait_s: float = 0.0) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _check_plain(path: Path) -> None:
+    if os.path.lexists(path) and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no plain file, and is left as it is", str(path))
 
 
 def _sync_folder(folder: Path) -> None:

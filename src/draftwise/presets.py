@@ -11,6 +11,7 @@ from draftwise.checks import optional, string, strings, wholes
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 MAX_LENGTH = 16
+_LENGTHS = partial(wholes, most=LONGEST_PLAN, num=LONGEST_PLAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def adjusted(
         "policy": optional(string, "policy", policy),
         "reward": optional(string, "reward", reward),
         "feedback": optional(string, "feedback", feedback),
-        "lengths": optional(partial(wholes, most=LONGEST_PLAN), "lengths", lengths),
+        "lengths": optional(_LENGTHS, "lengths", lengths),
         "rules": None if rules is None else strings("rules", rules),
         "trees": None if trees is None else tuple(map(parse_tree, strings("trees", trees))),
     }

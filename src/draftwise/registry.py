@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.errors import BadValue
+from draftwise.errors import BadValue, shown
 from draftwise.feedback import Revealer
 from draftwise.protocols import Policy, Reward, StopRule
 from draftwise.types import DraftwiseError, Plan
@@ -252,7 +252,9 @@ def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
     try:
         return factory(**values)
     except (ValueError, ArithmeticError) as error:
-        raise DraftwiseError(f"{kind} {spec!r}: {error}") from error
+        raise DraftwiseError(f"{kind} {shown(spec)}: {error}") from error
+    except RecursionError:
+        raise DraftwiseError(f"{kind} {shown(spec)}: too many stand inside each other") from None
 
 
 def _options_of(kind: str, table: Table, name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -274,7 +276,8 @@ def _signature(
 def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
     """The class or function that ``name`` stands for; DraftwiseError lists the valid names."""
     if name not in table:
-        raise DraftwiseError(f"unknown {kind} {name!r}; the {kind} names are: {', '.join(table)}")
+        valid = ", ".join(table)
+        raise DraftwiseError(f"unknown {kind} {shown(name)}; the {kind} names are: {valid}")
     found: Callable[..., Any] = table[name][0]
     if isinstance(found, str):
         module, _, attribute = found.partition(":")
@@ -292,7 +295,7 @@ def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str
         key = key.strip().replace("-", "_")
         if key not in options:
             valid = ", ".join(options) or "none"
-            raise DraftwiseError(f"{owner} has no option {key!r}; its options are: {valid}")
+            raise DraftwiseError(f"{owner} has no option {shown(key)}; its options are: {valid}")
         values[key] = _parse_value(owner, key, value.strip(), options[key])
     return values
 
@@ -305,7 +308,7 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
     if bool in kinds:
         if text.lower() in {"true", "false"}:
             return text.lower() == "true"
-        raise DraftwiseError(f"{owner}: {key} is {text!r}; write true or false")
+        raise DraftwiseError(f"{owner}: {key} is {shown(text)}; write true or false")
     for kind in (int, float):
         if kind in kinds:
             try:
@@ -315,7 +318,7 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
     if str in kinds:
         return text
     wanted = " or ".join(sorted(k.__name__ for k in kinds if k is not type(None)))
-    raise DraftwiseError(f"{owner}: {key} is {text!r}, which is not {wanted}")
+    raise DraftwiseError(f"{owner}: {key} is {shown(text)}, which is not {wanted}")
 
 
 def _kinds(hint: Any) -> set[Any]:

@@ -74,7 +74,7 @@ class Speculator:
         num_prefixes: int = 0,
         deterministic: bool = False,
     ) -> None:
-        checks.optional(checks.whole, "seed", seed, 0)
+        checks.optional(checks.seed, "seed", seed)
         checks.whole("num_prefixes", num_prefixes, 0), checks.flag("deterministic", deterministic)
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
         self._scope, self._num_prefixes, self._models = scope, num_prefixes, (target, tokenizer)

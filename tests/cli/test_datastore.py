@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.conftest import run_command
 from cli.models_on_disk import VOCAB, make_target, save_model
 from draftwise.drafters import DatastoreFile as Store
+from small_disk import files_of_at_most
 
 
 def build(corpus: Path, target: Path, out: Path) -> Store:
@@ -110,6 +113,7 @@ def test_corpora_that_are_refused(
 
 def test_paths_that_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
     text, out = tmp_path / "a.txt", tmp_path / "a.store"
+    os.mkfifo(tmp_path / "pipe")
     text.write_text("abc")
     (tmp_path / "empty").mkdir()
     for corpus, target, file, said in (
@@ -118,6 +122,7 @@ def test_paths_that_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None
         (text, tmp_path / "gone", out, "no model folder"),
         (text, pair[0], tmp_path, "is a folder"),
         (text, pair[0], text, "exists and is no datastore"),
+        (text, pair[0], tmp_path / "pipe", "exists and is no datastore"),
         (text, pair[0], tmp_path / "gone" / "a.store", "cannot write"),
     ):
         ran = run_command("datastore", "build", corpus, "--tokenizer", target, "--out", file)
@@ -141,3 +146,13 @@ def test_a_store_for_another_target_is_refused(pair: tuple[Path, Path], tmp_path
     for options in (["--target", "zoo"], ["--target", pair[0], "--drafter", "datastore:gone"]):
         ran = run_command("generate", "x", "--drafter", f"datastore:{tmp_path}/a.store", *options)
         assert "vocabulary of 257" in ran.refusal or "gone" in ran.refusal
+
+
+def test_a_full_disk_has_the_code_of_one_and_leaves_nothing(pair: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text " * 50)
+    out = tmp_path / "a.store"
+    line = ("datastore", "build", tmp_path / "a.txt", "--tokenizer", pair[0], "--out", out)
+    with files_of_at_most(64):
+        ran = run_command(*line)
+    assert (ran.code, "cannot be written" in ran.err) == (74, True)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]

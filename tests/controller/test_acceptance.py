@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,24 @@ def world() -> tuple[Slots, Tables]:
     return new_slots(1, MOST), new_tables(MOST)
 
 
+def take(
+    known: Slots, tables: Tables, offer: Sequence[int] = (), proposal: Sequence[int] = (),
+    match: int | None = None, slots: Sequence[int] = (0,),
+) -> tuple[int, int]:  # fmt: skip
+    """The same for all slots; match: of a proposal; None: texts are not searched."""
+    num = len(slots)
+    found = np.zeros((num, MOST), np.int32)
+    found[:, : len(proposal)] = proposal
+    of_each = np.ones(num, np.int32)
+    return acceptance.take(
+        np.array(slots), np.full(num, MOST), np.tile(np.array(offer, np.int32), num),
+        np.full(num, len(offer)), found, len(proposal) * of_each,
+        of_each[:0] if match is None else match * of_each, of_each, of_each, known, tables, True,
+        0.0, *np.zeros((1, num), np.int64), np.zeros((num, MOST), np.int32),
+        *np.zeros((2, num), np.int64),
+    )  # fmt: skip
+
+
 def learn(known: Slots, tables: Tables, emitted: list[int], verified: int | None = None) -> None:
     acceptance.learn(
         np.zeros(1, np.int64), np.array(emitted, np.int32), np.array([len(emitted)]),
@@ -61,14 +81,11 @@ def copied(tables: Tables) -> Tables:
 
 def test_the_models_survival_is_the_product_of_its_hazards() -> None:
     known, tables = world()
-    tables.model[2, :, 0], tables.model[2, :, 1] = [1, 2, 3, 4], 10
-    known.facts[0, LAST] = 2
+    tables.model[2, 3, :, 0], tables.model[2, 3, :, 1] = [1, 2, 3, 4], 10
+    known.facts[0, [LAST, GROUP]] = 2, 3
     known.factors[0, MODEL] = 32, 8  # (32 + 16) / (8 + 16) = 2
-    rooms, tokens = np.array([9]), np.array([5, 6], np.int32)
-    width = acceptance.offer(
-        np.zeros(1, np.int64), rooms, tokens, np.array([2]), known, tables, True
-    )
-    assert width == known.facts[0, OFFERED] == 2
+    assert take(known, tables, [5, 6]) == (2, 0)
+    assert known.facts[0, OFFERED] == 2
     assert known.survival[0, MODEL] == pytest.approx(np.cumprod([0.8, 0.6, 0.4, 0.2]))
     assert known.tokens[0, MODEL, :2].tolist() == [5, 6]
 
@@ -77,12 +94,7 @@ def test_retrievals_survival_follows_the_growing_match() -> None:
     known, tables = world()
     tables.matches[1, :, 0] = [0, 5, 4, 3, 2, 1, 0.5]
     tables.matches[1, :, 1] = 10
-    one, row = np.zeros(1, np.int64), np.ones((4, 1), np.int32)
-    found = np.array([[7, 8, 9, 3]], np.int32)
-    acceptance.find(
-        one, found, 4 * row[0], 2 * row[1], row[2], row[3], known, tables, 0.0, one.copy(),
-        np.zeros((1, MOST), np.int32), one.copy(), one.copy(),
-    )  # fmt: skip
+    take(known, tables, proposal=[7, 8, 9, 3], match=2)
     assert known.survival[0, OWN] == pytest.approx(np.cumprod([0.6, 0.7, 0.7, 0.8]))
     assert known.facts[0, [FOUND, MATCH, KIND, GROUP]].tolist() == [4, 2, 1, 2]
 
@@ -103,7 +115,7 @@ def test_what_comes_after_a_rejection_is_not_counted(
     known.facts[0, [OFFERED, PLAYED_MODEL]] = 3
     before = copied(tables)
     learn(known, tables, emitted)
-    assert seen(before, tables) == [((0, place), bad, 1) for place, bad in positions]
+    assert seen(before, tables) == [((0, 0, place), bad, 1) for place, bad in positions]
     assert known.facts[0, LAST] == outcome
     assert known.facts[0, LENGTH] == len(emitted)
 
@@ -116,7 +128,9 @@ def test_a_draft_that_was_not_verified_is_judged_by_its_first_token_alone() -> N
     known.facts[0, [OFFERED, PLAYED_MODEL]] = 2
     before = copied(tables)
     learn(known, tables, [7, 8, 9])
-    assert seen(before, tables) == [((0, 0), 0, 1), ((0, 1), 0, 1), ((1, 4), 1, 1)]
+    assert seen(before, tables) == [
+        ((0, 0, 0), 0, 1), ((0, 0, 1), 0, 1), ((1, 4), 1, 1)
+    ]  # fmt: skip
 
 
 def test_a_shortened_draft_teaches_what_was_verified_and_the_token_after_it() -> None:
@@ -145,10 +159,13 @@ def test_retrieval_after_the_model_is_counted_apart() -> None:
     known.survival[0, 2, :2] = 0.5, 0.25
     before = copied(tables)
     learn(known, tables, [1, 2, 3, 8])
-    kinds = [cell for cell in seen(before, tables) if len(tables.matches) > cell[0][0] >= 2]
-    assert kinds == [((3, 3), 1, 2)]
-    assert tables.after[1, 0, 0] > before.after[1, 0, 0]
-    assert tables.after[1, 0, MOST] == 1
+    assert ((3, 3), 1, 2) in seen(before, tables)
+    before = copied(tables)
+    take(known, tables, proposal=[5, 6], match=3)
+    assert (tables.after[0] > before.after[0]).tolist() == [True, True, False, False, True]
+    assert known.facts[0, GROUP] == 3
+    take(known, tables, proposal=[5, 6], match=3)  # nothing was drafted in between
+    assert tables.after[3, MOST] == 0
 
 
 @pytest.mark.parametrize(("emitted", "direction"), [([1, 9], -1), ([7, 8], 1)])
@@ -183,7 +200,7 @@ def test_learning_recovers_planted_hazards() -> None:
         acceptance.learn(one, np.array(emitted, np.int32), np.array(counts), NONE, known, tables)
         known.facts[:, LAST] = 0
         if num_steps > 3000:  # a request's factor remembers some 100 tokens: its mean is judged
-            acceptance.offer(one, one, np.zeros(0, np.int32), NONE, known, tables, True)
+            take(known, tables, slots=one)
             believed.append(known.survival[:, MODEL].copy())
     easy, hard = np.mean(believed, axis=0)
     truth = [np.cumprod(1 - (1 - rates) * harder) for harder in (1.0, 2.0)]

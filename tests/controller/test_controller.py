@@ -43,13 +43,14 @@ class Engine:
         self.chains[name] = self.branches[name] = []
         self.controller.begin(name, text[:40])
 
-    def step(self) -> None:
+    def step(self, pause_s: float = 0.0) -> None:
         while len(self.texts) < self.num:
             self._new()
         controller, names = self.controller, list(self.texts)
         length = controller.num_to_draft
         drafted = sum(len(self.chains[n]) + len(self.branches[n]) for n in names)
         seconds = 0.006 + self.wide_s * drafted + (1e-4 + 3e-4 * length) * (length > 0)
+        seconds += pause_s
         emitted = []
         for name in names:
             text, at = self.texts[name]
@@ -130,6 +131,14 @@ def test_drafting_comes_back() -> None:
     for _ in range(600):
         engine.step()
     assert engine.speed(900) > 1.5
+
+
+def test_a_pause_does_not_end_drafting() -> None:
+    engine = Engine(Controller(Limits(model=True)), 4)
+    for num in range(200):
+        engine.step(pause_s=10.0 * (num == 100))
+    assert engine.controller.guard.allows_drafts
+    assert engine.speed(110) > 1.7
 
 
 @pytest.mark.parametrize("num", [1, 16])

@@ -159,3 +159,19 @@ def test_refuses_a_damaged_state(name: str, value: object) -> None:
     state = observed(staircase, num=20).state()
     with pytest.raises(ValueError, match="cost model"):
         StepCosts().load_state({**state, name: value})
+
+
+def test_the_first_price_is_not_that_of_a_step_that_read_prompts() -> None:
+    costs = StepCosts()
+    costs.observe(Step(1, 513, 0.2, num_prefill=512), 1000)
+    assert not costs.is_known
+    costs.observe(Step(1, 1, 0.01), 1000)
+    assert costs.seconds(1, 1000, 0, 0).item() == pytest.approx(0.01, rel=0.05)
+
+
+def test_a_pause_counts_for_little() -> None:
+    costs = StepCosts()
+    for seconds in (*[0.01] * 30, 5.0):
+        costs.observe(Step(1, 1, seconds), 100)
+    assert costs.counted_s == pytest.approx(0.04, rel=0.05)
+    assert costs.seconds(1, 100, 0, 0).item() == pytest.approx(0.01, rel=0.05)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import threading
 import warnings
 from pathlib import Path
@@ -177,6 +179,27 @@ def test_links_are_neither_written_through_nor_replaced(tmp_path: Path) -> None:
         memory.save(tmp_path / "link.json")
     memory.save(tmp_path / "again.json")
     assert json.loads((tmp_path / "again.json").read_text())["scopes"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "loop", "socket"])
+def test_what_is_no_plain_file_is_neither_replaced_nor_renamed(kind: str, tmp_path: Path) -> None:
+    """As root, ``/dev/null`` would be replaced for the whole machine."""
+    path, memory = tmp_path / kind, made("session").memory
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "loop":
+        path.symlink_to(path)
+    else:
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind(str(path))
+    before = path.lstat()
+    with pytest.raises(OSError, match=r"no plain file|symbolic links"):
+        memory.save(path)
+    if kind != "loop":  # which ``exists`` takes for nothing
+        with pytest.raises(OSError, match="no plain file"):
+            memory.take_up(path)
+    assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert [file.name for file in tmp_path.iterdir() if "lock" not in file.name] == [kind]
 
 
 def test_a_path_that_is_a_link_stays_one(tmp_path: Path) -> None:

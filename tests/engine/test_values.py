@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,40 @@ def made() -> Speculator:
 def test_a_bad_value_is_named_before_anything_runs(made: Speculator, name: str, value: Any) -> None:
     with pytest.raises(DraftwiseError) as caught:
         made.generate(PROMPT, **{name: value})
+    assert len(str(caught.value)) < 600
     if name not in {"preset", "policy"} or not isinstance(value, str):
         assert str(caught.value).startswith(name.replace("stop_strings", "stop"))
         assert "it must be" in str(caught.value) or "give one" in str(caught.value)
     if name not in BAD_BATCH:
         with pytest.raises(DraftwiseError):
             made.request(PROMPT, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        ("hello " * 10**7, {}, "60,000,000 characters"),
+        ([{"role": "user", "content": "hello " * 10**7}], {}, "60,000,000 characters"),
+        (PROMPT, {"stop": "x" * 10**6}, ""),
+        (PROMPT, {"stop": [f"stop {number}" for number in range(10_000)]}, ""),
+    ],
+    ids=["text", "messages", "a long stop", "many stops"],
+)
+def test_sizes_cost_little(made: Speculator, prompt: Any, options: Any, said: str) -> None:
+    began = time.process_time()
+    if said:
+        with pytest.raises(DraftwiseError, match=said):
+            made.generate(prompt, **options)
+    else:
+        assert made.generate(prompt, max_new_tokens=40, **options).tokens
+    assert time.process_time() - began < 2
+
+
+def test_a_speculator_takes_a_length_for_each_token_of_a_plan_at_most() -> None:
+    target = speculator(POOLS["lookup"], "ucb1").target
+    for lengths in ([1] * 300_000, range(1, 10**12)):
+        with pytest.raises(BadValue, match="no more than 1,024 of them"):
+            Speculator.from_pretrained(target, ["lookup"], lengths=lengths)
 
 
 @pytest.mark.parametrize(("name", "value"), cases(BAD_SAMPLING))

@@ -404,7 +404,7 @@ def test_prompts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(module_of(Codec), "render", None)
         for said in (live.complete("a" * 400_000), live.chat("a" * 400_000)):
             assert said.status == 400
-            assert "400000 characters" in said.error["message"]
+            assert "400,000 characters" in said.error["message"]
 
 
 def test_a_full_queue_says_when_to_come_again() -> None:

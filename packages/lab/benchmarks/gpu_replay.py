@@ -1,4 +1,4 @@
-"""GPU scale, replayed: the controller, fixed rules, rules that engines ship, and an oracle.
+"""GPU scale, replayed: the controller, fixed rules, those of engines and papers, and an oracle.
 
     python -m benchmarks gpu_replay --data FOLDER
     python -m benchmarks gpu_replay --data FOLDER --model llama70b_fp8_4xh100 --requests 16 --safety
@@ -32,9 +32,13 @@ import numpy as np
 from retrieval_index import show
 from shared.results import save
 
+from draftwise.controller import acceptance, choice
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.costs import Step
+from draftwise.controller.costs import Step, StepCosts
+from draftwise.protocols import Policy
+from draftwise.registry import make_policy
+from draftwise.types import Decision, Feedback
 
 KINDS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
 NUM_REQUESTS = {1: 40, 4: 100, 16: 200, 64: 400, 128: 420}
@@ -322,6 +326,42 @@ class Marginal(Pooled):
         return self._play(rows, nums)
 
 
+class Papers(Rule):
+    """A policy of a paper, one object for each request, over drafters and lengths.
+
+    Its reward is accepted tokens over the longest length. A plan is chosen at the end of a step,
+    when the head writes: as much for all requests as the longest plan takes.
+    """
+
+    PLANS = ((1, 0), (3, 0), (5, 0), (0, 8), (0, 0))
+
+    def __init__(self, name: str, everything_seen: bool) -> None:
+        self._name, self._everything = name, everything_seen
+        self._policies: dict[str, tuple[Policy, Decision]] = {}
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+        played, policies, length = [], {}, 0
+        for row in rows:
+            policy, decision = self._policies.get(row.name) or self._new(len(self._policies))
+            kept = [Fixed(*plan)._one(row) for plan in self.PLANS]
+            head, _ = self.PLANS[decision.plan]
+            accepted, num = kept[decision.plan]
+            played.append(
+                (min(accepted, self.length), self.length) if head > self.length else (accepted, num)
+            )
+            seen = np.full(len(self.PLANS), self._everything)
+            seen[decision.plan] = True
+            policy.learn(decision, Feedback(np.array([k / 8 for k, _ in kept]), seen))
+            policies[row.name] = policy, policy.choose()
+            length = max(length, self.PLANS[policies[row.name][1].plan][0])
+        self._policies, self.length = policies, length
+        return played
+
+    def _new(self, seed: int) -> tuple[Policy, Decision]:
+        policy = make_policy(self._name, len(self.PLANS), np.random.SeedSequence(seed))
+        return policy, policy.choose()
+
+
 def play(texts: Sequence[Text], size: int, prices: Prices, rule: Rule, seed: int) -> float:
     """Tokens a second of a rule while the batch is full."""
     source, ms, emitted = Source(texts, size, seed), 0.0, 0
@@ -366,6 +406,97 @@ def astray(row: Row, truth: list[int], good: int, length: int, rng: random.Rando
     return text[place + 1 : place + 1 + len(truth) - good]
 
 
+class Informed(Controller):
+    """A controller that knows one thing: what its share of the gap to the oracle is.
+
+    "prices": seconds as they are. "no stairs": prices as they are, but for the stairs, which are
+    levelled. "model", "retrieval": which of that drafter's tokens are right. "length": how many
+    tokens the model will have right in the coming step; only with "model".
+    """
+
+    def __init__(self, limits: Limits, prices: Prices, knows: Sequence[str]) -> None:
+        super().__init__(limits)
+        self.knows, self.rows = frozenset(knows), []
+        if self.knows & {"prices", "no stairs"}:
+            self.costs = TrueCosts(prices, "no stairs" in self.knows)
+
+    def choose(
+        self, names: Sequence[str], rooms: Sequence[int],
+        offers: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[int]]:  # fmt: skip
+        """What is known decides on this step; what is learnt from it is as without it."""
+        chains, known, num = super().choose(names, rooms, offers), self._known, len(names)
+        if not (self.knows & {"model", "retrieval"}) or not self.costs.is_known:
+            return chains
+        slots, believed = np.array([self._slots[name] for name in names]), known.survival.copy()
+        for slot, row in zip(slots, self.rows, strict=True):
+            self._tell(slot, np.array(row.text.answer[row.known :]))
+        known.facts[slots, acceptance.PLAYED_MODEL : acceptance.BRANCHES + 1] = 0
+        context = int(known.facts[slots, acceptance.LENGTH].sum())
+        seconds = self.costs.seconds(num, context, 0, self._most_tokens(num))
+        choice.choose(
+            slots, known, self._joint, False, seconds, self._rate(0), self._drafts, self._bounds
+        )
+        known.survival[:] = believed
+        return self._read(0, num)
+
+    def _tell(self, slot: int, truth: np.ndarray) -> None:
+        """Which tokens of a request are right."""
+        facts = self._known.facts[slot]
+        num_offered = facts[acceptance.OFFERED]
+        for which, num, begin, name in (
+            (acceptance.MODEL, num_offered, 0, "model"),
+            (acceptance.OWN, facts[acceptance.FOUND], 0, "retrieval"),
+            (acceptance.AFTER, facts[acceptance.AFTER_FOUND], num_offered, "retrieval"),
+        ):
+            if name in self.knows:
+                right = self._known.tokens[slot, which, :num] == truth[begin : begin + num]
+                self._known.survival[slot, which, :num] = np.cumprod(right)
+
+    def foresee(self) -> None:
+        """The best length for the coming step, whose outcome is known."""
+        if "length" in self.knows and self.costs.is_known:
+            heads, (fixed_s, each_s) = [], self.costs.draft_price
+            for row in self.rows:
+                after = row.known + _num_right(row) + 1
+                heads.append(row.text.head[after - 1] if after <= len(row.text.head) else 0)
+            lengths = np.arange(LONGEST + 1)
+            gains = (1 - self._price) * np.minimum(np.array(heads)[:, None], lengths).sum(0)
+            prices = self._rate(1) * (fixed_s + each_s * lengths) * (lengths > 0)
+            self.num_to_draft = int((gains - prices).argmax())
+
+
+class TrueCosts(StepCosts):
+    """Seconds as they are; stairs may be levelled."""
+
+    def __init__(self, prices: Prices, is_level: bool) -> None:
+        super().__init__()
+        self._prices, linear = prices, prices._linear
+        if is_level:
+            ends = 2 ** np.arange(13)
+            linear = np.interp(np.arange(len(linear)), ends, linear[ends])
+        self._level = linear
+
+    def seconds(
+        self, num_requests: int, num_context: int, num_drafted: int, num_tokens: int
+    ) -> np.ndarray:
+        plain = self._prices.ms(num_requests, num_requests, num_context / num_requests, num_drafted)
+        some = self._level[num_requests : num_requests + num_tokens + 1]
+        return (plain + some - some[0]) / 1e3
+
+    @property
+    def draft_price(self) -> tuple[float, float]:
+        return DRAFT_MS / 1e3, self._prices.draft_ms / 1e3
+
+
+INGREDIENTS = {
+    "price": ("prices",), "price without stairs": ("no stairs",), "model's tokens": ("model",),
+    "retrieval's tokens": ("retrieval",), "drafter and length": ("model", "retrieval"),
+    "and the next length": ("model", "retrieval", "length"),
+    "all": ("prices", "model", "retrieval", "length"),
+}  # fmt: skip
+
+
 @dataclass
 class Run:
     """A run of the controller: of each full step, seconds, own seconds, tokens, plain seconds."""
@@ -391,10 +522,11 @@ class Run:
 
 def drive(
     texts: Sequence[Text], size: int, prices: Prices, seed: int, branches: bool = False,
-    double_after: int = 0,
+    double_after: int = 0, knows: Sequence[str] = (),
 ) -> Run:  # fmt: skip
     """The controller as an engine drives it."""
-    run = Run(Controller(Limits(model=True, branches=branches)))
+    limits = Limits(model=True, branches=branches)
+    run = Run(Informed(limits, prices, knows) if knows else Controller(limits))
     controller, rng, source = run.controller, random.Random(seed + 1), Source(texts, size, seed)
     for row in source.rows:
         controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
@@ -435,20 +567,29 @@ def _choose(controller: Controller, rows: list[Row], length: int, rng: random.Ra
         good = min(row.head, length)
         offers.append(truth[:good] + astray(row, truth, good, length, rng))
     names, rooms = [row.name for row in rows], [row.room for row in rows]
+    if isinstance(controller, Informed):
+        controller.rows = rows
     begin_s = time.thread_time()
     chains = controller.choose(names, rooms, offers if length else None)
     own_s = time.thread_time() - begin_s
     branches = controller.branches or [[]] * len(rows)
     for row, chain, branch in zip(rows, chains, branches, strict=True):
         row.draft, row.branch = chain, branch
+    if isinstance(controller, Informed):
+        controller.foresee()
     return own_s
 
 
-def _emit(row: Row) -> list[int]:
+def _num_right(row: Row) -> int:
     truth, kept = row.text.answer[row.known :], 0
     for draft in (row.draft, row.branch):
         pairs = zip(draft, truth, strict=False)
         kept = max(kept, next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft)))
+    return kept
+
+
+def _emit(row: Row) -> list[int]:
+    truth, kept = row.text.answer[row.known :], _num_right(row)
     row.known += min(kept + 1, len(truth))
     return truth[: kept + 1]
 
@@ -464,6 +605,9 @@ SHIPPED: dict[str, Callable[[], Rule]] = {
     "throughput": lambda: ThroughputAware(1), "smart": lambda: Marginal(5),
 }  # fmt: skip
 
+PAPERS = {"ucb1": "MetaSD", "ucbspec": "BanditSpec", "exp3spec": "BanditSpec",
+          "ucb-tuned": "TapOut", "normalhedge": "HedgeSpec"}  # fmt: skip
+
 
 def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
     """One batch size: every rule relative to plain decoding, and the controller."""
@@ -476,11 +620,13 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
         {name: relative(Fixed(*options)) for name, options in rules.items()}
         for rules in (SIMPLE, CHAINS, PAIRS)
     )
+    papers = {name: relative(Papers(name, name == "normalhedge")) for name in PAPERS}
     best, oracle = max(simple, key=simple.__getitem__), relative(Oracle())
     found: dict[str, Any] = {
         "requests": size, "best": best, "best_speed": simple[best],
         "best_chain": max(chains.values()), "best_pair": max(pairs.values()), "oracle": oracle,
         **{name: relative(make()) for name, make in SHIPPED.items()},
+        "best_paper": max(papers.values()),
     }  # fmt: skip
     for name, branches in (("chain", False), ("tree", True)):
         runs = [drive(texts, size, prices, seed, branches) for seed in seeds]
@@ -495,8 +641,19 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
                 np.mean([run.controller.promised / run.controller.kept for run in runs])
             ),
         }
-    found["rules"] = {**simple, **chains, **pairs}
+    found["rules"] = {**simple, **chains, **pairs, **papers}
     return found
+
+
+def gap(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
+    """Speed of the chain with one thing known, relative to the chain that knows nothing."""
+
+    def speed(knows: Sequence[str]) -> float:
+        runs = [drive(texts, size, prices, seed, knows=knows) for seed in seeds]
+        return float(np.mean([run.speed() for run in runs]))
+
+    base = speed(())
+    return {"requests": size, **{k: speed(v) / base for k, v in INGREDIENTS.items()}}
 
 
 def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, list[Text]]]:
@@ -525,7 +682,7 @@ def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]
     for name, some in strange(texts, size):
         if len(some) < size:
             continue
-        run = drive(some, size, prices, 0, double_after=300 * (name == "prices double"))
+        run = drive(some, size, prices, 0, double_after=40 * (name == "prices double"))
         rows.append({
             "requests": size, "text": name, "steps": len(run.steps), "speed": run.speed(),
             "worst": run.worst(), "cold": run.speed(first_s=2.0),
@@ -634,7 +791,7 @@ def figure(cells: list[dict[str, Any]], path: str) -> None:
     _, axes = plt.subplots(figsize=(7, 4))
     for name, style in (
         ("oracle", "k:"), ("tree", "C0-"), ("chain", "C1-"), ("best_speed", "C2--"),
-        *((name, "C7-") for name in SHIPPED),
+        ("best_paper", "C3-"), *((name, "C7-") for name in SHIPPED),
     ):  # fmt: skip
         axes.plot(sizes, [row[name] for row in cells], style, label=name, marker=".")
     axes.set(xscale="log", xlabel="requests", ylabel="speed relative to plain decoding")
@@ -650,6 +807,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=list(NUM_REQUESTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--safety", action="store_true", help="also texts where drafting may lose")
+    parser.add_argument("--gap", action="store_true", help="also what each missing fact is worth")
     parser.add_argument("--arrivals", type=Path, help="trace of requests: served as they arrive")
     parser.add_argument("--speedup", type=float, default=4.0, help="of the trace's clock")
     parser.add_argument("--figure", help="picture of speeds over batch sizes")
@@ -657,7 +815,7 @@ def main() -> None:
     args = parser.parse_args()
     warm_up()
     texts, prices = load(args.data), Prices(args.data / "step_costs.npz", args.model)
-    cells, safe = [], []
+    cells, safe, gaps = [], [], []
     for size in args.requests:
         num = min(NUM_REQUESTS.get(size, 3 * size), len(texts))
         some = random.Random(100).sample(texts, num)
@@ -665,17 +823,24 @@ def main() -> None:
             if not text.lookup:
                 text.index()
         cells.append(cell(some, size, prices, args.seeds))
+        if args.gap:
+            gaps.append(gap(some, size, prices, args.seeds))
         if args.safety:
             safe += safety(texts, size, prices)
     names = [name for name in cells[0] if name != "rules"]
-    for part in (names[:10], *([names[0], *names[i : i + 6]] for i in (10, 16))):
+    for part in (names[:11], *([names[0], *names[i : i + 6]] for i in (11, 17))):
         show([{name: row[name] for name in part} for row in cells], args.model)
+    if gaps:
+        show(gaps, "speed with one thing known, relative to the chain")
     if safe:
         show(safe, "where drafting may lose")
     at_times = as_they_arrive(texts, prices, args.arrivals, args.speedup) if args.arrivals else []
     if args.figure:
         figure(cells, args.figure)
-    save(args.out, {"model": args.model, "cells": cells, "safety": safe, "arrivals": at_times})
+    save(
+        args.out,
+        {"model": args.model, "cells": cells, "gaps": gaps, "safety": safe, "arrivals": at_times},
+    )
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwise.lines import numbered_lines
+from draftwise.chat import check_unicode
+from draftwise.lines import TRACE_BYTES, any_json, numbered_lines
 from draftwise.types import DraftwiseError
 
 ZOO, SPEC_BENCH = "zoo", "spec-bench"
@@ -118,7 +118,7 @@ def copy_prompts(edits: Sequence[str]) -> list[str]:
 def read_items(file: Path) -> list[Item]:
     """The items of a file; DraftwiseError names the first line that holds none."""
     try:
-        numbered = numbered_lines(file)
+        numbered = numbered_lines(file, TRACE_BYTES, pipes=True)
     except OSError as error:
         why = error.strerror or error
         raise DraftwiseError(f"the suite {file} cannot be read: {why}") from error
@@ -133,14 +133,15 @@ def read_items(file: Path) -> list[Item]:
 
 def _item(file: Path, number: int, line: str) -> Item:
     try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
+        entry = any_json(line)
+    except ValueError as error:
         raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
     if isinstance(entry, str):
         entry = {"prompt": entry}
     turns = _turns(entry) if isinstance(entry, dict) else None
     if not turns:
         raise DraftwiseError(f'{file}, line {number}: no text under "prompt" or "turns"')
+    check_unicode(f"{file}, line {number}", *turns)
     category = str(entry.get("category", "")) if "turns" in entry else ""
     group = "mt_bench" if category in _MT_BENCH else category
     domain = str(entry.get("domain") or group or file.stem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from draftwise.cli.command import command
 from draftwise.cli.failures import VOICE, refused_values, say, waiting
 from draftwise.cli.load import check_target, loading
-from draftwise.lines import not_text
+from draftwise.lines import any_json, not_text
 from draftwise.types import DraftwiseError
 
 JSON_LINES = {".jsonl", ".ndjson"}
@@ -50,6 +49,8 @@ def corpus_files(path: Path) -> list[Path]:
         return found
     if not path.exists():
         raise DraftwiseError(f"there is no corpus {path}")
+    if path.is_char_device():
+        raise DraftwiseError(f"{path} is a device, which may never end: give a file or a folder")
     return [path]
 
 
@@ -76,8 +77,8 @@ def pieces(file: Path) -> Iterator[Piece]:
 def _text_of(line: str, file: Path, number: int) -> str:
     """``text``, or ``prompt`` and ``completion`` as one text."""
     try:
-        found: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+        found: Any = any_json(line)
+    except ValueError as error:
         raise DraftwiseError(f"{file}, line {number} is not json: {error}") from error
     if isinstance(found, dict):
         for keys in (["text"], ["prompt", "completion"]):
@@ -129,10 +130,11 @@ def build(
         check_target(tokenizer)
     from draftwise.drafters.datastore import Store, replacing, write
 
-    with refused_values(), replacing(out) as file:
-        with loading(tokenizer, threads=1):
-            encode, vocab_size = _load(tokenizer)
-        documents = _read(files, encode)
+    with replacing(out) as file:
+        with refused_values():
+            with loading(tokenizer, threads=1):
+                encode, vocab_size = _load(tokenizer)
+            documents = _read(files, encode)
         with waiting("sorting"):
             write(file, documents, vocab_size)
     made, seconds = Store(out), time.perf_counter() - start

@@ -411,7 +411,7 @@ def demo(
             choose_prompts(prompts)
             check(wanted)
             if svg is not None:
-                svg.touch()  # what cannot be written is refused before anything runs
+                svg.open("a").close()  # what cannot be written is refused before anything runs
             fast = load(wanted)
             chosen = choose_prompts(prompts, fast.tokenizer)
         with graceful() as is_stopped:

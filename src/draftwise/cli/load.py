@@ -74,6 +74,9 @@ def _check_state(state: Path) -> None:
     if state.is_dir() or not state.parent.is_dir():
         why = "it is a folder" if state.is_dir() else f"there is no folder {state.parent}"
         raise DraftwiseError(f"--state {state}: {why}")
+    real = Path(os.path.realpath(state))  # a link may point to a file that is yet to be made
+    if os.path.lexists(real) and not real.is_file():
+        raise DraftwiseError(f"--state {state}: it is no plain file")
     if not os.access(state.parent, os.W_OK) or (state.exists() and not os.access(state, os.R_OK)):
         raise DraftwiseError(f"--state {state}: it cannot be read and written")
 

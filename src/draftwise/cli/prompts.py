@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftwise.chat import Message, is_messages
-from draftwise.lines import numbered_lines, read_text
+from draftwise.lines import TRACE_BYTES, any_json, numbered_lines, read_text
 from draftwise.types import DraftwiseError
 
 
@@ -32,7 +31,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and prompt != "-":
         return _not_empty(prompt, "the prompt")
     if file is not None:
-        return _not_empty(read_text(file).removesuffix("\n"), str(file))
+        return _not_empty(read_text(file, TRACE_BYTES, pipes=True).removesuffix("\n"), str(file))
     if prompt is None and sys.stdin.isatty():
         raise DraftwiseError("no prompt: give it as an argument, with --file, or on stdin")
     return _not_empty(sys.stdin.read().removesuffix("\n"), "the prompt on stdin")
@@ -44,7 +43,7 @@ def read_batch(file: Path) -> list[Given]:
     Blank lines are skipped. Raises DraftwiseError for a file without prompts or a line that has
     none, with its number.
     """
-    numbered = numbered_lines(file)
+    numbered = numbered_lines(file, TRACE_BYTES, pipes=True)
     if not numbered:
         raise DraftwiseError(f"{file} has no prompts: write one a line")
     is_jsonl = file.suffix in {".jsonl", ".json", ".ndjson"}
@@ -71,8 +70,8 @@ def as_chat(given: Given, system: str | None) -> Given:
 
 def _from_jsonl(where: str, line: str) -> str | Sequence[Message]:
     try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
+        entry = any_json(line)
+    except ValueError as error:
         raise DraftwiseError(f"{where}: this is not JSON ({error})") from error
     if isinstance(entry, dict) and "messages" in entry:
         if not is_messages(entry["messages"]):

@@ -18,7 +18,7 @@ from draftwise.cli import options as o
 from draftwise.cli import training as t
 from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
-from draftwise.lines import numbered_lines
+from draftwise.lines import TRACE_BYTES, any_json, numbered_lines
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def read_examples(file: Path) -> list[Example]:
 
     Raises DraftwiseError that names the line which is something else, or where there is none.
     """
-    found = [_example(line, f"{file}, line {number}") for number, line in numbered_lines(file)]
+    lines = numbered_lines(file, TRACE_BYTES, pipes=True)
+    found = [_example(line, f"{file}, line {number}") for number, line in lines]
     if not found:
         raise DraftwiseError(f"{file} is empty: write one json object a line")
     return found
@@ -54,8 +55,8 @@ def read_examples(file: Path) -> list[Example]:
 
 def _example(line: str, where: str) -> Example:
     try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+        row: Any = any_json(line)
+    except ValueError as error:
         raise DraftwiseError(f"{where} is not json: {error}") from error
     if isinstance(row, dict):
         prompt, text, completion = (row.get(key) for key in ("prompt", "text", "completion"))

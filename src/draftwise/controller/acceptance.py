@@ -3,7 +3,8 @@
 Two drafters are modelled, and both by hazards, the probability that a token is rejected given that
 all tokens before it were accepted:
 
-- the model drafter, by position in the draft and by what became of the request's last draft;
+- the model drafter, by position in the draft, by what became of the request's last draft, and by
+  the length of the suffix of the text that occurred before;
 - retrieval, by the length of the matched suffix, which grows by one with every accepted token, and
   by whether the places that match agree; once for drafts that begin at the text's end, and once
   for those that continue a draft of the model.
@@ -19,7 +20,7 @@ accepted is censored.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,16 +58,18 @@ JOINT_PRIOR = 6.0, 10.0
 JOINT_DISCOUNT = 0.9995
 """Of that, for each depth that both reach."""
 AFTER_DISCOUNT = 0.99
-"""Of the mean survival of retrieval after the model's draft, for each observation."""
+"""Of the mean survival of retrieval after accepted tokens of the model, for each observation."""
 AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0
-"""That survival before any was seen; observations that the nearest length seen is worth."""
+"""That survival before any was seen, and observations that it is worth."""
 
 # columns of the facts of a slot
 OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
 PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 15)
 NUM_FACTS = 15
 # which tokens of a slot, which survival, whose factor
-MODEL, OWN, AFTER = range(3)
+# no literals: as arguments each would have a function compiled once more
+_THREE: Any = np.arange(3)
+MODEL, OWN, AFTER = _THREE
 OBSERVED, EXPECTED = 0, 1
 
 
@@ -93,11 +96,12 @@ class Slots(NamedTuple):
 class Tables(NamedTuple):
     """What all requests share.
 
-    model: [outcomes, length, 2] discounted rejections and observations, by position; matches:
-    [kinds, buckets, 2] the same by bucket of the match. joint: [2] what second branches added,
-    observed and expected. after: [lengths, buckets, length + 1] mean survival of retrieval after
-    accepted drafts of each length, by the match that the text had before, and its number of
-    observations.
+    model: [outcomes, buckets, length, 2] discounted rejections and observations, by outcome of the
+    last draft, match of the text, and position; matches: [kinds, buckets, 2] the same by bucket of
+    the match. joint: [2] what second branches added, observed and expected. after:
+    [buckets, length + 1] mean survival of retrieval one step after a draft of which the model's
+    first token was right, by the match before that step, and its number of observations. It stands
+    for retrieval after a draft of any length, which would take a search for each length.
     """
 
     model: Floats
@@ -121,11 +125,11 @@ def new_slots(num: int, max_draft: int, old: Slots | None = None) -> Slots:
 
 def new_tables(max_draft: int) -> Tables:
     """Nothing was seen: priors."""
-    model = np.empty((NUM_OUTCOMES, max_draft, 2))
+    model = np.empty((NUM_OUTCOMES, NUM_MATCHES, max_draft, 2))
     model[..., 0], model[..., 1] = PRIOR_WEIGHT * (1 - MODEL_PRIOR), PRIOR_WEIGHT
     matches = np.empty((NUM_KINDS, NUM_MATCHES, 2))
     matches[..., 0], matches[..., 1] = PRIOR_WEIGHT * (1 - np.array(MATCH_PRIOR)), PRIOR_WEIGHT
-    after = np.full((max_draft, NUM_MATCHES, max_draft + 1), AFTER_PRIOR)
+    after = np.full((NUM_MATCHES, max_draft + 1), AFTER_PRIOR)
     after[..., -1] = 0.0
     return Tables(model, matches, np.array(JOINT_PRIOR), after)
 
@@ -161,6 +165,14 @@ def _hazards(table: Floats) -> Floats:
 
 
 @compiled
+def _model_survival(table: Floats, factor: float, out: Floats) -> None:
+    alive = 1.0
+    for j in range(len(out)):
+        alive *= 1.0 - min(max(table[j, 0] / table[j, 1] * factor, LOWEST), HIGHEST)
+        out[j] = alive
+
+
+@compiled
 def _match_survival(
     hazards: Floats, kind: int, match: int, num: int, factor: float, survival: Floats, slot: int,
     which: int,
@@ -173,76 +185,58 @@ def _match_survival(
 
 
 @compiled
-def offer(
-    slots: Ints, rooms: Ints, offers: Int32, lengths: Ints, known: Slots, tables: Tables,
-    has_model: bool,
-) -> int:  # fmt: skip
-    """Take what the model drafter wrote, one draft after another; the survival of its tokens.
+def take(
+    slots: Ints, rooms: Ints, offers: Int32, lengths: Ints, found: Int32, num_found: Int32,
+    match: Int32, hits: Int32, agree: Int32, known: Slots, tables: Tables, has_model: bool,
+    floor: float, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
+) -> tuple[int, int]:  # fmt: skip
+    """Take what the model drafter wrote and what retrieval proposed, and their survivals.
 
-    lengths: of the drafts, nothing where the model did not draft. Nothing is being verified until
-    ``choose``. Returns the longest draft.
+    offers, lengths: drafts of the model, one after another; no lengths: it did not draft. found,
+    num_found, match, hits, agree: proposals; no matches: texts were not searched. Nothing is being
+    verified until ``choose``. floor: probability of a draft's last token below which nothing after
+    it is worth its price. rows, drafts, nums, left: slots, tokens, length and remaining room of
+    drafts that may be worth continuing. Returns the longest draft, and how many of those there are.
     """
     facts, tokens, survival, factors = known
     length = tokens.shape[2]
-    hazards = _hazards(tables.model)
-    begin, longest = 0, 0
+    hazards = _hazards(tables.matches)
+    begin, longest, count = 0, 0, 0
     for i in range(len(slots)):
         slot = slots[i]
-        facts[slot, ROOM] = min(max(rooms[i], 0), length)
-        for column in range(PLAYED_MODEL, BRANCHES + 1):
-            facts[slot, column] = 0
-        for column in range(AFTER_KIND + 1):
-            facts[slot, column] = 0
+        facts[slot, : BRANCHES + 1] = 0
+        facts[slot, ROOM] = room = min(max(rooms[i], 0), length)
         if len(lengths):
-            num = min(lengths[i], length)
-            for j in range(num):
+            facts[slot, OFFERED] = min(lengths[i], length)
+            for j in range(facts[slot, OFFERED]):
                 tokens[slot, MODEL, j] = offers[begin + j]
             begin += lengths[i]
-            facts[slot, OFFERED] = num
-            longest = max(longest, num)
+            longest = max(longest, facts[slot, OFFERED])
+        if len(match):  # else the bucket of the latest search stands for this one
+            num = num_found[i]
+            facts[slot, FOUND], facts[slot, MATCH] = num, match[i]
+            facts[slot, KIND] = 1 if agree[i] >= hits[i] else 0
+            before = facts[slot, GROUP]
+            facts[slot, GROUP] = bucket_of(facts[slot, MATCH])
+            for j in range(num):
+                tokens[slot, OWN, j] = found[i, j]
+            _match_survival(
+                hazards, facts[slot, KIND], match[i], num, _factor(factors, slot, OWN), survival,
+                slot, OWN,
+            )  # fmt: skip
+            if facts[slot, KEPT] > 0:
+                _learn_after(tables.after[before], survival[slot, OWN], num)
+                facts[slot, KEPT] = 0
         if has_model:
-            factor = _factor(factors, slot, MODEL)
-            outcome = facts[slot, LAST]
-            alive = 1.0
-            for j in range(length):
-                alive *= 1.0 - min(max(hazards[outcome, j] * factor, LOWEST), HIGHEST)
-                survival[slot, MODEL, j] = alive
-    return longest
-
-
-@compiled
-def find(
-    slots: Ints, found: Int32, num_found: Int32, match: Int32, hits: Int32, agree: Int32,
-    known: Slots, tables: Tables, floor: float, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
-) -> int:  # fmt: skip
-    """Take what retrieval proposed, and its survival; whose drafts may be worth continuing.
-
-    floor: probability of a draft's last token below which nothing after it is worth its price.
-    rows, drafts, nums, left: slots, tokens, length and remaining room of those above; returns how
-    many.
-    """
-    facts, tokens, survival, factors = known
-    hazards = _hazards(tables.matches)
-    count = 0
-    for i in range(len(slots)):
-        slot = slots[i]
-        num = num_found[i]
-        facts[slot, FOUND], facts[slot, MATCH] = num, match[i]
-        facts[slot, KIND] = 1 if agree[i] >= hits[i] else 0
-        facts[slot, GROUP] = bucket_of(match[i])
-        for j in range(num):
-            tokens[slot, OWN, j] = found[i, j]
-        _match_survival(
-            hazards, facts[slot, KIND], match[i], num, _factor(factors, slot, OWN), survival, slot,
-            OWN,
-        )  # fmt: skip
-        offered, room = facts[slot, OFFERED], facts[slot, ROOM]
-        if 0 < offered < room and survival[slot, MODEL, offered - 1] > floor:
+            table = tables.model[facts[slot, LAST], facts[slot, GROUP]]
+            _model_survival(table, _factor(factors, slot, MODEL), survival[slot, MODEL])
+        offered = facts[slot, OFFERED]
+        if len(match) and 0 < offered < room and survival[slot, MODEL, offered - 1] > floor:
             rows[count], nums[count], left[count] = slot, offered, room - offered
             for j in range(offered):
                 drafts[count, j] = tokens[slot, MODEL, j]
             count += 1
-    return count
+    return longest, count
 
 
 @compiled
@@ -278,11 +272,11 @@ def _count(table: Floats, factors: Floats, drafter: int, is_rejected: bool) -> N
 
 @compiled
 def _learn_match(
-    draft: Int32, first: int, match: int, kind: int, most: int, emitted: Int32, begin: int,
+    draft: Int32, match: int, kind: int, most: int, emitted: Int32, begin: int,
     tables: Tables, factors: Floats,
 ) -> int:  # fmt: skip
     """Score retrieved tokens, at most so many, against emitted[begin:]; how many were right."""
-    for j in range(first, most):
+    for j in range(most):
         is_rejected = draft[j] != emitted[begin + j]
         _count(tables.matches[kind, bucket_of(match + j)], factors, OWN, is_rejected)
         if is_rejected:
@@ -302,24 +296,8 @@ def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> 
 
 
 @compiled
-def _learn_after(facts: Ints, survival: Floats, after: Floats) -> None:
-    """What retrieval had to say after a draft of the model that was accepted whole."""
-    _add_after(after, facts[OFFERED], facts[GROUP], survival[AFTER], facts[AFTER_FOUND])
-
-
-@compiled
-def _add_after(after: Floats, drafted: int, group: int, survival: Floats, num: int) -> None:
-    row = after[drafted - 1, group]
+def _learn_after(row: Floats, survival: Floats, num: int) -> None:
     length = len(row) - 1
-    if row[length] == 0.0:  # the nearest length that was seen, of the same match, is the prior
-        nearest = -1
-        for k in range(after.shape[0]):
-            if after[k, group, length] > 0.0 and (
-                nearest < 0 or abs(k + 1 - drafted) < abs(nearest + 1 - drafted)
-            ):
-                nearest = k
-        if nearest >= 0:
-            row[:length] = after[nearest, group, :length]
     row[length] += 1.0
     weight = max(1.0 - AFTER_DISCOUNT, 1.0 / (row[length] + AFTER_WEIGHT))
     for j in range(length):
@@ -348,7 +326,7 @@ def learn(
     verified, or [0]: all of them.
     """
     all_facts, all_tokens, all_survival, all_factors = known
-    begin = 0
+    begin: Any = np.int64(0)
     for i in range(len(slots)):
         slot, count = slots[i], counts[i]
         facts, tokens, factors = all_facts[slot], all_tokens[slot], all_factors[slot]
@@ -360,7 +338,7 @@ def learn(
         # without a draft of its own the first position is the only one that is seen unselected
         for j in range(min(count, offered, num_model + 1)):
             is_rejected = tokens[MODEL, j] != emitted[begin + j]
-            _count(tables.model[facts[LAST], j], factors, MODEL, is_rejected)
+            _count(tables.model[facts[LAST], facts[GROUP], j], factors, MODEL, is_rejected)
             if is_rejected:
                 break
             kept += 1
@@ -370,17 +348,15 @@ def learn(
             facts[LAST] = 1 if kept == 0 else 2 if kept < num_model else 3
         own = num_match if num_model == 0 or branches else 0
         found = _learn_match(
-            tokens[OWN], 0, facts[MATCH], facts[KIND], min(count, facts[FOUND], own + 1), emitted,
+            tokens[OWN], facts[MATCH], facts[KIND], min(count, facts[FOUND], own + 1), emitted,
             begin, tables, factors,
         )  # fmt: skip
-        if offered and num_model == offered and kept == offered:
-            if not branches:
-                most = min(count - offered, facts[AFTER_FOUND], num_match + 1)
-                _learn_match(
-                    tokens[AFTER], 0, facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
-                    begin + offered, tables, factors,
-                )  # fmt: skip
-            _learn_after(facts, all_survival[slot], tables.after)
+        if offered and num_model == offered and kept == offered and not branches:
+            most = min(count - offered, facts[AFTER_FOUND], num_match + 1)
+            _learn_match(
+                tokens[AFTER], facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
+                begin + offered, tables, factors,
+            )  # fmt: skip
         if branches:
             _learn_pair(facts, all_survival[slot], max(kept, min(found, own)), tables.joint)
         facts[LENGTH] += count
@@ -409,53 +385,7 @@ def learn_lengths(
 def length_survival(slots: Ints, table: Floats, known: Slots, out: Floats) -> None:
     """out[i, j]: probability that the model's first j + 1 tokens are accepted, for slots[i]."""
     for i in range(len(slots)):
-        factor, alive = _factor(known.factors, slots[i], MODEL), 1.0
-        for j in range(out.shape[1]):
-            alive *= 1.0 - min(max(table[j, 0] / table[j, 1] * factor, LOWEST), HIGHEST)
-            out[i, j] = alive
-
-
-@compiled
-def sample(
-    slots: Ints, first: int, known: Slots, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
-    groups: Ints,
-) -> int:  # fmt: skip
-    """Starts of the model's drafts, after which retrieval is to be looked up; returns how many.
-
-    Beginning with slots[first], and as many as rows has room for.
-    """
-    count = 0
-    for i in range(len(slots)):
-        slot = slots[(first + i) % len(slots)]
-        facts = known.facts[slot]
-        for num in range(1, facts[OFFERED]):
-            if count == len(rows):
-                return count
-            rows[count], nums[count], groups[count] = slot, num, facts[GROUP]
-            left[count] = max(facts[ROOM] - num, 0)
-            for j in range(num):
-                drafts[count, j] = known.tokens[slot, MODEL, j]
-            count += 1
-    return count
-
-
-@compiled
-def learn_samples(
-    rows: Ints, nums: Ints, groups: Ints, num_found: Int32, match: Int32, known: Slots,
-    tables: Tables,
-) -> None:  # fmt: skip
-    """What retrieval had to say after starts of drafts, of those that turned out to be right."""
-    facts, _, _, factors = known
-    hazards = _hazards(tables.matches)
-    survival = np.empty((1, 1, tables.after.shape[0]))
-    for i in range(len(rows)):
-        slot = rows[i]
-        if facts[slot, KEPT] >= nums[i]:
-            _match_survival(
-                hazards, 1 + min(nums[i], 3), match[i], num_found[i], _factor(factors, slot, OWN),
-                survival, 0, 0,
-            )  # fmt: skip
-            _add_after(tables.after, nums[i], groups[i], survival[0, 0], num_found[i])
+        _model_survival(table, _factor(known.factors, slots[i], MODEL), out[i])
 
 
 @warms_up
@@ -463,11 +393,11 @@ def _warm_up() -> None:
     one, none = np.zeros(1, np.int64), np.zeros(0, np.int64)
     known, tables = new_slots(1, 2), new_tables(2)
     tokens, row = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
-    offer(one, one, row, none, known, tables, True)
-    find(one, tokens, row, row, row, row, known, tables, 0.0, one, tokens.copy(), one, one)
+    take(
+        one, one, row, none, tokens, row, row, row, row, known, tables, True, 0.0, one,
+        tokens.copy(), one, one,
+    )  # fmt: skip
     find_after(one, tokens, row, row, known, tables)
     learn(one, row, one, none, known, tables)
-    sample(one, 0, known, one, tokens.copy(), one, one, one)
-    learn_samples(one, one, one, row, row, known, tables)
-    learn_lengths(one, one, 1, tables.model[0], known)
-    length_survival(one, tables.model[0], known, np.empty((1, 2)))
+    learn_lengths(one, one, 1, tables.model[0, 0], known)
+    length_survival(one, tables.model[0, 0], known, np.empty((1, 2)))

@@ -41,6 +41,8 @@ Int32 = NDArray[np.int32]
 NUM_PRICES = 512
 """Prices of a token that are told apart, between 0 and 1 expected token."""
 PRICE_STEP = 1.0 / NUM_PRICES
+FORGET = 3.0
+"""Power of time with which the model's worth at the first steps loses its weight."""
 
 
 @compiled
@@ -265,8 +267,8 @@ def write(slots: Ints, known: Slots, drafts: Int32, bounds: Ints) -> None:
 
 @compiled
 def _surplus(
-    survival: Floats, facts: Ints, after: Floats, nearest: Ints, joint: float, branches: bool,
-    price: float, out: Floats,
+    survival: Floats, facts: Ints, after: Floats, joint: float, branches: bool, price: float,
+    out: Floats,
 ) -> None:  # fmt: skip
     """Add to out[k] what the best draft of one request would be worth after k tokens of the model.
 
@@ -287,9 +289,8 @@ def _surplus(
         total += model[k - 1] - price
         best = max(best, total)
         more = 0.0
-        row = after[nearest[k - 1], facts[GROUP]]
         for j in range(most - k):
-            gain = model[k - 1] * row[j] - price
+            gain = model[k - 1] * after[facts[GROUP], j] - price
             if gain <= 0.0:
                 break
             more += gain
@@ -311,48 +312,31 @@ def _surplus(
 @compiled
 def mean_surplus(
     slots: Ints, known: Slots, after: Floats, joint: float, branches: bool, price: float,
-    discount: float, sums: Floats, longest: int,
+    discount: float, means: Floats, longest: int,
 ) -> None:  # fmt: skip
     """Update the discounted mean worth of model drafts of 0 .. longest tokens by all requests.
 
-    sums: [lengths + 2], the last one is the sum of weights. Of a length that was never seen whole,
-    retrieval after it is believed to be as after the nearest one.
+    means: [lengths + 2], the last one counts calls. The first ones go by beliefs that are little
+    more than priors, and are soon forgotten.
     """
-    lengths = after.shape[0]
     worth = np.zeros(longest + 1)
-    nearest = np.empty((after.shape[1], lengths), np.int64)
-    for group in range(after.shape[1]):
-        for k in range(lengths):
-            nearest[group, k] = k
-            for away in range(lengths):
-                low, high = max(k - away, 0), min(k + away, lengths - 1)
-                if after[low, group, lengths] > 0.0:
-                    nearest[group, k] = low
-                    break
-                if after[high, group, lengths] > 0.0:
-                    nearest[group, k] = high
-                    break
     for i in range(len(slots)):
-        facts = known.facts[slots[i]]
-        _surplus(
-            known.survival[slots[i]], facts, after, nearest[facts[GROUP]], joint, branches, price,
-            worth,
-        )  # fmt: skip
-    keep = discount ** len(slots)
-    for k in range(len(sums) - 1):
-        sums[k] = keep * sums[k] + (1 - keep) * worth[min(k, longest)] / len(slots)
-    sums[-1] = keep * sums[-1] + (1 - keep)
+        slot = slots[i]
+        _surplus(known.survival[slot], known.facts[slot], after, joint, branches, price, worth)
+    weight = max(1.0 - discount ** len(slots), FORGET / (FORGET + means[-1]))
+    for k in range(len(means) - 1):
+        means[k] += weight * (worth[min(k, longest)] / len(slots) - means[k])
+    means[-1] += 1.0
 
 
 @compiled
 def best_length(
-    sums: Floats, longest: int, num_requests: int, rate: float, fixed_s: float, each_s: float
+    means: Floats, longest: int, num_requests: int, rate: float, fixed_s: float, each_s: float
 ) -> int:
     """The model drafter's length that is worth most to all requests, less its own seconds."""
-    best, length = num_requests * sums[0] / max(sums[-1], 1e-9), 0
+    best, length = num_requests * means[0], 0
     for k in range(1, longest + 1):
-        worth = num_requests * sums[k] / max(sums[-1], 1e-9)
-        worth -= rate * max(fixed_s + each_s * k, 0.0)
+        worth = num_requests * means[k] - rate * max(fixed_s + each_s * k, 0.0)
         if worth > best:
             best, length = worth, k
     return length

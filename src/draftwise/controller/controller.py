@@ -30,10 +30,11 @@ from draftwise.controller.choice import choose
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
 from draftwise.controller.lookahead import LookAhead
-from draftwise.controller.retrieval import make_index
+from draftwise.controller.retrieval import Proposals, make_index
 
-RATE_DISCOUNT = 0.98
-"""Of the engine's rate in tokens a second, for each step."""
+RATE_DISCOUNT = np.array([0.98, 0.995])
+"""Of the engine's rate in tokens a second, for each step: for choosing tokens, for the model's
+length, which pays over the steps that follow."""
 PRICE_DISCOUNT = 0.8
 """Of the price of a token, for each step, where it says which drafts may be worth continuing."""
 FLOOR_SHARE = 0.7
@@ -44,8 +45,6 @@ IDLE_STEPS = 64
 """Steps without a draft after which texts are searched in one of two steps, then of three, .."""
 IDLE_MOST = 8
 """Steps between two searches, at most."""
-NUM_SAMPLES = 8
-"""Lookups of what follows starts of the model's drafts, in one call of ``work``."""
 SLICE = 4096
 """Tokens that one call of ``work`` indexes."""
 STATE_VERSION = 1
@@ -54,6 +53,10 @@ Ints = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
+_UNSEARCHED = Proposals(
+    np.zeros((0, 1), np.int32), _NO_TOKENS, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS,
+    np.zeros(0, np.bool_),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,11 @@ class Controller:
         self._tables = new_tables(length)
         self._index = make_index(length, history_tokens)
         self._look_ahead = LookAhead(length)
-        self._rate_tokens = self._rate_s = 0.0
+        self._rates = np.zeros((2, 2))
         self._price = 0.0
         self._last_s = 0.0
         self._num_choices = self._num_idle = 0
         self._to_learn: tuple[Ints, float] | None = None
-        self._samples: tuple[Ints, Ints, Ints, Int32, Int32] | None = None
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._num_slots = 0
@@ -194,15 +196,15 @@ class Controller:
         plain = self.costs.observe(step, context)
         if not self.costs.is_known or step.num_requests == 0:
             return
-        seconds = step.seconds + step.own_seconds
+        seconds = counted_s = self.costs.counted_s + step.own_seconds
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
             plain = seconds  # what the controller takes in a plain step is not lost by drafting
         else:  # prompts would have been read without drafts, too
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
-        self._rate_tokens = RATE_DISCOUNT * self._rate_tokens + num_emitted
-        self._rate_s = RATE_DISCOUNT * self._rate_s + step.seconds + step.own_seconds
+        self._rates = RATE_DISCOUNT * self._rates
+        self._rates += np.array([[num_emitted], [counted_s]])
         self._last_s = seconds
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
@@ -249,9 +251,10 @@ class Controller:
         context = int(self._known.facts[slots, LENGTH].sum())
         seconds = self.costs.seconds(num, context, 0, most)
         # 4. choice: one price of a token for all requests
+        rate = self._rate(0)
         drafted, expected, price = choose(
-            slots, self._known, self._joint, self.limits.branches, seconds, self._rate,
-            self._drafts, self._bounds,
+            slots, self._known, self._joint, self.limits.branches, seconds, rate, self._drafts,
+            self._bounds,
         )  # fmt: skip
         self.promised += num + expected
         self._num_idle = 0 if drafted else self._num_idle + 1
@@ -260,7 +263,7 @@ class Controller:
         step = min(2 * num, most - drafted)
         if step > 0:
             ahead = seconds.item(drafted + step) - seconds.item(drafted)
-            price = min(price, max(0.0, self._rate * ahead / step))
+            price = min(price, max(0.0, rate * ahead / step))
         if self._restricted:
             slots = slots[self._allowed[slots, 0] > 0]
         self._to_learn = (slots, price) if len(slots) else None
@@ -271,10 +274,10 @@ class Controller:
             self.branches = self._read(1, num)
         return self._read(0, num)
 
-    @property
-    def _rate(self) -> float:
-        """Tokens a second."""
-        return self._rate_tokens / self._rate_s if self._rate_s else 0.0
+    def _rate(self, which: int) -> float:
+        """Tokens a second, of the latest steps (0) or of more of them (1)."""
+        tokens, seconds = self._rates[:, which].tolist()
+        return float(tokens / seconds) if seconds else 0.0
 
     @property
     def _joint(self) -> float:
@@ -297,17 +300,15 @@ class Controller:
                 offers = [o if ok else () for o, ok in zip(offers, allowed, strict=True)]
             lengths = np.fromiter(map(len, offers), np.int64, num)
             written = np.fromiter(chain.from_iterable(offers), np.int32)
-        width = int(
-            acceptance.offer(slots, rooms, written, lengths, known, tables, self.limits.model)
-        )
-        if not self.limits.retrieval or (not width and not self._is_search_due):
-            return width
-        searched = rooms * self._allowed[slots, 1] if self._restricted else rooms
-        found = self._index.propose(slots, searched)
+        found = _UNSEARCHED
+        if self.limits.retrieval and (len(written) or self._is_search_due):
+            searched = rooms * self._allowed[slots, 1] if self._restricted else rooms
+            found = self._index.propose(slots, searched)
         floor = FLOOR_SHARE * self._price if self._num_choices % FLOOR_CHECK else 0.0
-        rows = acceptance.find(
-            slots, found.tokens, found.num_tokens, found.match, found.hits, found.agree, known,
-            tables, floor, self._rows, self._offered, self._nums, self._left,
+        width, rows = acceptance.take(
+            slots, rooms, written, lengths, found.tokens, found.num_tokens, found.match,
+            found.hits, found.agree, known, tables, self.limits.model, floor, self._rows,
+            self._offered, self._nums, self._left,
         )  # fmt: skip
         if rows:
             after = self._rows[:rows]
@@ -317,7 +318,7 @@ class Controller:
                 after, self._offered[:rows, :width], self._nums[:rows], self._left[:rows]
             )
             acceptance.find_after(after, found.tokens, found.num_tokens, found.match, known, tables)
-        return width
+        return int(width)
 
     @property
     def _is_search_due(self) -> bool:
@@ -341,7 +342,7 @@ class Controller:
             return
         length = 0
         if self.guard.allows_drafts:
-            length = self._look_ahead.best(num, self._rate, self.costs)
+            length = self._look_ahead.best(num, self._rate(1), self.costs)
         if length:
             self.num_to_draft = self._look_ahead.probe(length, self.costs)
         else:
@@ -368,28 +369,8 @@ class Controller:
 
         Returns whether more is left.
         """
-        if self.limits.model and self.limits.retrieval:
-            self._learn_starts()
         self._learn_lengths()
         return self.limits.retrieval and self._index.work(SLICE)
-
-    def _learn_starts(self) -> None:
-        """What retrieval says after shorter drafts of the model than the one that it wrote."""
-        if self._samples is not None:
-            acceptance.learn_samples(*self._samples, self._known, self._tables)
-            self._samples = None
-        if self._to_learn is None:
-            return
-        slots, _ = self._to_learn
-        rows, nums, left, groups = np.empty((4, NUM_SAMPLES), np.int64)
-        drafts = np.empty((NUM_SAMPLES, self.limits.max_draft), np.int32)
-        num = acceptance.sample(
-            slots, self._num_choices % len(slots), self._known, rows, drafts, nums, left, groups
-        )
-        if num:
-            found = self._index.propose_after(rows[:num], drafts[:num], nums[:num], left[:num])
-            counts, match = found.num_tokens.copy(), found.match.copy()
-            self._samples = rows[:num], nums[:num], groups[:num], counts, match
 
     def state(self) -> dict[str, Any]:
         """What the next run on the same machine, model and settings may begin with; plain JSON."""
@@ -398,9 +379,9 @@ class Controller:
             "max_draft": self.limits.max_draft,
             "costs": self.costs.state(),
             "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
-            "look_ahead": self._look_ahead.sums.tolist(),
+            "look_ahead": self._look_ahead.means.tolist(),
             "guard": self.guard.state(),
-            "rate": [self._rate_tokens, self._rate_s],
+            "rate": self._rates.tolist(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -423,19 +404,19 @@ class Controller:
                     for name, table in self._tables._asdict().items()
                 )
             )
-            sums = _like(self._look_ahead.sums, state["look_ahead"])
-            rate = _like(np.zeros(2), state["rate"])
+            means = _like(self._look_ahead.means, state["look_ahead"])
+            rates = _like(self._rates, state["rate"])
             costs.load_state(state["costs"])
             guard.load_state(state["guard"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state is damaged: {error!r}") from error
-        if min(tables.model.min(), tables.matches.min(), tables.after.min(), rate.min()) < 0 or (
+        if min(tables.model.min(), tables.matches.min(), tables.after.min(), rates.min()) < 0 or (
             min(tables.model[..., 1].min(), tables.matches[..., 1].min()) <= 0
         ):
             raise ValueError("the state is damaged: a count is negative")
         self._tables, self.costs, self.guard = tables, costs, guard
-        self._look_ahead.sums = sums
-        self._rate_tokens, self._rate_s = rate.tolist()
+        self._look_ahead.means = means
+        self._rates = rates
 
 
 def _like(array: NDArray[np.float64], values: Any) -> NDArray[np.float64]:

@@ -59,6 +59,10 @@ NEW = 4.0
 SCALE_STEPS = 6
 """Steps in a row that are slower (or faster) by SCALE_CHANGE before all seconds are rescaled."""
 SCALE_CHANGE = 0.12
+PAUSE = 4.0
+"""Times its believed seconds that a step counts for at most: the machine paused, or compiled."""
+FIRST_MIXED = 32
+"""Steps that read prompts and are not priced before one that only decodes was seen."""
 TABLE_SPREAD = 0.02
 """Standard deviation of a jump that was given, as a share of a plain step."""
 
@@ -181,8 +185,11 @@ def _update(
 def observe(
     tokens: int, requests: int, context: int, prefill: int, length: int, largest: int,
     seconds: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats, scalars: Floats,
-) -> float:  # fmt: skip
-    """Learn from one step; the seconds of a plain step of its requests. largest: tokens so far."""
+) -> tuple[float, float]:  # fmt: skip
+    """Learn from one step; seconds of a plain step of its requests, and those that were believed.
+
+    largest: tokens so far.
+    """
     x = np.zeros(len(mean))
     known = NUM_OTHERS
     while known < len(mean) and edges[known - NUM_OTHERS] < max(largest, tokens):
@@ -196,10 +203,11 @@ def observe(
     for i in range(len(mean)):
         spread[i, i] += walk
     _update(mean, spread, x, num, known, seconds, believed, scalars)
+    zero: Any = np.int64(0)  # a literal would have it compiled once more
     plain = 0.0
-    for i in range(_features(requests, requests, context, 0, 0, edges, scales, x)):
+    for i in range(_features(requests, requests, context, zero, zero, edges, scales, x)):
         plain += mean[i] * x[i]
-    return plain
+    return plain, believed
 
 
 @compiled
@@ -224,13 +232,16 @@ class StepCosts:
     """The cost model of one engine: ``observe`` steps, ask for ``seconds``.
 
     State: mean and covariance of the coefficients (a normal distribution), the plain step that
-    the prior was made for, the noise, and the largest step that was measured.
+    the prior was made for, the noise, and the largest step that was measured. ``counted_s``: what
+    the latest step counts for, its seconds or PAUSE times those that were believed.
     """
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.largest = 0
         self.longest = 0
+        self.counted_s = 0.0
+        self._num_mixed = 0
         self._mean: Floats = np.zeros(SIZE)
         self._spread: Floats = np.zeros((SIZE, SIZE))
         self._scales = np.ones(NUM_OTHERS)
@@ -247,17 +258,23 @@ class StepCosts:
 
         Steps without tokens or seconds say nothing, and their own seconds are returned.
         """
+        self.counted_s = step.seconds
         if step.num_tokens < 1 or not 0.0 < step.seconds < np.inf:
+            return step.seconds
+        if not self.is_known and step.num_prefill and self._num_mixed < FIRST_MIXED:
+            self._num_mixed += 1
             return step.seconds
         # the first steps may be slow (a warm-up, a long prompt): the prior is made for a plain one
         is_first = self.num_steps < FIRST_STEPS
         if not self.is_known or (is_first and 2 * step.seconds < self._scalars.item(PLAIN)):
             self._begin(step)
-        plain = observe(
+        plain, believed = observe(
             step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted,
             self.largest, step.seconds, EDGES, self._scales, self._mean, self._spread,
             self._scalars,
         )  # fmt: skip
+        if believed > 0:
+            self.counted_s = min(step.seconds, PAUSE * believed)
         self.num_steps += 1
         self.largest = max(self.largest, step.num_tokens)
         self.longest = max(self.longest, step.num_drafted)

@@ -68,6 +68,9 @@ NOT_OPEN, BAD_COUNTS, BAD_TOKEN, BAD_NUM_DRAFTED = -1, -2, -3, -4
 FACTOR, SPREAD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _FACTOR, _SPREAD = np.uint64(FACTOR), np.uint64(SPREAD)
 _WRAP = 0xFFFFFFFF
+# as arguments: each literal number would have a function compiled once more
+_NUMBERS: Any = np.array([0, -1, NUM_ORDERS])
+_ZERO, _ALL, _NUM_ORDERS = _NUMBERS
 
 
 class Ring(NamedTuple):
@@ -284,7 +287,7 @@ def go_on(
         if num == 1:
             num = follow(tokens, mask, newest, draft, num_drafted, places[0], depth, limit, out)
             return num, agree
-        kept = 0
+        kept = _ZERO
         for i in range(num):
             token = read(tokens, mask, places[i] + depth, newest, draft, num_drafted, out)
             places[kept] = places[i]
@@ -339,7 +342,7 @@ def index_text(table: Int64, slot: int, until: int) -> None:
     chains = chains_at(table[slot, ADDRESS], capacity)
     shift = shift_for(capacity // 2)
     for place in range(table[slot, INDEXED], until):
-        insert(chains, shift, 0, place, place)
+        insert(chains, shift, _ZERO, place, place)
     table[slot, INDEXED] = until
 
 
@@ -489,8 +492,8 @@ def fetch_heads(
             ending[j] = drafts[i, drafted - 1 - j]
         for j in range(drafted, num_ending):
             ending[j] = chains.tokens[length + drafted - 1 - j]
-        heads_after(shift_for(capacity // 2), 0, ending, num_ending, heads, i, 0)
-        heads_after(ring_shift, table[slot, TENANT] + 1, ending, num_ending, heads, i, NUM_ORDERS)
+        heads_after(shift_for(capacity // 2), _ZERO, ending, num_ending, heads, i, _ZERO)
+        heads_after(ring_shift, table[slot, TENANT] + 1, ending, num_ending, heads, i, _NUM_ORDERS)
         for level in range(NUM_ORDERS):
             if 1 << level <= num_ending:
                 _fetch(chains.heads, heads[i, level])
@@ -560,10 +563,12 @@ def propose(
         chains = chains_at(table[slot, ADDRESS], table[slot, CAPACITY])
         ending = _pointer(endings.ctypes.data + 4 * LONGEST_MATCH * i)
         num_ending = 0 if only_after and drafted == 0 else num_endings[i]
-        match, hits = find(chains, -1, last, last, ending, num_ending, heads, i, 0, 0, own)
+        match, hits = find(
+            chains, _ALL, last, last, ending, num_ending, heads, i, _ZERO, _ZERO, own
+        )
         longer, more = find(
             history, table[slot, TENANT], newest, history.mask,
-            ending, num_ending, heads, i, NUM_ORDERS, match, elsewhere,
+            ending, num_ending, heads, i, _NUM_ORDERS, match, elsewhere,
         )  # fmt: skip
         limit = max(1, min(limits[i], tokens.shape[1]))
         draft = _pointer(drafts.ctypes.data + 4 * drafts.shape[1] * i)
@@ -572,7 +577,16 @@ def propose(
         if longer:
             match, hits = longer, more
             count, agree = go_on(
-                history.tokens, history.mask, newest, draft, -1, elsewhere, hits, limit, nexts, out
+                history.tokens,
+                history.mask,
+                newest,
+                draft,
+                _ALL,
+                elsewhere,
+                hits,
+                limit,
+                nexts,
+                out,
             )
         elif match:
             count, agree = go_on(

@@ -15,7 +15,7 @@ from draftwise.controller.costs import StepCosts
 
 DISCOUNT = 0.998
 """Of what was learnt, for each observation."""
-PROBE_EVERY = 32
+PROBE_EVERY = 64
 """Steps between two in which the model writes longer drafts than seem best."""
 PROBE_LONGER = 2
 """Tokens by which they are longer."""
@@ -24,11 +24,11 @@ PROBE_LONGER = 2
 class LookAhead:
     """What a draft of 0, 1, .. tokens by the model is worth, in expected tokens a request.
 
-    State: discounted sums by length, the last of weights; the number of decisions.
+    State: means by length and the number of steps; the number of decisions.
     """
 
     def __init__(self, max_draft: int) -> None:
-        self.sums = np.zeros(max_draft + 2)
+        self.means = np.zeros(max_draft + 2)
         self._num_decisions = 0
 
     def learn(
@@ -37,19 +37,19 @@ class LookAhead:
     ) -> None:  # fmt: skip
         """What each length would have been worth at the latest choice, at its price of a token."""
         mean_surplus(
-            slots, known, tables.after, joint, branches, price, DISCOUNT, self.sums,
+            slots, known, tables.after, joint, branches, price, DISCOUNT, self.means,
             self.lengths(longest),
         )  # fmt: skip
 
     def lengths(self, longest: int) -> int:
         """The longest draft that is considered, when the longest one so far was ``longest``."""
-        return min(max(1, 2 * longest), len(self.sums) - 2)
+        return min(max(1, 2 * longest), len(self.means) - 2)
 
     def best(self, num_requests: int, rate: float, costs: StepCosts) -> int:
         """The length with the largest worth, less the seconds of the drafter."""
         fixed_s, each_s = costs.draft_price
         longest = self.lengths(costs.longest)
-        return int(best_length(self.sums, longest, num_requests, rate, fixed_s, each_s))
+        return int(best_length(self.means, longest, num_requests, rate, fixed_s, each_s))
 
     def probe(self, length: int, costs: StepCosts) -> int:
         """Now and then a longer one: what was never drafted cannot be priced or scored."""

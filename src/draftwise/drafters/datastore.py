@@ -93,7 +93,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     if path.is_dir():
         raise DraftwiseError(f"{path} is a folder: write the name of a file")
-    if path.exists() and not _begins_well(path):
+    if os.path.lexists(path) and not (path.is_file() and _begins_well(path)):
         raise DraftwiseError(f"{path} exists and is no datastore: choose another name")
     if not os.access(path.parent, os.W_OK):
         why = "its folder cannot be written to" if path.parent.is_dir() else "there is no folder"

@@ -70,9 +70,13 @@ def _sampling_params(name: str, value: Any) -> SamplingParams:
     raise BadValue(name, value, "a SamplingParams")
 
 
+_MOST_ENDS = 2**20
+"""No vocabulary has more tokens."""
+
+
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     one = isinstance(value, int) and not isinstance(value, bool)
-    return checks.wholes(name, (value,) if one else value, 0)
+    return checks.wholes(name, (value,) if one else value, 0, num=_MOST_ENDS)
 
 
 def _drafter_names(name: str, value: Any) -> tuple[str, ...]:
@@ -128,9 +132,7 @@ class RequestParams:
     ignore_eos: bool = _drawn(
         False, "Go on after the end-of-text token.", "--ignore-eos", check=checks.flag
     )
-    seed: int | None = _drawn(
-        None, SEED_HELP, metavar="N", check=_optional(partial(checks.whole, least=0))
-    )
+    seed: int | None = _drawn(None, SEED_HELP, metavar="N", check=_optional(checks.seed))
     label: str = option("", check=checks.string)
     private: bool = option(False, check=checks.flag)
     tenant: str = option("", check=checks.string)

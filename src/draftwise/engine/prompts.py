@@ -67,7 +67,8 @@ def encode_all(
     elif len(batch) > 1:
         _refuse_padding(batch, tokenizer, target)
     pairs = zip(names, batch, strict=True)
-    return [_checked(name, _encode(name, prompt, tokenizer), target) for name, prompt in pairs]
+    most = target.max_positions
+    return [_checked(name, _encode(name, text, tokenizer, most), target) for name, text in pairs]
 
 
 def randomness(
@@ -81,8 +82,8 @@ def randomness(
     if isinstance(seed, SeedSequence):
         return iter(seed.spawn(num * each))
     if isinstance(seed, Integral):
-        return iter(SeedSequence(checks.whole("seed", seed, 0)).spawn(num * each))
-    seeds = checks.wholes("seed", seed, 0)
+        return iter(SeedSequence(checks.seed("seed", seed)).spawn(num * each))
+    seeds = [checks.seed("seed", one) for one in checks.wholes("seed", seed)]
     if len(seeds) != num:
         raise DraftwiseError(f"{len(seeds)} seeds for {num} prompts: give one, or one each")
     return (stream for own in seeds for stream in SeedSequence(own).spawn(each))
@@ -97,12 +98,13 @@ def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
-def _encode(name: str, prompt: Any, tokenizer: Any) -> Prompt:
+def _encode(name: str, prompt: Any, tokenizer: Any, max_positions: int) -> Prompt:
     """One prompt of any form; its tokens are not looked at yet."""
     if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, str) or chat.is_messages(prompt):
         try:
+            chat.check_size(prompt, tokenizer, max_positions)
             return chat.encode(prompt, tokenizer)
         except DraftwiseError as error:
             raise DraftwiseError(f"{name}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,8 @@ class Answer:
 
     def __init__(self, ending: Ending, tokenizer: Any) -> None:
         self._ending, self._detokenizer = ending, Detokenizer(tokenizer)
+        self._stops = sorted(ending.stop)
+        self._longest = max(map(len, ending.stop), default=1)
         self.num_tokens = 0
         self._tokens: list[int] = []
         self.text, self._waiting = "", ""
@@ -167,14 +170,13 @@ class Answer:
             self.text, self._waiting = self.text + ahead[: min(places)], ""
             self.finish_reason = "stop"
             return
-        longest = max((len(stop) for stop in stops), default=1)
-        num = next(
-            (n for n in range(longest - 1, 0, -1) if n <= len(text) and _begins(stops, text[-n:])),
-            0,
-        )
+        most = min(self._longest - 1, len(text))
+        num = next((n for n in range(most, 0, -1) if _begins(self._stops, text[-n:])), 0)
         self.text += text[: len(text) - num]
         self._waiting = text[len(text) - num :]
 
 
 def _begins(stops: Sequence[str], ending: str) -> bool:
-    return any(stop.startswith(ending) for stop in stops)
+    """Whether one of the sorted stops does: it would be the first that is not before ``ending``."""
+    at = bisect_left(stops, ending)
+    return at < len(stops) and stops[at].startswith(ending)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.chat import Prompt, encode, render
+from draftwise.chat import Prompt, check_size, encode, render
 from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
 from draftwise.serve.schemas import (
     ChatRequest,
@@ -144,8 +144,6 @@ class Codec:
             tokenizer.chat_template = chat_template
         if chat_template is not None:
             self._check_template()
-        # what cannot fit is not even read: that would take far more memory than the text itself
-        self._max_chars = max_positions * max(map(len, tokenizer.get_vocab()))
         self.takes_tools = "tools" in str(tokenizer.chat_template)
         self.text_of = lru_cache(maxsize=65_536)(self._text_of)
         self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
@@ -153,7 +151,7 @@ class Codec:
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Prompt:
         """A conversation as the prompt of the next turn. Raises DraftwiseError."""
         turns = [_turn(message) for message in messages]
-        self._check_size(sum(len(str(turn.get("content", ""))) for turn in turns))
+        check_size(turns, self._tokenizer, self.max_positions)
         if not tools:
             return self._checked(render(turns, self._tokenizer))
         if not self.takes_tools:
@@ -180,7 +178,7 @@ class Codec:
         if body.messages is not None:
             return list(self.chat(body.messages, None).tokens)
         text = body.prompt or ""
-        self._check_size(len(text))
+        check_size(text, self._tokenizer, self.max_positions)
         ids: list[int] = self._tokenizer(text, add_special_tokens=body.add_special_tokens)[
             "input_ids"
         ]
@@ -213,15 +211,8 @@ class Codec:
             raise DraftwiseError("prompt: it is empty: there is nothing to continue")
         if not isinstance(given, str):
             return Prompt(given)
-        self._check_size(len(given))
+        check_size(given, self._tokenizer, self.max_positions)
         return encode(given, self._tokenizer)
-
-    def _check_size(self, num_chars: int) -> None:
-        if num_chars > self._max_chars:
-            raise DraftwiseError(
-                f"the prompt has {num_chars} characters, and no text of more than "
-                f"{self._max_chars} fits the model's {self.max_positions} positions"
-            )
 
     def _checked(self, prompt: Prompt) -> Prompt:
         tokens = prompt.tokens

@@ -183,9 +183,17 @@ def test_bad_wishes_are_named() -> None:
         ({"drafters": {"model": 1}}, "retrieval, model"),
         ({"label": ""}, "label is ''"),
         ({"label": "x" * 65}, "1 to 64 characters"),
+        ({"label": "x" * 10**6}, "1 to 64 characters"),
+        ({"private": float("nan")}, "private is nan"),
+        ({"speculation": float("inf")}, "speculation is inf"),
+        ({"private": 1.5}, "private is 1.5"),
+        ({"max_draft": 10**5000}, "a very large int"),
+        ({"max_draft": float("nan")}, "max_draft is nan"),
+        ({"drafters": "x" * 10**6}, "retrieval, model"),
     ]:
-        with pytest.raises(DraftwiseError, match=message):
+        with pytest.raises(DraftwiseError, match=message) as caught:
             wishes_of(given)
+        assert len(str(caught.value)) < 200
 
 
 def test_tenants_are_told_apart_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,11 @@ LINES: tuple[tuple[str, str], ...] = (
     ("advise --prompts p.txt --batch-sizes x", "--batch-sizes 'x': write whole numbers"),
     ("advise --prompts p.txt --for tgi", "--for tgi: write one of vllm"),
     ("advise --prompts p.txt --dtype int3", "unknown dtype"),
+    ("advise deep.jsonl", "deep.jsonl, line 1: this is no round of a trace (it is nested too"),
+    ("replay objects.npz", "objects.npz is no replay file (it holds no arrays)"),
+    ("simulate --drafters 99999999999999", "write numbers from 1 to 10,000"),
 )
-OTHERS = {"simulate", "zoo info", "zoo build"}
+OTHERS = {"zoo info", "zoo build"}
 """Commands that load no model."""
 
 

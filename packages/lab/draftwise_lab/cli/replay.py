@@ -61,7 +61,7 @@ CostsOf = Annotated[
     ),
 ]
 Seeds = Annotated[
-    int, typer.Option(min=1, help="Times that chance is drawn anew, for sampled text.")
+    int, typer.Option(min=1, max=10**6, help="Times that chance is drawn anew, for sampled text.")
 ]
 OptionalTrace = Annotated[
     Path | None,

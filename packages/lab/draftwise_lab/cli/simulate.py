@@ -17,7 +17,7 @@ from rich.table import Table
 from draftwise import registry
 from draftwise.cli.failures import Output
 from draftwise.cli.show import broken, regret_note, signed
-from draftwise.types import DraftwiseError
+from draftwise.errors import DraftwiseError, shown
 from draftwise_lab.sim.presets import SETTINGS, setting
 from draftwise_lab.sim.report import report
 from draftwise_lab.sim.run import Match, Outcome, run_match
@@ -46,8 +46,8 @@ Feedback = Annotated[
     str | None,
     typer.Option(help=f"{', '.join(registry.FEEDBACKS)}. Default: that of each policy's paper."),
 ]
-Tokens = Annotated[int | None, typer.Option(min=1, help="Tokens of each text.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Texts drawn for each domain.")]
+Tokens = Annotated[int | None, typer.Option(min=1, max=10**7, help="Tokens of each text.")]
+Seeds = Annotated[int, typer.Option(min=1, max=10**6, help="Texts drawn for each domain.")]
 Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
 Lengths = Annotated[
     str | None, typer.Option(help="Draft lengths: `8`, `2,4,8`, `0-16` (0 = plain decoding).")
@@ -111,6 +111,9 @@ def simulate(
             print(f"wrote {path}", file=sys.stderr)
 
 
+_MOST_DRAFTERS = 10_000
+
+
 def _pool_sizes(text: str | None) -> list[int | None]:
     if text is None:
         return [None]
@@ -118,8 +121,10 @@ def _pool_sizes(text: str | None) -> list[int | None]:
         sizes: list[int | None] = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = [0]
-    if min(size or 0 for size in sizes) < 1:
-        raise DraftwiseError(f"--drafters {text!r}: write numbers of 1 or more, such as 2,8,32")
+    if not all(1 <= (size or 0) <= _MOST_DRAFTERS for size in sizes):
+        raise DraftwiseError(
+            f"--drafters {shown(text)}: write numbers from 1 to {_MOST_DRAFTERS:,}, such as 2,8,32"
+        )
     return sizes
 
 

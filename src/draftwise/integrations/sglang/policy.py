@@ -142,7 +142,7 @@ class StepsPolicy:
     ) -> None:
         self.settings = settings
         self.costs, self.guard = StepCosts(), Guard()
-        self._table = new_tables(max(1, *settings.candidates)).model[0]
+        self._table = new_tables(max(1, *settings.candidates)).model[0, 0]
         self._known = new_slots(0, 1)
         self.counts: Counter[int] = Counter()
         self.drafted = self.accepted = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from draftwise.controller.controller import Controller
@@ -29,10 +29,6 @@ logger = logging.getLogger("vllm.draftwise")
 
 PAUSE_S = 0.05
 """Seconds between two steps beyond which the engine did something else in between."""
-HICCUP = 4.0
-"""Times its believed seconds that a step counts for at most: once, a kernel was compiled in it."""
-FIRST_MIXED = 32
-"""Steps that also read prompts and are not priced before a step that only decodes was seen."""
 
 
 def fused(method: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +94,6 @@ class Adapter:
         self._mark = self._ended = clock()
         self._own_s = self._seconds = self._own_before_s = 0.0
         self._is_busy = False
-        self._num_mixed = self._num_context = 0
         self._lengths: dict[str, int] = {}
 
     def __getitem__(self, num_requests: int) -> int:
@@ -257,7 +252,6 @@ class Adapter:
             num_prefill=total - num - num_verified,
             own_seconds=self._own_before_s,
         )
-        step = replace(step, seconds=self._priced_s(step))
         self.controller.observe(step, names, emitted, verified)
         counts, num_emitted = self.counts, 0
         of_model = by_model = drafted = accepted = 0
@@ -273,7 +267,6 @@ class Adapter:
                 of_model += min(row.num_model, kept)
             if row.label:
                 counts.add_label(row.label, length)
-        self._num_context += num_emitted
         counts.add_drafts(by_model, of_model, drafted, accepted)
         if names:
             counts.steps += 1
@@ -281,19 +274,6 @@ class Adapter:
             counts.emitted += num_emitted
             counts.step_s += self._seconds + self._own_before_s
             counts.own_s += self._own_before_s
-
-    def _priced_s(self, step: Step) -> float:
-        """Seconds of the step as far as they say what such steps take; 0: they do not."""
-        costs, num = self.controller.costs, step.num_requests
-        if not costs.is_known:
-            if step.num_prefill and self._num_mixed < FIRST_MIXED:
-                self._num_mixed += 1
-                return 0.0
-            return step.seconds
-        num_more = step.num_tokens - num - step.num_prefill
-        believed = float(costs.seconds(num, self._num_context, step.num_drafted, num_more)[-1])
-        believed += costs.prefill_seconds(num, step.num_prefill)
-        return min(step.seconds, HICCUP * believed) if believed > 0 else step.seconds
 
     def _judged(self, names: Sequence[str], verified: Sequence[int]) -> list[Sequence[int]]:
         """Overlapping steps: 0 for each accepted token, 1 for the one after them."""
@@ -330,8 +310,6 @@ class Adapter:
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
         )
-        known = self._rows.get(request.request_id)
-        self._num_context += num - (known.length if known is not None else 0)
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row
 
@@ -343,7 +321,7 @@ class Adapter:
             return Wishes()
 
     def _end(self, id_: str) -> None:
-        self._num_context -= self._rows.pop(id_).length
+        del self._rows[id_]
         self.controller.end(id_)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from draftwise.errors import DraftwiseError
+from draftwise.errors import DraftwiseError, shown
 
 MAX_DRAFT = 128
 """The longest draft that vLLM's rejection sampler takes, in tokens."""
@@ -73,7 +73,7 @@ def drafters_of(given: Any) -> tuple[str, ...]:
     names = given.replace(" ", "").split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names or any(n not in DRAFTERS for n in names):
         raise DraftwiseError(
-            f"drafters is {given!r}: write a list of at least one of {', '.join(DRAFTERS)}"
+            f"drafters is {shown(given)}: write a list of at least one of {', '.join(DRAFTERS)}"
         )
     return tuple(dict.fromkeys(names))
 
@@ -82,5 +82,7 @@ def whole_number(name: str, given: Any, least: int, most: int) -> int:
     """A whole number within its bounds; DraftwiseError otherwise."""
     is_whole = isinstance(given, int | float) and not isinstance(given, bool)
     if not is_whole or given != given // 1 or not least <= given <= most:
-        raise DraftwiseError(f"{name} is {given!r}: it must be a whole number, {least} to {most}")
+        raise DraftwiseError(
+            f"{name} is {shown(given)}: it must be a whole number, {least} to {most}"
+        )
     return int(given)

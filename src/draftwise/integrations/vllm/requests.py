@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from draftwise.errors import DraftwiseError
+from draftwise.errors import DraftwiseError, shown
 from draftwise.integrations.vllm.options import DRAFTERS, MAX_DRAFT, drafters_of, whole_number
 
 MAX_LABEL = 64
@@ -87,16 +87,17 @@ def wishes_of(extra_args: Mapping[str, Any] | None) -> Wishes:
     if "label" in given:
         values["label"] = label = given["label"]
         if not isinstance(label, str) or not 1 <= len(label) <= MAX_LABEL:
-            raise DraftwiseError(f"label is {label!r}: it must be 1 to {MAX_LABEL} characters")
+            raise DraftwiseError(f"label is {shown(label)}: it must be 1 to {MAX_LABEL} characters")
     return Wishes(**values)
 
 
 def _flag(name: str, given: Any) -> bool:
+    if isinstance(given, int | float) and given in (0, 1):
+        return bool(given)
     words = {"true": True, "false": False, "1": True, "0": False}
-    found = words.get(str(int(given) if isinstance(given, float) else given).lower())
-    if found is None:
-        raise DraftwiseError(f"{name} is {given!r}: it must be true or false (or 1 or 0)")
-    return found
+    if not isinstance(given, str) or given.lower() not in words:
+        raise DraftwiseError(f"{name} is {shown(given)}: it must be true or false (or 1 or 0)")
+    return words[given.lower()]
 
 
 def room_of(request: Any, longest: int, max_model_len: int) -> int:

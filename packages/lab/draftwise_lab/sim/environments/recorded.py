@@ -124,4 +124,5 @@ def _read(path: Path) -> dict[str, Any]:
                 raise ValueError(f"its arrays take {size:,} bytes: {TRACE_BYTES:,} are the most")
             return {name: found[name] for name in [*ARRAYS, *OPTIONAL] if name in names}
     except (ValueError, OSError, AttributeError, MemoryError, EOFError, BadZipFile) as error:
-        raise DraftwiseError(f"{path} is no replay file ({error})") from error
+        why = "it holds no arrays" if "pickle" in str(error) else error  # numpy's words for that
+        raise DraftwiseError(f"{path} is no replay file ({why})") from error
