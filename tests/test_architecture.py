@@ -34,7 +34,7 @@ WORDS = {
     "install",
     "lazy",
 }
-FACADE = {"learning", "pool", "presets", "specs", "speculator"}
+FACADE = {"learning", "pool", "presets", "settings", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
@@ -63,6 +63,7 @@ ARROWS: dict[str, set[str]] = {
     "zoo": WORDS,
     "engine": WORDS | {"chat", "controller", "feedback", "nn", "drafters.protocol"},
     "real": WORDS | {"nn", "drafters", "train"},
+    "settings": {"checks", "types", "presets", "registry", "specs"},
     "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
     "learning": WORDS | {"feedback", "registry", "nn", "drafters.protocol", "engine", "presets"},

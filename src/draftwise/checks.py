@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,39 @@ def _range(least: float | None, most: float | None, note: str) -> str:
 
 def _written(bound: float) -> str:
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a dataclass' field is checked, and what it is on the command line.
+
+    help: empty = it has no option there. flags: as typed; none = ``--`` and the field's name.
+    known: values that the shell completes. kind: the type that the command line reads, where it is
+    not the field's; read: from that to the field's value.
+    """
+
+    help: str = ""
+    flags: tuple[str, ...] = ()
+    check: Callable[[str, Any], Any] | None = None
+    panel: str | None = None
+    metavar: str | None = None
+    known: Collection[str] = ()
+    envvar: str | None = None
+    kind: Any = None
+    read: Callable[[Any], Any] | None = None
+
+
+def option(default: Any, help_: str = "", *flags: str, **more: Any) -> Any:
+    """A dataclass' field with an ``Option``; a default that can be called makes the default."""
+    made: dict[str, Any] = {"metadata": {"option": Option(help_, flags, **more)}}
+    if callable(default):
+        return field(default_factory=default, hash=False, **made)
+    return field(default=default, **made)
+
+
+def check_fields(self: Any) -> None:
+    """Check all fields of a frozen dataclass, as the last act of its making; raises BadValue."""
+    for one in fields(self):
+        own = one.metadata.get("option")
+        if own is not None and own.check is not None:
+            object.__setattr__(self, one.name, own.check(one.name, getattr(self, one.name)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,21 @@ from draftwise.feedback import Revealer
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.protocols import PlayingAll, Policy, PricingPlans, Routing, StopRule
-from draftwise.types import NONE, DraftwiseError, Plan
+from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _IDS = itertools.count()
 """Numbers of requests: none occurs twice in a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may use of the pool; None = all drafters, drafts as long as the plans say."""
+
+    drafters: frozenset[str] | None = None
+    max_draft: int | None = None
+
+
+_ALL = Limits()
 
 
 class Learning:
@@ -40,11 +51,15 @@ class Learning:
         drafters: Sequence[Drafter],
         scope: str,
         seed: int | None,
+        limits: Limits = _ALL,
     ) -> None:
         check_scope(scope)
+        self._limits = limits
+        if limits.drafters is not None:
+            drafters = [drafter for drafter in drafters if drafter.name in limits.drafters]
         self._setting, self._tokenizer, self._drafters = setting, tokenizer, drafters
         self.scores_prompt = setting.feedback.split(":")[0] in {"free", "panoramic"}
-        self.plans: list[Plan] = _plans(setting, target, drafters)
+        self.plans: list[Plan] = _plans(setting, target, drafters, limits)
         own = np.random.SeedSequence(seed)
         policy = self._new_policy(own)
         if isinstance(policy, PlayingAll) and len(drafters) > 1 and not target.serves_trees:
@@ -66,7 +81,6 @@ class Learning:
         ending: Ending,
         stream: np.random.SeedSequence,
     ) -> Request:
-        """A request with all that learns in it; stream: where its randomness comes from."""
         policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
         sampling, fuses = params.sampling, []
         if ending.stop_when is not None:
@@ -83,8 +97,10 @@ class Learning:
                 list(prompt),
                 sampling,
                 np.random.default_rng(draft_seed),
+                tenant=params.tenant,
                 is_private=params.private,
                 eos=ending.eos,
+                drafters=frozenset() if self.plans == [PLAIN] else self._limits.drafters,
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self.policy(
@@ -100,6 +116,7 @@ class Learning:
             guides=self.guides(guide_seed),
             fuses=fuses,
             priority=params.priority,
+            label=params.label,
             scores_prompt=self.scores_prompt,
             num_logprobs=params.logprobs,
             wants_prompt_logprobs=params.prompt_logprobs,
@@ -127,7 +144,6 @@ class Learning:
         return policy
 
     def revealer(self) -> Revealer:
-        """What turns one request's rounds into feedback."""
         return registry.make_feedback(self._setting.feedback, plans=self.plans, reward=self._reward)
 
     def guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], StopRule]:
@@ -175,12 +191,14 @@ def reads_hidden(guide: StopRule) -> bool:
         return True
 
 
-def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) -> list[Plan]:
+def _plans(
+    setting: Preset, target: CausalModel, drafters: Sequence[Drafter], limits: Limits
+) -> list[Plan]:
     """The setting's plans over these drafters; DraftwiseError for trees that none can serve."""
     branching = [drafter.name for drafter in drafters if drafter.can_branch]
     own = {d.name: d for d in drafters if isinstance(d, Shaping)}
     wants_trees = any(setting.trees) or any(drafter.tree for drafter in own.values())
-    if wants_trees and not (branching and target.serves_trees):
+    if wants_trees and not (branching and target.serves_trees) and limits.drafters is None:
         why = (
             f"{target.name} serves chains only"
             if branching
@@ -188,7 +206,8 @@ def _plans(setting: Preset, target: CausalModel, drafters: Sequence[Drafter]) ->
         )
         raise DraftwiseError(f"trees were asked for, but {why}; leave them out")
     plans = setting.plans([drafter.name for drafter in drafters], branching)
-    return list(dict.fromkeys(_shaped(plan, own.get(plan.drafter)) for plan in plans))
+    shaped = (_shaped(plan, own.get(plan.drafter)) for plan in plans)
+    return list(dict.fromkeys(_shortened(plan, limits.max_draft) for plan in shaped))
 
 
 def _shaped(plan: Plan, drafter: Shaping | None) -> Plan:
@@ -197,3 +216,11 @@ def _shaped(plan: Plan, drafter: Shaping | None) -> Plan:
         return plan
     length = min(plan.length, drafter.max_length or plan.length)
     return replace(plan, length=length, tree=plan.tree or drafter.tree)
+
+
+def _shortened(plan: Plan, most: int | None) -> Plan:
+    """A plan of at most so many tokens: a tree keeps its shape, as far as it goes."""
+    if most is None or plan.num_tokens <= most:
+        return plan
+    tree = plan.tree and TreeShape(min(plan.tree.top_k, most), most)
+    return replace(plan, length=min(plan.length, most), tree=tree)

@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from draftwise import checks
-from draftwise.errors import BadValue
+from draftwise.checks import option
+from draftwise.errors import BadValue, DraftwiseError
 
 _BIAS = 1e30
 """The largest bias: above it, a float32 logit would be infinite."""
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    """``logit_bias`` with plain keys and numbers; None is none."""
+    must = f"a mapping of token ids, 0 or more, to finite numbers from {-_BIAS:g} to {_BIAS:g}"
+    if value is not None and not isinstance(value, Mapping):
+        raise BadValue(name, value, must)
+    try:
+        return {
+            checks.whole(name, token, 0): checks.number(name, bias, -_BIAS, _BIAS)
+            for token, bias in (value or {}).items()
+        }
+    except BadValue as error:
+        raise BadValue(name, value, must) from error
+
+
+def _read_biases(texts: Sequence[str] | None) -> dict[int, float]:
+    """``"50=-100"`` to a token and what is added to its logit; raises DraftwiseError."""
+    found: dict[int, float] = {}
+    for text in texts or ():
+        token, equals, value = text.partition("=")
+        try:
+            if not equals or int(token) in found:
+                raise ValueError
+            found |= _biases("logit_bias", {int(token): float(value)})
+        except ValueError:
+            raise DraftwiseError(
+                f"--logit-bias {text!r}: write ID=VALUE such as 50=-100, each token id once, and a "
+                "finite VALUE"
+            ) from None
+    return found
+
+
+_penalty = partial(checks.number, least=-checks.LARGE, most=checks.LARGE)
+_drawn = partial(option, panel="Sampling", metavar="X")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +64,42 @@ class SamplingParams:
     another type or outside its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    process: Callable[[Sequence[int], Any], Any] | None = None
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    temperature: float = option(
+        0.0,
+        "0 is greedy.",
+        "--temperature",
+        "-t",
+        metavar="T",
+        check=partial(checks.number, least=0, note="greedy"),
+    )
+    top_k: int = _drawn(
+        0, "0 is all tokens.", metavar="K", check=partial(checks.whole, least=0, note="all tokens")
+    )
+    top_p: float = _drawn(1.0, "1 is all tokens.", metavar="P", check=checks.share)
+    repetition_penalty: float = _drawn(
+        1.0, "Divides logits of tokens in prompt and answer; 1 is none.", check=checks.scale
+    )
+    process: Callable[[Sequence[int], Any], Any] | None = option(None, check=checks.function)
+    min_p: float = _drawn(
+        0.0,
+        "Least probability, as a share of the largest; 0 is none.",
+        metavar="P",
+        check=checks.probability,
+    )
+    presence_penalty: float = _drawn(
+        0.0, "Subtracted once from logits of tokens in the answer; 0 is none.", check=_penalty
+    )
+    frequency_penalty: float = _drawn(
+        0.0, "Subtracted for each time that a token is in the answer; 0 is none.", check=_penalty
+    )
+    logit_bias: Mapping[int, float] = _drawn(
+        dict,
+        "Added to a token's logit, by its id: `50=-100`; repeatable.",
+        metavar="ID=VALUE",
+        kind=list[str] | None,
+        read=_read_biases,
+        check=_biases,
+    )
 
     @property
     def penalises(self) -> bool:
@@ -54,19 +118,7 @@ class SamplingParams:
         return self.reads_text or bool(self.logit_bias)
 
     def __post_init__(self) -> None:
-        found = {
-            "temperature": checks.number("temperature", self.temperature, 0, note="greedy"),
-            "top_k": checks.whole("top_k", self.top_k, 0, note="all tokens"),
-            "top_p": checks.share("top_p", self.top_p),
-            "repetition_penalty": checks.scale("repetition_penalty", self.repetition_penalty),
-            "process": checks.function("process", self.process),
-            "min_p": checks.probability("min_p", self.min_p),
-            "logit_bias": _biases(self.logit_bias),
-        }
-        for name in ("presence_penalty", "frequency_penalty"):
-            found[name] = checks.number(name, getattr(self, name), -checks.LARGE, checks.LARGE)
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+        checks.check_fields(self)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises BadValue for a bias of a token that the target does not have."""
@@ -74,17 +126,3 @@ class SamplingParams:
         if outside:
             must = f"a mapping of token ids from 0 to {vocab_size - 1:,}, the target's vocabulary"
             raise BadValue("logit_bias", self.logit_bias, must)
-
-
-def _biases(value: Any) -> dict[int, float]:
-    """``logit_bias`` with plain keys and numbers; None is none."""
-    must = f"a mapping of token ids, 0 or more, to finite numbers from {-_BIAS:g} to {_BIAS:g}"
-    if value is not None and not isinstance(value, Mapping):
-        raise BadValue("logit_bias", value, must)
-    try:
-        return {
-            checks.whole("logit_bias", token, 0): checks.number("logit_bias", bias, -_BIAS, _BIAS)
-            for token, bias in (value or {}).items()
-        }
-    except BadValue as error:
-        raise BadValue("logit_bias", value, must) from error

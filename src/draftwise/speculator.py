@@ -18,6 +18,7 @@ from draftwise.engine.generation import Generation, Result
 from draftwise.engine.memory import Memory
 from draftwise.engine.options import (
     Options,
+    Params,
     RequestParams,
     Single,
     batch_params,
@@ -28,7 +29,8 @@ from draftwise.engine.priced import pool_of
 from draftwise.engine.prompts import encode_all, ending_of, is_single, randomness
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
-from draftwise.learning import Learning
+from draftwise.errors import BadValue
+from draftwise.learning import Learning, Limits
 from draftwise.nn.cpu.compiled import STEP_WIDTHS
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
@@ -77,7 +79,7 @@ class Speculator:
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
         self._scope, self._num_prefixes, self._models = scope, num_prefixes, (target, tokenizer)
         self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
-        self._seeds, self._learnings = SeedSequence(seed), dict[Preset, Learning]()
+        self._seeds, self._learnings = SeedSequence(seed), dict[tuple[Preset, Limits], Learning]()
         self._compilable = [target, *models_of(drafters)]
         self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
         if deterministic:  # what was read before would show in first impressions
@@ -184,13 +186,14 @@ class Speculator:
         """What requests taught each other, if the scope has them share it; saved and loaded."""
         return self._learning.memory
 
-    def start(self, prompts: Any, **options: Unpack[Options]) -> Generation:
+    def start(self, prompts: Any, params: Params = None, **options: Unpack[Options]) -> Generation:
         """Begin to answer one prompt or a batch; iterate over what is returned.
 
         prompts: text, token ids, messages (``[{"role": "user", "content": "Hello"}]``, by the
         tokenizer's chat template, ended by the token that ends a turn), what a tokenizer returns,
         or a list of these.
-        options: the fields of ``SamplingParams`` (``temperature=0.7, min_p=0.1``) or
+        params: all parameters in one object, or a list with one a prompt; options: in place of it,
+        the fields of ``SamplingParams`` (``temperature=0.7, min_p=0.1``) or
         ``sampling=SamplingParams(...)``, and those of ``RequestParams``; ``max_new_tokens``,
         ``sampling`` and ``seed`` may be lists with one value a prompt. ``stop_when`` is called with
         the prompt's index and its answer's tokens so far. With a ``seed``, sampled text repeats
@@ -201,16 +204,15 @@ class Speculator:
         Raises DraftwiseError for an option that does not exist or has a wrong value, an empty or
         too long prompt, ids that are no whole numbers, or padding without a mask.
         """
-        return self._start("start", prompts, options)
+        return self._start("start", prompts, params, options)
 
     @_in_turn
-    def _start(self, method: str, prompts: Any, options: Options) -> Generation:
+    def _start(self, method: str, prompts: Any, params: Params, options: Options) -> Generation:
         """``start``, called by the user as ``method``."""
         check_names(method, options, batch=True)
         trace = checks.optional(checks.path, "trace", options.get("trace"))
         texts = encode_all(prompts, self.tokenizer, self.target, options.get("attention_mask"))
-        each, num = batch_params(method, options, len(texts))
-        seed = options.get("seed")
+        each, num, seed = batch_params(method, options, len(texts), params)
         streams = randomness(self._seeds.spawn(1)[0] if seed is None else seed, len(texts), num)
         requests = [
             self._request(text, params, next(streams))
@@ -227,7 +229,22 @@ class Speculator:
         ending = ending_of(text, self._models, params)
         base = self.setting if params.preset is None else presets.preset(params.preset)
         setting = presets.adjusted(base, policy=params.policy, lengths=params.lengths)
-        return self._learning_of(setting).request(text.tokens, params, ending, stream)
+        limits = self._limits(params)
+        if limits.max_draft == 0:
+            setting, limits = presets.PRESETS["plain"], Limits()
+        return self._learning_of(setting, limits).request(text.tokens, params, ending, stream)
+
+    def _limits(self, params: RequestParams) -> Limits:
+        """What of the pool a request may use; raises DraftwiseError for a drafter not in it."""
+        names = [drafter.name for drafter in self.drafters]
+        if unknown := [name for name in params.drafters or () if name not in names]:
+            must = f"of the drafters here: {', '.join(names) or 'there is none'}"
+            raise BadValue("drafters", unknown[0], must)
+        chosen = None if params.drafters is None else frozenset(params.drafters)
+        return Limits(
+            None if chosen is None or chosen.issuperset(names) else chosen,
+            params.max_draft if params.speculation else 0,
+        )
 
     def engine(
         self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
@@ -241,13 +258,16 @@ class Speculator:
         return Engine(self._pool, max_rows, max_bytes, num_prefixes)
 
     @_in_turn
-    def request(self, prompt: Any, **options: Unpack[Options]) -> Request:
+    def request(
+        self, prompt: Any, params: RequestParams | None = None, **options: Unpack[Options]
+    ) -> Request:
         """One request for ``Engine.admit``; every option is its own.
 
         options: as for ``start``, one value each; ``stop_when`` is called with the answer's tokens
         alone. Raises DraftwiseError as ``start``.
         """
-        params = request_params("request", options)
+        if params is None:
+            params = request_params("request", options)
         given = prompt if is_single(prompt) else [prompt]
         (text,) = encode_all(given, self.tokenizer, self.target)
         seed = params.seed
@@ -256,46 +276,48 @@ class Speculator:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of them, too
-        self, prompts: Single, **options: Unpack[Options]
+        self, prompts: Single, params: Params = None, **options: Unpack[Options]
     ) -> Result: ...
 
     @overload
-    def generate(self, prompts: Sequence[Single], **options: Unpack[Options]) -> list[Result]: ...
+    def generate(
+        self, prompts: Sequence[Single], params: Params = None, **options: Unpack[Options]
+    ) -> list[Result]: ...
 
     @overload
-    def generate(self, prompts: Any, **options: Unpack[Options]) -> Any: ...
+    def generate(self, prompts: Any, params: Params = None, **options: Unpack[Options]) -> Any: ...
 
-    def generate(self, prompts: Any, **options: Unpack[Options]) -> Any:
+    def generate(self, prompts: Any, params: Params = None, **options: Unpack[Options]) -> Any:
         """Answer one prompt (-> ``Result``) or a batch (-> list of them); options as ``start``.
 
         Several answers to one prompt (``num_return_sequences``) are a list, too.
         """
-        generation = self._start("generate", prompts, options)
+        generation = self._start("generate", prompts, params, options)
         list(generation)
         results = generation.results()
         return results[0] if is_single(prompts) and len(results) == 1 else results
 
-    def stream(self, prompt: Any, **options: Unpack[Options]) -> Iterator[tuple[str, Round]]:
+    def stream(
+        self, prompt: Any, params: Params = None, **options: Unpack[Options]
+    ) -> Iterator[tuple[str, Round]]:
         """Answer one prompt piece by piece: the new text of each round, and the round itself."""
-        generation = self._start("stream", prompt, options)
+        generation = self._start("stream", prompt, params, options)
         if len(generation) != 1:
             raise DraftwiseError(
                 "stream() gives one answer to one prompt; use start() to iterate over several"
             )
-        shown = 0
-        for round_ in generation:
-            text = generation.text(0)
-            yield text[shown:], round_
-            shown = len(text)
+        for _, output, round_ in generation.outputs():
+            yield output.text, round_
 
-    def _learning_of(self, setting: Preset) -> Learning:
+    def _learning_of(self, setting: Preset, limits: Limits) -> Learning:
         """What learns with this setting; the speculator's own, or one of those used last."""
-        if setting == self.setting:
+        if setting == self.setting and limits == Limits():
             return self._learning
-        made = self._learnings.pop(setting, None)
+        made = self._learnings.pop((setting, limits), None)
         if made is None:
-            made = Learning(setting, *self._models, self.drafters, self._scope, self._seed)
-        self._learnings[setting] = made  # the latest last
+            given = (*self._models, self.drafters, self._scope, self._seed)
+            made = Learning(setting, *given, limits)
+        self._learnings[setting, limits] = made  # the latest last
         if len(self._learnings) > _MAX_SETTINGS:
             del self._learnings[next(iter(self._learnings))]
         return made

@@ -17,7 +17,7 @@ from small_disk import files_of_at_most
 KEYS = {
     "tokens", "text", "num_rounds", "num_drafted", "num_accepted", "num_emitted",
     "mean_accepted_tokens", "draft_acceptance_rate", "tok_per_s", "seconds_by_phase", "pulls",
-    "finish_reason", "num_prompt_tokens",
+    "speed", "recent_speed", "finish_reason", "num_prompt_tokens",
 }  # fmt: skip
 SHORT = ("--max-new-tokens", 24)
 PROMPTS = ["one", "two two two", "3", "for four", "five"]
@@ -258,6 +258,21 @@ def test_sampling_by_name(generate: Run) -> None:
     for penalty in ("presence", "frequency"):
         (found,) = generate("Hello", "--json", *SHORT, f"--{penalty}-penalty", 50).objects
         assert len(set(found["tokens"])) > len(set(plain["tokens"]))
+
+
+def test_the_switch_of_a_request(generate: Run) -> None:
+    """The same greedy text with no drafts, short ones, and those of one drafter."""
+    (plain,) = generate("Hello", "--json", *SHORT, "--no-speculation").objects
+    assert plain["num_drafted"] == 0
+    assert set(plain["pulls"]) == {"none"}
+    pool = ("-d", "lookup", "-d", "suffix")
+    for own in (("--max-draft", 1), ("--drafters", "lookup"), ("--drafters", "lookup,suffix")):
+        (found,) = generate("Hello", "--json", *SHORT, *pool, *own).objects
+        assert found["tokens"] == plain["tokens"]
+        assert own[0] == "--max-draft" or set(found["pulls"]) <= {"none", *own[1].split(",")}
+    refusal = generate("Hello", *SHORT, "--drafters", "nope").refusal
+    assert "drafters is 'nope': it must be of the drafters here: " in refusal
+    assert "--max-draft -1: it must be" in generate("Hello", *SHORT, "--max-draft", -1).refusal
 
 
 def test_short_forms(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.engine import Round
+from draftwise.engine import Engine, Round
 from draftwise.speculator import Speculator
 from engine.pairs import BUDGETS, POOLS, PROMPTS, lm, plain_greedy, speculator
 from engine.scripted import Playlist
@@ -158,3 +158,34 @@ def test_a_full_disk_costs_the_trace_and_nothing_else() -> None:
 def test_a_trace_that_cannot_be_opened_is_said_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="rounds"):
         speculator(["lookup"]).start(PROMPT, trace=tmp_path / "missing" / "rounds.jsonl")
+
+
+def test_the_speed_relative_to_plain_decoding_is_the_account_of_the_rounds() -> None:
+    made = speculator(POOLS["good"], "fixed:1", lengths=(4,))
+    rounds = list(generation := made.start(PROMPT, max_new_tokens=40))
+    (result,) = generation.results()
+    plain_s = sum(round_.num_emitted * round_.plain_s for round_ in rounds)
+    spent_s = sum(round_.spent_s for round_ in rounds)
+    assert min(round_.spent_s for round_ in rounds) > 0
+    assert result.stats.speed == pytest.approx(plain_s / spent_s)
+    assert result.as_json()["recent_speed"] == result.stats.recent_speed
+    off = made.generate(PROMPT, max_new_tokens=40, speculation=False)
+    assert off.stats.speed == pytest.approx(1)
+    assert made._engine.guard.spent_s == pytest.approx(spent_s + off.stats.account.spent_s)
+
+
+def test_switching_drafting_off_or_on_is_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = speculator(POOLS["good"])
+    states = iter([True, False, False, True, True, True])
+    monkeypatch.setattr(Engine, "drafting_allowed", property(lambda _: next(states)))
+    engine = made.engine()
+    engine.admit(made.request(PROMPT, max_new_tokens=30, speculation=False))
+    with caplog.at_level("INFO", logger="draftwise"):
+        for _ in range(3):
+            engine.step()
+    assert [line.split(" (")[0] for line in caplog.messages] == [
+        "drafting is switched off: it has cost more than it brought",
+        "drafting is switched on again: it has earned its cost",
+    ]

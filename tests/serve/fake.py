@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.controller.guard import Guard
 from draftwise.engine import Answer, Ending, Round, Stats
 from draftwise.types import PLAIN, Costs, DraftwiseError, Plan
 from engine.scripted import VOCAB, byte_tokenizer
@@ -42,6 +43,7 @@ class FakeRow:
         self.tokens: list[int] = []
         self.logprobs: list[FakeLogprob] = []
         self.prompt_logprobs: list[FakeLogprob] = []
+        self.wants_prompt_logprobs = bool(options.get("prompt_logprobs"))
         if options.get("prompt_logprobs"):
             self.prompt_logprobs = list(map(FakeLogprob, self.prompt[1:]))
 
@@ -59,7 +61,8 @@ class FakeRow:
             tokens=tuple(kept), sources=tuple(sources[: len(kept)]), num_drafted=num - 1,
             num_accepted=min(num - 1, len(kept)), position=start, batch_size=1,
             seconds={"draft": 0.001, "verify": 0.002}, estimates=np.array([1.0, 2.0]),
-            scores={}, matches={},
+            scores={}, matches={}, plain_s=0.0025, spent_s=0.003,
+            label=self.options.get("label", ""),
         )  # fmt: skip
         self.stats.add(round_)
         return round_
@@ -83,6 +86,7 @@ class FakeEngine:
         self.num_steps = self.most_rows = 0
         self.num_cache_bytes = self.num_prefix_hits = 0
         self.is_closed = False
+        self.guard, self.drafting_allowed = Guard(), True
 
     @property
     def has_work(self) -> bool:
@@ -120,6 +124,10 @@ class FakeEngine:
             self.running = []
             raise
         rounds = [row.grow(self.num_steps % 3 + 1) for row in self.running]
+        if rounds:
+            self.guard.observe(
+                sum(map(len, (r.tokens for r in rounds))) / len(rounds), 0.003, 0.0025
+            )
         self.running = [row for row in self.running if row.answer.finish_reason is None]
         return rounds
 

@@ -17,11 +17,10 @@ import uvicorn
 from draftwise.serve import (
     Asker,
     Codec,
-    Gate,
     Grammars,
     History,
-    Limits,
     Metrics,
+    ServerSettings,
     Service,
     Worker,
     check_name,
@@ -98,7 +97,7 @@ class Live:
 
 
 def fake_service(
-    fake: Fake, max_open: int = 16, limits: Limits | None = None, **more: Any
+    fake: Fake, max_open: int = 16, limits: ServerSettings | None = None, **more: Any
 ) -> Service:
     """A service on an engine without a model."""
     tokenizer, eos = fake.tokenizer, frozenset({VOCAB - 1})
@@ -107,7 +106,12 @@ def fake_service(
     worker = Worker(fake.engine, fake.request, max_open=max_open, observers=[metrics, history])
     return Service(
         worker=worker,
-        asker=Asker(codec, eos, replace(limits or Limits(), max_answers=max_open), check_name),
+        asker=Asker(
+            codec,
+            eos,
+            replace(limits or ServerSettings(), max_rows=max_open, max_queue=0),
+            check_name,
+        ),
         grammars=Grammars(tokenizer, VOCAB, eos),
         tokenizer=tokenizer,
         metrics=metrics,
@@ -121,13 +125,13 @@ def fake_service(
 
 
 @contextmanager
-def serving(service: Service, gate: Gate | None = None, port: int = 0) -> Iterator[Live]:
+def serving(service: Service, gate: ServerSettings | None = None, port: int = 0) -> Iterator[Live]:
     """Serve until the block ends. port: 0 = one that is free."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     config = uvicorn.Config(
-        make_app(service, gate or Gate()),
+        make_app(service, gate or ServerSettings()),
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=1,

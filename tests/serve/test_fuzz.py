@@ -36,7 +36,9 @@ LIKELY: dict[str, Any] = {
     "structured_outputs": st.fixed_dictionaries({"regex": st.text("ab[]()*+?{}1,", max_size=8)}),
     "draftwise": st.fixed_dictionaries({}, optional={
         "preset": st.sampled_from(["plain", "draftwise", "nope"]), "policy": st.text(max_size=8),
-        "plans": st.lists(st.integers(-1, 20), max_size=3), "pieces": st.booleans()}),
+        "plans": st.lists(st.integers(-1, 20), max_size=3), "pieces": st.booleans(),
+        "speculation": st.booleans(), "max_draft": st.integers(-1, 5),
+        "drafters": st.lists(st.sampled_from(["lookup", "nope", ""]), max_size=3)}),
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from draftwise.learning import Learning
-from draftwise.serve import MAX_BIASES, MAX_KEYS, MAX_PLANS, Gate, hosts_of, read_calls
+from draftwise.serve import MAX_BIASES, MAX_KEYS, MAX_PLANS, ServerSettings, hosts_of, read_calls
 from draftwise.speculator import Speculator
 from engine.scripted import byte_tokenizer
 from models import tiny_model
@@ -285,7 +285,7 @@ def test_hosts() -> None:
     assert hosts_of("0.0.0.0", []) == []
     assert hosts_of("0.0.0.0", ["api.example"]) == ["api.example"]
     hosts = hosts_of("127.0.0.1", ["Mine.example"])
-    with serving(fake_service(Fake()), Gate(hosts=hosts)) as live:
+    with serving(fake_service(Fake()), ServerSettings(hosts=hosts)) as live:
         for host in ("localhost", "127.0.0.1:80", "[::1]:8000", "LOCALHOST:1", "mine.example"):
             assert live.ask("/v1/models", headers={"Host": host}).status == 200, host
         for host in ("evil.example", "evil.example:80", "localhost.evil.example", "[::2]", "a b"):
@@ -293,7 +293,7 @@ def test_hosts() -> None:
             assert said.status == 403, host
             assert "--allowed-host" in said.error["message"]
             assert live.ask("/", headers={"Host": host}).status == 403
-    with serving(fake_service(Fake()), Gate(hosts=hosts_of("::1", ["*"]))) as live:
+    with serving(fake_service(Fake()), ServerSettings(hosts=hosts_of("::1", ["*"]))) as live:
         assert live.ask("/v1/models", headers={"Host": "evil.example"}).status == 200
 
 
@@ -306,7 +306,7 @@ def test_pages_of_other_origins() -> None:
     with serving(fake_service(Fake())) as live:
         assert live.ask("/v1/completions", headers=asks, method="OPTIONS").status == 405
         assert "access-control-allow-origin" not in live.ask("/v1/models", headers=page).headers
-    gate = Gate(keys=("k",), origins=("http://localhost:3000",))
+    gate = ServerSettings(keys=("k",), origins=("http://localhost:3000",))
     with serving(fake_service(Fake()), gate) as live:
         said = live.ask("/v1/completions", headers=asks, method="OPTIONS")
         assert (said.status, said.headers["access-control-allow-origin"]) == (200, page["Origin"])
@@ -431,7 +431,7 @@ worker.LAST_STEP_S = 0.5
 fake = Fake(fails=lambda step: threading.Event().wait())
 run.make_service = lambda speculator, settings: fake_service(fake)
 listener = bind("127.0.0.1", int(sys.argv[1]))
-run.serve(None, run.Settings(drain_s=0.2), listener)
+run.serve(None, run.ServerSettings(drain_s=0.2), listener)
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message
 from tokenizers.processors import TemplateProcessing
 
-from draftwise.serve import Codec, EventStream, Gate, Limits
+from draftwise.serve import Codec, EventStream, ServerSettings
 from modules import module_of
 from serve.fake import Fake, expected
 from serve.live import Live, fake_service, serving
@@ -21,7 +21,9 @@ from serve.live import Live, fake_service, serving
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    with serving(fake_service(Fake(pace_s=0.002), limits=Limits(max_prompt_tokens=2000))) as made:
+    with serving(
+        fake_service(Fake(pace_s=0.002), limits=ServerSettings(max_prompt_tokens=2000))
+    ) as made:
         yield made
 
 
@@ -190,6 +192,10 @@ def test_stop_strings(live: Live) -> None:
         ({"draftwise": {"policy": "nope"}}, None),
         ({"draftwise": {"policy": "router:examples=/etc/passwd"}}, "policy"),
         ({"draftwise": {"plans": [0]}}, "draftwise.plans.0"),
+        ({"draftwise": {"speculation": 1}}, "draftwise.speculation"),
+        ({"draftwise": {"max_draft": 5000}}, "draftwise.max_draft"),
+        ({"draftwise": {"max_draft": -1}}, "draftwise.max_draft"),
+        ({"draftwise": {"drafters": []}}, "draftwise.drafters"),
         ({"draftwise": {"unknown": 1}}, "draftwise.unknown"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
@@ -341,8 +347,33 @@ def test_metrics_count_what_was_done() -> None:
     assert stats["estimates"]["parrot"] == {"length": 2, "value": 2.0}
 
 
+def test_the_speed_relative_to_plain_decoding_is_told_everywhere() -> None:
+    """A fake round takes 3 ms and 2.5 ms without drafts, whatever it emits."""
+    with serving(fake_service(Fake())) as live:
+        said = live.complete("abc", max_tokens=10, draftwise={"label": "code"}).json
+        for number in range(40):
+            live.complete("abc", max_tokens=1, draftwise={"label": f"task {number}"})
+        live.settle()
+        text, stats = live.ask("/metrics").text, live.ask("/stats").json
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+    own = said["draftwise"]
+    assert own["speed"] == pytest.approx(10 * 0.0025 / (own["num_rounds"] * 0.003))
+    assert own["recent_speed"] == pytest.approx(own["speed"], rel=0.1)
+    label = 'draftwise:label_%s{label="code",model_name="parrot"%s}'
+    assert float(values[label % ("emitted_tokens_total", "")]) == 10
+    assert float(values[label % ("rounds_total", "")]) == own["num_rounds"]
+    assert float(values[label % ("speed", ',window="start"')]) == pytest.approx(own["speed"])
+    assert text.count("draftwise:label_rounds_total{") == 33
+    assert 'label="other"' in text
+    for window, name in (("start", "speed"), ("recent", "recent_speed")):
+        speed = float(values[f'draftwise:speed{{model_name="parrot",window="{window}"}}'])
+        assert speed == pytest.approx(stats[name], abs=1e-4)
+    assert float(values['draftwise:drafting_allowed{model_name="parrot"}']) == 1
+    assert stats["labels"]["code"][0] == pytest.approx(own["speed"])
+
+
 def test_keys() -> None:
-    with serving(fake_service(Fake()), Gate(keys=("one", "two"))) as live:
+    with serving(fake_service(Fake()), ServerSettings(keys=("one", "two"))) as live:
         assert live.ask("/v1/models").status == 401
         assert live.ask("/v1/models").error["code"] == "invalid_api_key"
         for key, status in (("two", 200), ("one", 200), ("on", 401), ("onee", 401), ("é", 401)):
@@ -354,7 +385,7 @@ def test_keys() -> None:
 
 
 def test_bodies_that_are_too_large() -> None:
-    with serving(fake_service(Fake()), Gate(max_body=1000)) as live:
+    with serving(fake_service(Fake()), ServerSettings(max_body=1000)) as live:
         assert live.complete("a" * 2000).status == 413
         with socket.create_connection(("127.0.0.1", live.port)) as chunked:  # no length given
             chunked.sendall(

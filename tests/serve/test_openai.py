@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from draftwise.serve import Gate, Settings, make_app, make_service
+from draftwise.serve import ServerSettings, make_app, make_service
 from draftwise.speculator import Speculator
 from engine.scripted import byte_tokenizer
 from models import near_copy, tiny_model
@@ -42,7 +42,7 @@ def speculator() -> Speculator:
 
 @pytest.fixture(scope="module")
 def live(speculator: Speculator) -> Iterator[Live]:
-    settings = Settings(models=("tiny",), max_rows=4)
+    settings = ServerSettings(models=("tiny",), max_rows=4)
     with serving(make_service(speculator, settings)) as made:
         yield made
 
@@ -82,6 +82,8 @@ def test_presets_are_lossless_too(client: openai.OpenAI, speculator: Speculator)
         {"preset": "banditspec", "plans": [1, 3]},
         {"preset": "metasd", "policy": "exp3spec"},
         {"label": "math", "tenant": "someone", "private": True, "priority": 2},
+        {"drafters": ["lookup"], "max_draft": 2},
+        {"speculation": False},
     ):
         made = client.completions.create(
             model="tiny", prompt=PROMPT, max_tokens=24, temperature=0, extra_body={"draftwise": own}
@@ -89,6 +91,11 @@ def test_presets_are_lossless_too(client: openai.OpenAI, speculator: Speculator)
         assert made.choices[0].text == expected
     found = made.model_dump()["metrics"]["speculative_decoding"]
     assert len(found["acceptance_histogram"]) == found["num_spec_tokens"] + 1
+    assert found["num_draft_tokens"] == 0, "speculation is off in the last one"
+    with pytest.raises(openai.BadRequestError, match="drafters is 'nope': it must be of"):
+        client.completions.create(
+            model="tiny", prompt=PROMPT, extra_body={"draftwise": {"drafters": ["nope"]}}
+        )
 
 
 @pytest.mark.parametrize(
@@ -345,14 +352,16 @@ def test_errors_have_their_classes(client: openai.OpenAI) -> None:
 
 
 def test_keys_reach_the_service(speculator: Speculator) -> None:
-    app = make_app(make_service(speculator, Settings(models=("tiny",))), Gate(keys=("k",)))
+    app = make_app(
+        make_service(speculator, ServerSettings(models=("tiny",))), ServerSettings(keys=("k",))
+    )
     assert app is not None
 
 
 def test_a_trace_holds_rounds_and_no_text(speculator: Speculator, tmp_path: Path) -> None:
     """What ``draftwise advise`` reads; the clients' tokens are not in it."""
     trace = tmp_path / "rounds.jsonl"
-    settings = Settings(models=("tiny",), trace=trace)
+    settings = ServerSettings(models=("tiny",), trace=trace)
     with (
         serving(make_service(speculator, settings)) as made,
         openai.OpenAI(base_url=made.url + "/v1", api_key="none") as client,

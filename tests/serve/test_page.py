@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.serve import PAGE, Gate
+from draftwise.serve import PAGE, ServerSettings
 from serve.browser import CHROMIUM, DRIVER, Browser, browsing
 from serve.fake import Fake
 from serve.live import fake_service, serving
@@ -286,7 +286,7 @@ def test_another_model_is_noticed(window: Callable[..., Browser]) -> None:
 
 def test_a_key_is_asked_for(window: Callable[..., Browser]) -> None:
     fake = Fake()
-    with serving(fake_service(fake), Gate(keys=("secret",))) as live:
+    with serving(fake_service(fake), ServerSettings(keys=("secret",))) as live:
         browser = window()
         browser.go(live.url + "/")
         browser.wait("return !document.getElementById('door').hidden")

@@ -19,7 +19,7 @@ import pytest
 
 from cli.conftest import run_command
 from draftwise.cli import read_template
-from draftwise.serve import Closing, Gate, Server, Settings, bind, make_app
+from draftwise.serve import Closing, Server, ServerSettings, bind, make_app
 from draftwise.serve import listen_on as listen
 from draftwise.types import DraftwiseError
 from serve.fake import Fake
@@ -116,7 +116,7 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     service = fake_service(Fake())
-    server = Server(lambda *_: None, service, Settings())
+    server = Server(lambda *_: None, service, ServerSettings())
     server.handle_exit(signal.SIGTERM, None)
     assert server.should_exit
     assert ended == []
@@ -159,7 +159,7 @@ def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
     service = fake_service(Fake(pace_s=0.01))
     listener = bind("127.0.0.1", 0)
     port = int(listener.getsockname()[1])
-    server = Server(make_app(service, Gate()), service, Settings(drain_s=0.3))
+    server = Server(make_app(service, ServerSettings()), service, ServerSettings(drain_s=0.3))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started:
@@ -192,7 +192,7 @@ def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
         (("--max-queue", "-1"), "0 or more"),
         (("--log-format", "poem"), "text, json"),
         (("--preset", "nope"), "the presets are"),
-        (("--drain", "-1"), "--drain -1: it must be"),
+        (("--drain", "-1"), "--drain -1.0: it must be"),
         (("--deadline", "nan"), "--deadline nan"),
         (("--max-bytes", "0"), "1 or more"),
         (("--chat-template", "/nowhere/x.jinja"), "No such file"),

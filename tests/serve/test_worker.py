@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import Ask, Busy, Closing, Delta, Ended, Ticket, Worker
+from draftwise.engine import RequestOutput
+from draftwise.serve import Ask, Busy, Closing, Observer, Ticket, Worker
 from serve.fake import Fake, expected
 
 
@@ -16,10 +17,10 @@ class Reader:
     """A sink that adds up what it is given."""
 
     def __init__(self) -> None:
-        self.whole, self.parts = Delta(), 0
+        self.whole, self.parts = RequestOutput(), 0
         self.ended = threading.Event()
 
-    def put(self, delta: Delta) -> None:
+    def __call__(self, delta: RequestOutput) -> None:
         assert not self.ended.is_set(), "nothing comes behind the end"
         self.whole.add(delta)
         self.parts += 1
@@ -35,11 +36,11 @@ class Clock:
         return self.now
 
 
-class Books:
+class Books(Observer):
     """An observer that keeps all."""
 
     def __init__(self) -> None:
-        self.ends: list[Ended] = []
+        self.ends: list[Ticket] = []
         self.num_tokens = 0
         self.gaps: list[tuple[float, bool]] = []
 
@@ -49,7 +50,7 @@ class Books:
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
         self.gaps.append((gap_s, is_first))
 
-    def saw_end(self, ended: Ended) -> None:
+    def saw_end(self, ended: Ticket) -> None:
         self.ends.append(ended)
 
 

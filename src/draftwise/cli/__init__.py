@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from draftwise.cli.lab import COMMANDS as LAB_COMMANDS
     from draftwise.cli.lab import GROUP as LAB_GROUP
     from draftwise.cli.lab import find as find_part
-    from draftwise.cli.load import DTYPES as DTYPES
     from draftwise.cli.load import read_template as read_template
     from draftwise.cli.lock import alone_in as alone_in
     from draftwise.cli.prompts import read_batch as read_batch
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from draftwise.cli.show import percentages as percentages
     from draftwise.cli.show import total as total
     from draftwise.cli.training import claim as claim
+    from draftwise.settings import DTYPES as DTYPES
 
 __getattr__, __dir__ = exports(__name__)
 

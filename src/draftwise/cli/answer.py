@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from draftwise.chat import Prompt
 from draftwise.cli.failures import BROKEN, INTERRUPTED, Output, graceful, note, say
-from draftwise.cli.options import Sampling
 from draftwise.cli.progress import TokenProgress
 from draftwise.cli.show import Wrap, colours, painted, summary, total
 from draftwise.engine.attribution import Painter, Piece
+from draftwise.engine.options import RequestParams
 
 if TYPE_CHECKING:
     from draftwise.engine.generation import Generation, Result
@@ -24,21 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How to answer: the sampling, the trace, and whether json is wanted."""
+    """How to answer: the parameters of all prompts, the trace, and whether json is wanted."""
 
     speculator: Speculator
-    sampling: Sampling
+    params: RequestParams
     trace: TraceWriter | None
     as_json: bool
 
     def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
         """Begin with these prompts, of which the first is number ``first`` of all."""
-        options, num = self.sampling.request(), len(prompts)
-        if options["seed"] is not None:  # else every chunk of a batch would draw the same
-            options["seed"] += first
-        return self.speculator.start(
-            list(prompts), **options | {"sampling": options["sampling"] * num}
-        )
+        params = self.params
+        if params.seed is not None:  # else every chunk of a batch would draw the same
+            params = replace(params, seed=params.seed + first)
+        return self.speculator.start(list(prompts), params)
 
     def rounds(
         self, generation: Generation, first: int, is_stopped: Callable[[], bool]
@@ -59,7 +57,7 @@ class Job:
 def run_single(job: Job, prompt: Prompt) -> int:
     """Answer one prompt, live unless json is wanted; return the exit code."""
     generation = job.start([prompt], 0)
-    painter = Painter(job.speculator.tokenizer, tuple(job.sampling.stop or ()))
+    painter = Painter(job.speculator.tokenizer, job.params.stop)
     pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
         for round_ in job.rounds(generation, 0, is_stopped):
@@ -100,7 +98,6 @@ def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
 
 
 def verdict(results: Sequence[Result]) -> int:
-    """The exit code, with a line for what was not finished."""
     reasons = [result.finish_reason for result in results]
     if "interrupted" in reasons:
         say("interrupted: the text so far was kept", style="yellow")
@@ -124,7 +121,6 @@ class Pen:
         self._wrap = Wrap(self._console.width) if wraps and self._console.is_terminal else None
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Show some more."""
         self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
 
     def end(self, text: str, always: bool = False) -> None:

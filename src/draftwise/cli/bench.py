@@ -30,12 +30,13 @@ from draftwise.cli.failures import (
     refused_values,
     say,
 )
-from draftwise.cli.load import Wanted, check, load
+from draftwise.cli.load import check, load
 from draftwise.cli.lock import alone_in
 from draftwise.cli.progress import bars
 from draftwise.cli.show import broken
 from draftwise.install import lab_hint
 from draftwise.presets import PRESETS
+from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def bench(
     limit = usual["minutes"] if minutes is None else minutes
     models: dict[str, Any] = {"target": target or "zoo", "drafters": drafter, "compile": compile_}
     models |= {"dtype": hardware.dtype, "device": hardware.device}
-    wanted = Wanted(**models, seed=seed, threads=hardware.threads)
+    wanted = Settings(**models, seed=seed, threads=hardware.threads)
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)
@@ -191,7 +192,7 @@ def bench(
                 clock=clock,
                 models=models,
             )
-            o.Sampling(temperature=temperature, seed=seed).check()
+            o.request({"temperature": temperature}, seed=seed)
             items, store = prepare(wish)
             studio = lab.find("bench.studio")
             with_report = studio is not None and not no_report

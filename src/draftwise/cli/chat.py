@@ -17,6 +17,8 @@ from draftwise.cli.command import command
 from draftwise.cli.failures import graceful, quiet, refused_values, say
 from draftwise.cli.load import check, check_chat, keeping_memory, load, no_template
 from draftwise.engine.memory import hold
+from draftwise.engine.options import RequestParams
+from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ Adapt = Annotated[
         "--adapt", help="EAGLE heads go on learning from the answers while you type (experimental)."
     ),
 ]
-SAMPLING, LEARNING = o.Sampling(max_new_tokens=512), o.Learning(scope="session")
+PARAMS = RequestParams(max_new_tokens=512)
+SETTINGS = Settings(target="smollm2", scope="session")
 BLOCK = '"""'
 HELP = f"""\
 /continue         go on with an answer that was cut off or stopped
@@ -52,14 +55,10 @@ Ctrl-C stops an answer, or clears what is typed."""
 @command
 def chat(
     *,
-    target: o.Target = "smollm2",
-    drafter: o.Drafters = None,
+    settings: Settings = SETTINGS,
     system: ChatSystem = None,
-    sampling: o.Sampling = SAMPLING,
-    hardware: o.Hardware,
-    compile_: o.Compile = False,
+    params: RequestParams = PARAMS,
     chat_template: o.ChatTemplate = None,
-    learning: o.Learning = LEARNING,
     adapt: Adapt = False,
 ) -> None:
     """Talk with a model; each token in the colour of the drafter that wrote it.
@@ -68,25 +67,21 @@ def chat(
     """
     with quiet():
         with refused_values():
-            wanted = o.wanted(
-                target, drafter, hardware, learning, compile=compile_, seed=sampling.seed
-            )
-            sampling.check()
-            check(wanted)
-            check_chat(target, chat_template)
-        with hold(learning.state):
-            speculator = load(wanted, chat_template)
-            sampling.check(speculator.target.vocab_size)
+            check(settings)
+            check_chat(settings.target, chat_template)
+        with hold(settings.state):
+            speculator = load(settings, chat_template)
+            o.check_vocabulary(params, speculator.target.vocab_size)
             if speculator.tokenizer.chat_template is None:
-                raise no_template(target)
+                raise no_template(settings.target)
             opening = [] if system is None else [{"role": "system", "content": system}]
             render([*opening, {"role": "user", "content": "Hello"}], speculator.tokenizer)
             from draftwise.cli.talk import Talk
 
             adapters = adapters_of(speculator) if adapt else []
-            talk = Talk(speculator, opening, sampling)
+            talk = Talk(speculator, opening, params)
             heard = learning_from(talk, adapters, messages()) if adapters else messages()
-            with keeping_memory(speculator, learning.state):
+            with keeping_memory(speculator, settings.state):
                 converse(talk, heard)
 
 
@@ -198,7 +193,6 @@ class Keyboard:
         return "\n".join(lines)
 
     def _typed(self) -> str:
-        """What stood in the line that was interrupted."""
         return "" if self._readline is None else str(self._readline.get_line_buffer())
 
 

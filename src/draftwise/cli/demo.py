@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,8 @@ from draftwise.cli.command import command
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
 from draftwise.cli.load import check, load
 from draftwise.cli.show import PLAIN_STYLE, colours, legend, painted, shares, total
+from draftwise.engine.options import RequestParams
+from draftwise.settings import Settings
 from draftwise.types import NONE, DraftwiseError
 
 if TYPE_CHECKING:
@@ -394,12 +396,18 @@ def demo(
     compile_: o.Compile = False,
 ) -> None:
     """Watch plain decoding and draftwise answer the same prompts; tokens coloured by drafter."""
-    learning = o.Learning(preset=preset, policy=policy)
-    wanted = o.wanted(target, drafter, hardware, learning, compile=compile_, seed=seed)
-    sampling = o.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    wanted = Settings(
+        **asdict(hardware),
+        target=target,
+        drafters=drafter,
+        compile=compile_,
+        preset=preset,
+        policy=policy,
+        seed=seed,
+    )
+    params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
     with quiet():
         with refused_values():
-            sampling.check()
             choose_prompts(prompts)
             check(wanted)
             if svg is not None:
@@ -407,7 +415,7 @@ def demo(
             fast = load(wanted)
             chosen = choose_prompts(prompts, fast.tokenizer)
         with graceful() as is_stopped:
-            show = Show(fast, preset, sampling)
+            show = Show(fast, preset, params)
             show.conclude(show.run(chosen, is_stopped))
             if svg is not None:
                 show.save(svg)
@@ -427,9 +435,9 @@ def plain_like(fast: Speculator) -> Speculator:
 class Show:
     """Both decoders on one prompt after another, live on a terminal and as plain text elsewhere."""
 
-    def __init__(self, fast: Speculator, title: str, sampling: o.Sampling) -> None:
+    def __init__(self, fast: Speculator, title: str, params: RequestParams) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
-        self._sampling, self._console = sampling, Output()
+        self._params, self._console = params, Output()
         width, height = _PICTURE_SIZE
         self._film = Console(
             record=True, file=io.StringIO(), force_terminal=True, width=width, height=height
@@ -458,7 +466,7 @@ class Show:
     def conclude(self, pairs: Sequence[Pair]) -> None:
         """The tables over all prompts."""
         if pairs:
-            is_greedy = self._sampling.temperature == 0
+            is_greedy = self._params.sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))
 
     def save(self, path: Path) -> None:
@@ -472,11 +480,11 @@ class Show:
     def _warm_up(self, asked: Asked) -> None:
         """The first calls pay for the allocator and lazy imports: neither lane should."""
         for speculator in (self._plain, self._fast):
-            short = replace(self._sampling, max_new_tokens=_WARM_UP_TOKENS)
-            speculator.generate(asked.prompt, **short.request())
+            short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
+            speculator.generate(asked.prompt, short)
 
     def _lane(self, speculator: Speculator, title: str, asked: Asked) -> Lane:
-        generation = speculator.start(asked.prompt, **self._sampling.request())
+        generation = speculator.start(asked.prompt, self._params)
         return Lane(title, generation, speculator.tokenizer)
 
     def _introduce(self, title: str, prompt: str) -> None:

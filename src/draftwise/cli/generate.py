@@ -20,6 +20,8 @@ from draftwise.cli.load import (
 )
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.engine.memory import hold
+from draftwise.engine.options import RequestParams
+from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -32,18 +34,14 @@ if TYPE_CHECKING:
 def generate(
     *,
     prompt: o.Prompt = None,
-    target: o.Target = "zoo",
-    drafter: o.Drafters = None,
-    sampling: o.Sampling,
+    settings: Settings,
+    params: RequestParams,
     is_chat: o.AsChat = False,
     system: o.System = None,
     file: o.PromptFile = None,
     batch: o.BatchFile = None,
     as_json: o.AsJson = False,
-    hardware: o.Hardware,
-    compile_: o.Compile = False,
     chat_template: o.ChatTemplate = None,
-    learning: o.Learning,
     batch_size: o.BatchSize = 8,
     trace: o.Trace = None,
     aliases: o.Aliases,
@@ -51,32 +49,30 @@ def generate(
     """Complete a prompt with speculative decoding."""
     with quiet():
         with refused_values():
-            wanted = o.wanted(
-                target, drafter, hardware, learning, aliases, compile=compile_, seed=sampling.seed
-            )
-            sampling.check()
+            settings = aliases.applied(settings)
+            target = settings.target
             prompts = _prompts(prompt, file, batch, batch_size)
             if is_chat or system is not None:
                 prompts = [as_chat(given, system) for given in prompts]
-            check(wanted)
+            check(settings)
             if any(not isinstance(given.prompt, str) for given in prompts):
                 check_chat(target, chat_template)
             elif chat_template is not None:
                 raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
             _check_writable(trace)
-        with hold(learning.state):
-            speculator = load(wanted, chat_template)
-            sampling.check(speculator.target.vocab_size)
+        with hold(settings.state):
+            speculator = load(settings, chat_template)
+            o.check_vocabulary(params, speculator.target.vocab_size)
             from draftwise.cli.answer import Job, run_batch, run_single
             from draftwise.engine.records import TraceWriter
 
             # all prompts before any answer, and before an earlier trace is overwritten
             texts = [_encoded(given, speculator, target) for given in prompts]
-            tell_of_cuts(sampling.max_new_tokens, texts, speculator)
+            tell_of_cuts(params.max_new_tokens, texts, speculator)
             with refused_values():
                 writer = None if trace is None else TraceWriter(trace)
-            job = Job(speculator, sampling, writer, as_json)
-            with keeping_memory(speculator, learning.state), _closing(writer):
+            job = Job(speculator, params, writer, as_json)
+            with keeping_memory(speculator, settings.state), _closing(writer):
                 if batch is None:
                     code = run_single(job, texts[0])
                 else:

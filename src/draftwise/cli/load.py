@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.lines import read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
+from draftwise.settings import DTYPES, Settings
 from draftwise.specs import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
@@ -26,44 +26,18 @@ if TYPE_CHECKING:
     from draftwise.chat import Prompt
     from draftwise.speculator import Speculator
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
 _TEMPLATE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the options ask to be loaded; None = as the preset or the target has it."""
-
-    target: str = "zoo"
-    drafters: Sequence[str] | None = None
-    preset: str = "draftwise"
-    policy: str | None = None
-    reward: str | None = None
-    feedback: str | None = None
-    lengths: Sequence[int] | None = None
-    rules: Sequence[str] | None = None
-    trees: Sequence[str] | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    compile: bool = False
-    scope: str = "request"
-    state: Path | None = None
-    seed: int | None = None
-    threads: int = 1
-
-
-def check(wanted: Wanted) -> None:
+def check(wanted: Settings) -> None:
     """Refuse at once what needs no model to be refused: names, options, files, devices.
 
     Raises DraftwiseError that lists what is valid.
     """
-    setting = presets.adjusted(
-        presets.preset(wanted.preset), wanted.policy, wanted.reward, wanted.feedback,
-        wanted.lengths, wanted.rules, wanted.trees,
-    )  # fmt: skip
+    setting = wanted.learning
     plans = setting.plans(["drafter"])
     _check_policy(setting)
     registry.make_reward(setting.reward)
@@ -255,7 +229,7 @@ def check_threads(threads: int) -> None:
         raise DraftwiseError(f"--threads {threads}: it must be 1 to {most} on this machine")
 
 
-def load(wanted: Wanted, chat_template: Path | None = None) -> Speculator:
+def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
     """The speculator that was asked for; raises DraftwiseError for what cannot be loaded.
 
     chat_template: a Jinja file in place of the tokenizer's.
@@ -263,22 +237,7 @@ def load(wanted: Wanted, chat_template: Path | None = None) -> Speculator:
     with loading(wanted.target, wanted.threads):
         from draftwise.speculator import Speculator
 
-        speculator = Speculator.from_pretrained(
-            wanted.target,
-            wanted.drafters,
-            preset=wanted.preset,
-            policy=wanted.policy,
-            reward=wanted.reward,
-            feedback=wanted.feedback,
-            lengths=wanted.lengths,
-            rules=wanted.rules,
-            trees=wanted.trees,
-            dtype=wanted.dtype,
-            device=wanted.device,
-            compile=wanted.compile,
-            scope=wanted.scope,
-            seed=wanted.seed,
-        )
+        speculator = Speculator.from_pretrained(**wanted.for_python())
         if wanted.state is not None and (said := speculator.memory.take_up(wanted.state)):
             say(said, style="yellow")
         if chat_template is not None:

@@ -55,7 +55,6 @@ class TokenProgress:
         self._progress.stop()
 
     def saw(self, round_: Round) -> None:
-        """Count a round; the rows of one share its seconds."""
         self._num_tokens += round_.num_emitted
         if round_.round != self._last:
             self._last = round_.round

@@ -26,7 +26,6 @@ def colours(drafters: Sequence[str]) -> dict[str, str]:
 
 
 def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
-    """Pieces of an answer in their writers' colours."""
     text = Text()
     for piece, source in pieces:
         text.append(piece, styles.get(source, ""))
@@ -50,7 +49,6 @@ class Wrap:
         self._word: list[Piece] = []
 
     def feed(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """What can be shown now."""
         shown: list[Piece] = []
         for text, source in pieces:
             for part in self._PARTS.findall(text):
@@ -69,11 +67,9 @@ class Wrap:
         return shown
 
     def finish(self) -> list[Piece]:
-        """What waited."""
         return [*self._place(), *self._blanks]
 
     def _place(self) -> list[Piece]:
-        """The word that waits, in this line or the next."""
         if not self._word:
             return []
         word, blanks = self._word, self._blanks
@@ -91,7 +87,6 @@ def _cells(pieces: Sequence[Piece]) -> int:
 
 
 def legend(styles: Mapping[str, str]) -> Text:
-    """Each writer's name in its colour."""
     text = Text()
     for name, style in styles.items():
         if name != NONE:
@@ -156,7 +151,6 @@ def counted(num: int, what: str) -> str:
 
 
 def summary(stats: Stats) -> str:
-    """One line about one answer (or several taken together)."""
     seconds = sum(stats.seconds_by_phase.values())
     parts = [
         f"{counted(stats.num_emitted, 'token')} in {seconds:.2f} s",
@@ -165,6 +159,8 @@ def summary(stats: Stats) -> str:
     ]
     if stats.num_drafted:
         parts.append(f"acceptance {stats.draft_acceptance_rate:.2f}")
+    if stats.speed is not None and stats.recent_speed is not None:
+        parts.append(f"{stats.speed:.2f}x plain decoding, {stats.recent_speed:.2f}x lately")
     parts.append(f"pulls: {percentages(stats.pulls)}")
     return " · ".join(parts)
 
@@ -175,14 +171,5 @@ def total(stats: Sequence[Stats], are_together: bool = False) -> Stats:
 
     whole = Stats()
     for one in stats:
-        whole.num_rounds += one.num_rounds
-        whole.num_drafted += one.num_drafted
-        whole.num_accepted += one.num_accepted
-        whole.num_emitted += one.num_emitted
-        whole.pulls.update(one.pulls)
-        for phase, seconds in one.seconds_by_phase.items():
-            before = whole.seconds_by_phase[phase]
-            whole.seconds_by_phase[phase] = (
-                max(before, seconds) if are_together else before + seconds
-            )
+        whole.merge(one, are_together)
     return whole

@@ -19,10 +19,11 @@ from draftwise.chat import Message, Prompt, is_messages, render, turn_ends
 from draftwise.cli.answer import Pen
 from draftwise.cli.demo import plain_like
 from draftwise.cli.failures import Output, note, say
-from draftwise.cli.options import Sampling
+from draftwise.cli.options import request
 from draftwise.cli.show import colours, counted, legend, percentages, summary, total
 from draftwise.engine.attribution import Painter
 from draftwise.engine.generation import Result
+from draftwise.engine.options import RequestParams
 from draftwise.engine.text import Answer, Ending
 from draftwise.lines import read_text, strict_json
 from draftwise.speculator import Speculator
@@ -48,9 +49,9 @@ class Talk:
     """
 
     def __init__(
-        self, speculator: Speculator, opening: Sequence[Message], sampling: Sampling
+        self, speculator: Speculator, opening: Sequence[Message], params: RequestParams
     ) -> None:
-        self._speculator, self._opening, self._sampling = speculator, list(opening), sampling
+        self._speculator, self._opening, self._params = speculator, list(opening), params
         self._names = [drafter.name for drafter in speculator.drafters]
         self._console = Output()
         self.messages: list[Message] = list(self._opening)
@@ -94,15 +95,15 @@ class Talk:
             raise DraftwiseError("there is no answer to compare with yet")
         last = self.turns[-1]
         prompt = Prompt(last.result.prompt_tokens, turn_ends(self._speculator.tokenizer))
-        chosen, num = self._sampling, len(last.result.tokens)
-        self._sampling = replace(chosen, max_new_tokens=max(num, 1))
+        chosen, num = self._params, len(last.result.tokens)
+        self._params = replace(chosen, max_new_tokens=max(num, 1), drafters=None)
         try:
             again = self._say(plain_like(self._speculator), last.asked, prompt, lambda: False)
         finally:
-            self._sampling = chosen
+            self._params = chosen
         fast, plain = last.result.stats.tok_per_s, again.result.stats.tok_per_s
         same = "yes" if again.result.tokens == last.result.tokens else "no"
-        if chosen.temperature > 0:
+        if chosen.sampling.temperature > 0:
             same += " (sampled: two draws of one distribution)"
         say(
             f"plain decoding {plain:.1f} tok/s, here {fast:.1f} tok/s = {fast / plain:.2f}x · "
@@ -111,7 +112,6 @@ class Talk:
         )
 
     def reset(self) -> None:
-        """Forget the conversation, not what was learnt about drafters."""
         self.messages, self.turns = list(self._opening), []
         say("a new conversation", style="dim")
 
@@ -132,12 +132,13 @@ class Talk:
         """Show the temperature, or set it; DraftwiseError for what is none."""
         if text:
             try:
-                changed = replace(self._sampling, temperature=float(text))
+                value = float(text)
             except ValueError:
                 raise DraftwiseError(f"/temperature {text}: write a number, 0 is greedy") from None
-            changed.check()
-            self._sampling = changed
-        say(f"temperature: {self._sampling.temperature:g}", style="dim")
+            request({"temperature": value})
+            sampling = replace(self._params.sampling, temperature=value)
+            self._params = replace(self._params, sampling=sampling)
+        say(f"temperature: {self._params.sampling.temperature:g}", style="dim")
 
     def save(self, text: str) -> None:
         """Write the conversation as one line of jsonl, as ``generate --batch`` reads it.
@@ -159,12 +160,10 @@ class Talk:
         say(f"read {file}: {counted(len(messages), 'message')}", style="dim")
 
     def help(self, text: str) -> None:
-        """The commands, and the drafters in their colours."""
         self._console.print(Text(text))
         self._console.print(Text("drafters: ").append(legend(colours(self._names))))
 
     def stats(self) -> None:
-        """A line a turn, and tokens by drafter."""
         if not self.turns:
             say("no turns yet")
             return
@@ -189,7 +188,6 @@ class Talk:
         self._console.print(Text(summary(total([turn.result.stats for turn in self.turns]))))
 
     def _close(self) -> None:
-        """The last turn is over: keep what was said, and say how it ended."""
         turn = self.turns[-1]
         result = turn.result
         self.messages = [*turn.asked, {"role": "assistant", "content": result.text}]
@@ -220,11 +218,12 @@ class Talk:
         before: Result | None = None,
     ) -> Turn:
         """Show an answer as it comes; before: what was said of it already."""
-        options, stops = self._sampling.request(), tuple(self._sampling.stop or ())
-        if options["seed"] is not None:
-            options["seed"] += len(self.turns) + (0 if before is None else len(before.tokens))
+        params, stops = self._params, self._params.stop
+        if params.seed is not None:
+            later = len(self.turns) + (0 if before is None else len(before.tokens))
+            params = replace(params, seed=params.seed + later)
         start = time.perf_counter()
-        generation = speculator.start(prompt, **options)
+        generation = speculator.start(prompt, params)
         painter, pen = Painter(speculator.tokenizer, stops), Pen(self._names, wraps=True)
         # text goes on where it was: tokens decode otherwise at the beginning of a text
         whole = Answer(Ending(speculator.target.max_positions, stop=stops), speculator.tokenizer)

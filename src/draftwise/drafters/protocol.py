@@ -35,7 +35,8 @@ class Context:
     but for its last token, where some drafter looks at them. eos: tokens behind which nothing is
     drafted. num_prompt: of the text, by default all that there is at first. seen: how often tokens
     occurred, where that is penalised. tenant: whose earlier answers it may draft from, and whose it
-    joins. is_private: it joins none. fault: what its own ``sampling`` raised, if it did.
+    joins. is_private: it joins none. drafters: those that may draft for it, None = all; where there
+    is none, no drafter knows its row. fault: what its own ``sampling`` raised, if it did.
     """
 
     row: int
@@ -47,6 +48,7 @@ class Context:
     features: Features | None = None
     tenant: str = ""
     is_private: bool = False
+    drafters: frozenset[str] | None = None
     eos: frozenset[int] = frozenset()
     num_prompt: int = -1
     seen: Occurrences | None = None
@@ -54,6 +56,15 @@ class Context:
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens) if self.num_prompt < 0 else self.num_prompt
+
+    @property
+    def is_drafted(self) -> bool:
+        """Whether anything may be drafted for it."""
+        return self.drafters is None or bool(self.drafters)
+
+    def allows(self, name: str) -> bool:
+        """Whether this drafter may draft for it."""
+        return self.drafters is None or name in self.drafters
 
     def span(
         self,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftwise.engine.drafting import FEW as FEW
     from draftwise.engine.engine import Engine as Engine
     from draftwise.engine.generation import Generation as Generation
+    from draftwise.engine.generation import RequestOutput as RequestOutput
     from draftwise.engine.generation import Result as Result
     from draftwise.engine.loop import Loop as Loop
     from draftwise.engine.losslessness import LosslessnessReport as LosslessnessReport

@@ -183,17 +183,21 @@ class Sessions:
 
     def matches(self, context: Context) -> dict[str, int]:
         """The match length of each retrieval drafter at the end of the text."""
-        return self._look_up(lambda session: int(session.match_length(context)))
+        return self._look_up(context, lambda session: int(session.match_length(context)))
 
     def peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Each retrieval drafter's match behind the draft, and what follows it."""
         size = self._vocab_size
-        return self._look_up(lambda session: checked_match(session.peek(context, drafted), size))
+        return self._look_up(
+            context, lambda session: checked_match(session.peek(context, drafted), size)
+        )
 
-    def _look_up(self, what: Callable[[Retrieving], T]) -> dict[str, T]:
-        """What every retrieval drafter says; one that raises says nothing."""
+    def _look_up(self, context: Context, what: Callable[[Retrieving], T]) -> dict[str, T]:
+        """What each allowed retrieval drafter says; one that raises says nothing."""
         found: dict[str, T] = {}
         for name, session in list(self._retrieving.items()):
+            if not context.allows(name):
+                continue
             try:
                 found[name] = what(session)
             except Exception as error:
@@ -382,9 +386,9 @@ class Drafting:
                 looks = yield from session.glance([turn.context for turn in wanted])
                 found += zip(wanted, checked_scores(looks, len(wanted)), strict=True)
             for group in (everything, rest):
-                if group:
+                if group := [turn for turn in group if turn.context.allows(name)]:
                     contexts = [turn.context for turn in group]
-                    scores = yield from session.score(contexts, group is everything)
+                    scores = yield from session.score(contexts, id(group[0]) in whole)
                     found += zip(group, checked_scores(scores, len(group)), strict=True)
             return found
 

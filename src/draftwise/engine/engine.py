@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Context
 from draftwise.engine.costs import LARGEST_PIECE, Pace
 from draftwise.engine.drafting import Drafting, Pool
@@ -21,6 +23,7 @@ from draftwise.engine.request import Request
 from draftwise.nn.hidden_states import Features
 from draftwise.types import Costs, DraftwiseError
 
+_LOG = logging.getLogger(__name__)
 LEAST = 32
 """Tokens that a common beginning must have to be worth keeping track of."""
 
@@ -37,10 +40,11 @@ class Prefixes:
     """Rows of requests that have ended, kept for those to come; least recently used out first.
 
     num_rows: as many are kept at most; 0 = none, and no beginning is looked for anywhere.
+    needs_states: whether drafters read the target's states, which rows without drafts do not keep.
     """
 
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
+    def __init__(self, num_rows: int, needs_states: bool) -> None:
+        self.num_rows, self._needs_states = num_rows, needs_states
         self._kept: dict[int, Context] = {}
 
     def keep(self, context: Context) -> list[int]:
@@ -80,7 +84,9 @@ class Prefixes:
         found = [
             Beginning(context, common(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
-            if context.tenant == prompt.tenant and not context.is_private
+            if context.tenant == prompt.tenant
+            and not context.is_private
+            and (context.is_drafted or not (prompt.is_drafted and self._needs_states))
         ]
         best = max(found, key=lambda beginning: beginning.length, default=None)
         return best if best is not None and best.length >= LEAST else None
@@ -134,7 +140,8 @@ class Engine:
         self._drafting = Drafting(pool)
         self._loop = Loop(pool, self._cache, self._drafting)
         self._reader = Reader(pool.target, self._cache, self._drafting, self._loop)
-        self._pace, self._prefixes = Pace(), Prefixes(num_prefixes)
+        self._pace, self._prefixes = Pace(), Prefixes(num_prefixes, bool(pool.target.taps))
+        self._drafted: set[int] = set()  # rows that the drafters know
         self._waiting: list[_Waiting] = []
         self._reading: list[Request] = []
         self._running: list[Request] = []
@@ -200,7 +207,10 @@ class Engine:
             return []
         start = self._pool.clock()
         try:
+            allowed = self.drafting_allowed
             rounds = self._loop.round(self._running)
+            if allowed != self.drafting_allowed:
+                _tell_of_switch(not allowed, self.guard)
         except BaseException:  # half a round: what it left in the caches is good for nothing
             self._abandon(self._running)
             raise
@@ -240,7 +250,6 @@ class Engine:
         self._drop_finished()
 
     def knows(self, id_: int) -> bool:
-        """Whether a request waits or runs here."""
         return any(request.id == id_ for request in self._all())
 
     def close(self) -> None:
@@ -259,7 +268,6 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` has anything to do."""
         with self.lock:
             if not self._is_stepping:
                 self._cancel_dropped()
@@ -272,18 +280,26 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """How many have a row."""
         return len(self._reading) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no row yet."""
         return len(self._waiting)
 
     @property
     def num_cache_bytes(self) -> int:
         """Bytes of the target's keys and values, rows kept for their beginnings included."""
         return self._cache.num_bytes
+
+    @property
+    def guard(self) -> Guard:
+        """The account of all requests: speed relative to plain decoding, now and overall."""
+        return self._pool.guard
+
+    @property
+    def drafting_allowed(self) -> bool:
+        """Whether the guard allows drafts at present."""
+        return self._pool.guard.allows_drafts
 
     @property
     def costs(self) -> Costs | None:
@@ -369,26 +385,43 @@ class Engine:
         found = self._beginning(request)
         context, expected = request.context, request.num_room
         request.switch = self._pool.target.switch
-        if self._pool.target.taps:
+        if self._pool.target.taps and context.is_drafted:
             context.features = Features()
         # what a private request leaves is not kept: it takes no row that others share
         takes = found is not None and not context.is_private
         if takes and found is not None and self._prefixes.take(found.context.row):
             context.row = found.context.row
             self._cache.crop(context.row, found.length)
-            self._drafting.sessions.crop(context, found.length)
         else:
             context.row = self._next_row()
             self._cache.open(context.row, expected)
-            self._drafting.sessions.open(context, expected)
             if found is not None:
                 self._cache.copy(found.context.row, context.row, found.length)
-                self._drafting.sessions.copy(found.context.row, context.row, found.length)
+        self._tell_drafters(context, expected, found)
         if found is not None:
             self.num_prefix_hits += 1
             self.num_prefix_tokens += found.length
             if context.features is not None and found.context.features is not None:
                 context.features.begin_like(found.context.features, found.length)
+
+    def _tell_drafters(self, context: Context, expected: int, found: Beginning | None) -> None:
+        """Open the row for drafters, unless nothing is drafted for it; found: where it begins."""
+        sessions, row = self._drafting.sessions, context.row
+        source = found.context.row if found is not None else -1
+        if not context.is_drafted:
+            self._forget(row)
+        elif found is not None and source == row and row in self._drafted:
+            sessions.crop(context, found.length)
+        else:
+            self._drafted.add(row)
+            sessions.open(context, expected)
+            if found is not None and source != row and source in self._drafted:
+                sessions.copy(source, row, found.length)
+
+    def _forget(self, row: int) -> None:
+        if row in self._drafted:
+            self._drafted.discard(row)
+            self._drafting.sessions.close(row)
 
     def _beginning(self, request: Request) -> Beginning | None:
         """What need not be read of a prompt; its last tokens are, to see how drafters fare."""
@@ -466,7 +499,6 @@ class Engine:
                 self._close(request.context.row)
 
     def _abandon(self, requests: list[Request]) -> None:
-        """End these rows, with the text they have."""
         for request in requests:
             if not request.is_over:
                 request.end("interrupted")
@@ -475,7 +507,6 @@ class Engine:
         requests.clear()
 
     def _next_row(self) -> int:
-        """The lowest number that is free."""
         if self._free:
             return heapq.heappop(self._free)
         self._num_rows += 1
@@ -483,5 +514,18 @@ class Engine:
 
     def _close(self, row: int) -> None:
         self._cache.close(row)
-        self._drafting.sessions.close(row)
+        self._forget(row)
         heapq.heappush(self._free, row)
+
+
+def _tell_of_switch(allowed: bool, guard: Guard) -> None:
+    """Log that the guard switched drafting on or off, and why."""
+    state = (
+        "on again: it has earned its cost" if allowed else "off: it has cost more than it brought"
+    )
+    _LOG.info(
+        "drafting is switched %s (%.3f times plain decoding lately, %.3f since the start)",
+        state,
+        guard.recent_speed,
+        guard.speed,
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ class Result:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object, as the command line prints it."""
         stats = self.stats
         return {
             "tokens": self.tokens,
@@ -52,11 +51,69 @@ class Result:
             "mean_accepted_tokens": stats.mean_accepted_tokens,
             "draft_acceptance_rate": stats.draft_acceptance_rate,
             "tok_per_s": stats.tok_per_s,
+            "speed": stats.speed,
+            "recent_speed": stats.recent_speed,
             "seconds_by_phase": dict(stats.seconds_by_phase),
             "pulls": dict(stats.pulls),
             "finish_reason": self.finish_reason,
             "num_prompt_tokens": len(self.prompt_tokens),
         }
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What one request emitted since its reader last looked; parts add up, as vLLM's deltas do.
+
+    tokens, sources: each token's id and writer. text: what became certain of the answer. rounds:
+    tokens drafted and accepted in each. logprobs: one a token, where they were asked for.
+    prompt_logprobs: once, with the first part, None for the prompt's first token. finish_reason:
+    with the last part only, and with it ``stats`` and ``error``.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stats: Stats | None = None
+    error: str | None = None
+
+    def add(self, later: RequestOutput) -> None:
+        self.text += later.text
+        for name in ("tokens", "sources", "rounds", "logprobs"):
+            getattr(self, name).extend(getattr(later, name))
+        self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
+        self.finish_reason, self.stats, self.error = later.finish_reason, later.stats, later.error
+
+
+class OutputReader:
+    """Reads a request's output part by part. State: how much of it was read."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._num_chars = self._num_logprobs = 0
+        self._is_first = True
+
+    def read(self, rounds: Iterable[Round]) -> RequestOutput:
+        """What is new; rounds: the request's own since the last part."""
+        request, part = self.request, RequestOutput()
+        for round_ in rounds:
+            part.tokens += round_.tokens
+            part.sources += round_.sources
+            part.rounds.append((round_.num_drafted, round_.num_accepted))
+        text = request.answer.text
+        part.text, self._num_chars = text[self._num_chars :], len(text)
+        part.logprobs = request.logprobs[self._num_logprobs :]
+        self._num_logprobs += len(part.logprobs)
+        if self._is_first and request.wants_prompt_logprobs:
+            part.prompt_logprobs = [None, *request.prompt_logprobs]
+        self._is_first = False
+        if request.answer.finish_reason is not None:
+            part.finish_reason, part.stats = request.answer.finish_reason, request.stats
+            part.error = None if request.error is None else str(request.error)
+        return part
 
 
 class Generation(Iterator[Round]):
@@ -122,8 +179,13 @@ class Generation(Iterator[Round]):
             if request.error is not None:
                 warnings.warn(f"request {index} ended early: {request.error!r}", stacklevel=3)
 
+    def outputs(self) -> Iterator[tuple[int, RequestOutput, Round]]:
+        """Each round with its request's index and what it emitted."""
+        readers = [OutputReader(request) for request in self._requests]
+        for round_ in self:
+            yield round_.request, readers[round_.request].read([round_]), round_
+
     def text(self, request: int) -> str:
-        """The text of one request so far."""
         return self._requests[request].answer.text
 
     @property
@@ -132,7 +194,6 @@ class Generation(Iterator[Round]):
         return self._engine.num_cache_bytes
 
     def results(self) -> list[Result]:
-        """Each request's answer, finished or not."""
         return [
             Result(
                 list(r.prompt),
@@ -148,5 +209,4 @@ class Generation(Iterator[Round]):
 
 
 def _shortened(text: str, num: int = 60) -> str:
-    """The beginning of a text."""
     return text if len(text) <= num else text[: num - 1] + "…"

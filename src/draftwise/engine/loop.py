@@ -46,19 +46,21 @@ class Loop:
         start = self._pool.cost_clock()
         with self.phase("choose"):
             turns = choose(requests, self._pool.guard.allows_drafts)
+        drafted = [turn for turn in turns if turn.context.is_drafted]
         with self.phase("read"):
-            self._drafting.catch_up(turns, self._verify_s)
+            self._drafting.catch_up(drafted, self._verify_s)
         with self.phase("draft"):
-            self._drafting.propose(turns)
+            self._drafting.propose(drafted)
         with self.phase("verify"):
             self._verify(turns)
         with self.phase("commit"):
             for turn in turns:
                 self._commit(turn)
-            self._drafting.commit(turns)
+            if drafted:
+                self._drafting.commit(drafted)
         with self.phase("look"):
             look = self._pool.cost_clock()
-            if self._drafting.look(turns, self._look_s > 0.0):
+            if drafted and self._drafting.look(drafted, self._look_s > 0.0):
                 self._look_s -= self._pool.cost_clock() - look
         with self.phase("reveal"):
             evidence = self._reveal(turns)
@@ -66,16 +68,17 @@ class Loop:
             for turn, facts in zip(turns, evidence, strict=True):
                 if not turn.waits:  # what was chosen is still to come
                     turn.request.learn(turn.decision, facts)
-        self._account(turns, self._pool.cost_clock() - start)
-        return self._records(turns, evidence)
+        charged = self._account(turns, self._pool.cost_clock() - start)
+        return self._records(turns, evidence, charged)
 
-    def _account(self, turns: Sequence[Turn], seconds: float) -> None:
-        """What the round has earned, compared with plain decoding."""
+    def _account(self, turns: Sequence[Turn], seconds: float) -> tuple[float, float]:
+        """What the round has earned: seconds of a plain one, and its own."""
         has_drafted = any(len(turn.draft) or turn.waits for turn in turns)
         plain_s = self._plain_s if has_drafted else seconds
         seconds = min(seconds, PAUSE * plain_s)
         self._pool.guard.observe(sum(t.num_emitted for t in turns) / len(turns), seconds, plain_s)
         self._look_s += LOOK_SHARE * seconds
+        return plain_s, seconds
 
     def begin(self, num: int, num_running: int, seconds: float) -> None:
         """So many requests begin, and first impressions of their prompts took ``seconds``.
@@ -178,11 +181,12 @@ class Loop:
 
     def _reveal(self, turns: Sequence[Turn]) -> list[Evidence]:
         """All that the round made known, for each request."""
-        costs = self.costs([turn.request for turn in turns])
+        drafted = [turn.request for turn in turns if turn.context.is_drafted]
+        costs = self.costs([turn.request for turn in turns]) if drafted else None
         seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
         return [self._evidence(turn, costs, seconds) for turn in turns]
 
-    def _evidence(self, turn: Turn, costs: Costs, seconds: float) -> Evidence:
+    def _evidence(self, turn: Turn, costs: Costs | None, seconds: float) -> Evidence:
         return Evidence(
             plan=turn.played,
             num_drafted=len(turn.draft),
@@ -200,11 +204,15 @@ class Loop:
             num_left=turn.request.answer.num_left,
         )
 
-    def _records(self, turns: Sequence[Turn], evidence: Sequence[Evidence]) -> list[Round]:
+    def _records(
+        self, turns: Sequence[Turn], evidence: Sequence[Evidence], charged: tuple[float, float]
+    ) -> list[Round]:
         """One record a request; the round's seconds are shared by its rows."""
         seconds, self.seconds = self.seconds, {}
         return [
-            turn.request.record(turn.decision, facts, turn.num_emitted, seconds, len(turns))
+            turn.request.record(
+                turn.decision, facts, turn.num_emitted, seconds, len(turns), charged
+            )
             for turn, facts in zip(turns, evidence, strict=True)
         ]
 

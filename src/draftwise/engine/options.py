@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 from draftwise import checks
 from draftwise.chat import Message, Prompt
+from draftwise.checks import option
 from draftwise.errors import BadValue, UnknownOption
 from draftwise.types import LONGEST_PLAN, DraftwiseError, SamplingParams
 
@@ -48,15 +49,48 @@ class Options(TypedDict, total=False):
     seed: int | Sequence[int] | None
     label: str
     private: bool
+    tenant: str
     preset: str | None
     policy: str | None
     lengths: Sequence[int] | None
+    speculation: bool
+    drafters: str | Sequence[str] | None
+    max_draft: int | None
     logprobs: int | None
     prompt_logprobs: bool
     priority: int
     attention_mask: Any
     num_return_sequences: int
     trace: str | Path | None
+
+
+def _sampling_params(name: str, value: Any) -> SamplingParams:
+    if isinstance(value, SamplingParams):
+        return value
+    raise BadValue(name, value, "a SamplingParams")
+
+
+_MOST_ENDS = 2**20
+"""No vocabulary has more tokens."""
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    one = isinstance(value, int) and not isinstance(value, bool)
+    return checks.wholes(name, (value,) if one else value, 0, num=_MOST_ENDS)
+
+
+def _drafter_names(name: str, value: Any) -> tuple[str, ...]:
+    if names := checks.strings(name, value):
+        return tuple(dict.fromkeys(names))
+    raise BadValue(name, value, "names of drafters (speculation=False uses none)")
+
+
+_optional = partial(partial, checks.optional)
+_drawn, _running = partial(option, panel="Sampling"), partial(option, panel="Running")
+SEED_HELP = (
+    "Seed of the draws; default: other draws each run. Text repeats with presets that do not look "
+    "at the clock (the default does)."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,36 +101,84 @@ class RequestParams:
     strings that end an answer. stop_when: asked after each token with the answer's tokens so far;
     True ends it. eos_token_ids: instead of the model's own; ignore_eos: none at all. seed: 0 or
     more; None = other draws each time. label, private: what other requests may learn from it
-    (``Memory.begin``). preset, policy, lengths: instead of the speculator's; lengths from 1 to
-    1,024, at most 128. logprobs: likeliest tokens to report with each emitted one, from 0 (that one
-    alone) to the vocabulary's size; prompt_logprobs: those of the prompt's tokens, too. priority:
-    the higher comes first. Raises BadValue for a value of another type or outside its range.
+    (``Memory.begin``). tenant: whose earlier answers and prefixes it may share. preset, policy,
+    lengths: instead of the speculator's; lengths from 1 to 1,024, at most 128. speculation: False
+    decodes plainly, and no drafter sees the text. drafters: names of those that it may use; None =
+    all. max_draft: tokens of a draft, 0 to 1,024; None = as the plans say. These three have the
+    names of vLLM's ``extra_args``. logprobs: likeliest tokens to report with each emitted one, from
+    0 (that one alone) to the vocabulary's size; prompt_logprobs: those of the prompt's tokens, too.
+    priority: the higher comes first. Raises BadValue for a value of another type or outside its
+    range.
     """
 
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_new_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_when: Callable[[Sequence[int]], bool] | None = None
-    eos_token_ids: tuple[int, ...] | None = None
-    ignore_eos: bool = False
-    seed: int | None = None
-    label: str = ""
-    private: bool = False
-    preset: str | None = None
-    policy: str | None = None
-    lengths: tuple[int, ...] | None = None
-    logprobs: int | None = None
-    prompt_logprobs: bool = False
-    priority: int = 0
+    sampling: SamplingParams = option(SamplingParams, check=_sampling_params)
+    max_new_tokens: int = option(
+        256,
+        "Tokens of an answer, at most.",
+        "--max-new-tokens",
+        "-n",
+        metavar="N",
+        check=partial(checks.whole, least=1),
+    )
+    stop: tuple[str, ...] = _drawn(
+        (),
+        "A string that ends the answer; repeatable.",
+        metavar="TEXT",
+        kind=list[str] | None,
+        check=checks.strings,
+    )
+    stop_when: Callable[[Sequence[int]], bool] | None = option(None, check=checks.function)
+    eos_token_ids: tuple[int, ...] | None = option(None, check=_optional(_token_ids))
+    ignore_eos: bool = _drawn(
+        False, "Go on after the end-of-text token.", "--ignore-eos", check=checks.flag
+    )
+    seed: int | None = _drawn(None, SEED_HELP, metavar="N", check=_optional(checks.seed))
+    label: str = option("", check=checks.string)
+    private: bool = option(False, check=checks.flag)
+    tenant: str = option("", check=checks.string)
+    preset: str | None = option(None, check=_optional(checks.string))
+    policy: str | None = option(None, check=_optional(checks.string))
+    lengths: tuple[int, ...] | None = option(
+        None,
+        check=_optional(partial(checks.wholes, least=1, most=LONGEST_PLAN, num=MOST_LENGTHS)),
+    )
+    speculation: bool = _running(
+        True, "Draft, or decode plainly.", "--speculation/--no-speculation", check=checks.flag
+    )
+    drafters: tuple[str, ...] | None = _running(
+        None,
+        "Draft with these of the pool alone, by name.",
+        metavar="NAME,NAME",
+        kind=str | None,
+        read=lambda text: None if text is None else text.split(","),
+        check=_optional(_drafter_names),
+    )
+    max_draft: int | None = _running(
+        None,
+        "Tokens of a draft, at most.",
+        metavar="N",
+        check=_optional(partial(checks.whole, least=0, most=LONGEST_PLAN)),
+    )
+    logprobs: int | None = option(None, check=_optional(partial(checks.whole, least=0)))
+    prompt_logprobs: bool = option(False, check=checks.flag)
+    priority: int = option(0, check=checks.whole)
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+        checks.check_fields(self)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything may be drafted for it."""
+        return self.speculation and self.max_draft != 0
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises BadValue for what a target with so many tokens cannot give."""
         self.sampling.check_vocabulary(vocab_size)
         checks.optional(checks.whole, "logprobs", self.logprobs, 0, vocab_size)
+
+
+Params = RequestParams | Sequence[RequestParams] | None
+"""The parameters of all prompts, or one a prompt; None = by name."""
 
 
 def request_params(method: str, options: Mapping[str, Any]) -> RequestParams:
@@ -126,9 +208,9 @@ def request_params(method: str, options: Mapping[str, Any]) -> RequestParams:
 
 
 def batch_params(
-    method: str, options: Mapping[str, Any], num_prompts: int
-) -> tuple[list[RequestParams], int]:
-    """The parameters of each prompt, without seeds, and how many answers each prompt gets.
+    method: str, options: Mapping[str, Any], num_prompts: int, params: Params = None
+) -> tuple[list[RequestParams], int, Any]:
+    """The parameters of each prompt, how many answers each prompt gets, and the seeds.
 
     options: may hold lists with one ``max_new_tokens`` and one ``sampling`` a prompt; ``stop_when``
     is called with the prompt's index first. Errors as ``request_params``; DraftwiseError for a list
@@ -137,7 +219,14 @@ def batch_params(
     check_names(method, options, batch=True)
     given = {name: value for name, value in options.items() if name not in _BATCH}
     num = checks.whole("num_return_sequences", options.get("num_return_sequences", 1), 1, 1024)
-    given.pop("seed", None)
+    if params is not None:
+        _alone(method, given)
+        all_ = [params] * num_prompts if isinstance(params, RequestParams) else list(params)
+        if len(all_) != num_prompts or not all(isinstance(one, RequestParams) for one in all_):
+            raise DraftwiseError(f"params: give one RequestParams, or {num_prompts}, one a prompt")
+        seeds = {one.seed for one in all_}
+        return all_, num, seeds.pop() if len(seeds) == 1 else [one.seed for one in all_]
+    seed = given.pop("seed", None)
     stop_when = checks.function("stop_when", given.pop("stop_when", None))
     several = {
         name: given.pop(name)
@@ -157,7 +246,13 @@ def batch_params(
             raise BadValue("num_return_sequences", num, "1 for greedy decoding: all are the same")
         ends = None if stop_when is None else partial(stop_when, index)
         found.append(replace(params, stop_when=ends))
-    return found, num
+    return found, num, seed
+
+
+def _alone(method: str, options: Mapping[str, Any]) -> None:
+    if options:
+        name = next(iter(options))
+        raise DraftwiseError(f"{method}(): params and {name} were both given: write {name} into it")
 
 
 def check_names(method: str, options: Mapping[str, Any], *, batch: bool = False) -> None:
@@ -187,40 +282,8 @@ def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
     return own
 
 
-_MOST_ENDS = 2**20
-"""No vocabulary has more tokens."""
-
-
-def _sampling_params(name: str, value: Any) -> SamplingParams:
-    if isinstance(value, SamplingParams):
-        return value
-    raise BadValue(name, value, "a SamplingParams")
-
-
-def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    one = isinstance(value, int) and not isinstance(value, bool)
-    return checks.wholes(name, (value,) if one else value, 0, num=_MOST_ENDS)
-
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "sampling": _sampling_params,
-    "max_new_tokens": partial(checks.whole, least=1),
-    "stop": checks.strings,
-    "stop_when": checks.function,
-    "eos_token_ids": partial(checks.optional, _token_ids),
-    "ignore_eos": checks.flag,
-    "seed": partial(checks.optional, checks.seed),
-    "label": checks.string,
-    "private": checks.flag,
-    "preset": partial(checks.optional, checks.string),
-    "policy": partial(checks.optional, checks.string),
-    "lengths": partial(
-        checks.optional, partial(checks.wholes, least=1, most=LONGEST_PLAN, num=MOST_LENGTHS)
-    ),
-    "logprobs": partial(checks.optional, partial(checks.whole, least=0)),
-    "prompt_logprobs": checks.flag,
-    "priority": checks.whole,
-}
 _SAMPLING = tuple(own.name for own in fields(SamplingParams))
-_OPTIONS = frozenset({*_CHECKS, *_SAMPLING, "do_sample", "stop_strings"})
+_OPTIONS = frozenset(
+    {*(own.name for own in fields(RequestParams)), *_SAMPLING, "do_sample", "stop_strings"}
+)
 _BATCH = frozenset({"attention_mask", "num_return_sequences", "trace"})

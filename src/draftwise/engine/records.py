@@ -18,13 +18,53 @@ PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "rev
 """The named phases of a round, in order (prefill comes once, before the first)."""
 
 
+RECENT = 0.95
+"""Discount of a step in the recent speed of a request or a label: about its last twenty steps."""
+
+
+@dataclass(slots=True)
+class Account:
+    """Seconds that steps took, and what the same tokens would have taken without drafts.
+
+    Prefill is in neither. ``spent_s`` is measured, ``plain_s`` is what the cost model believes of
+    plain decoding; the recent sums are discounted by ``RECENT`` a step.
+    """
+
+    plain_s: float = 0.0
+    spent_s: float = 0.0
+    recent_plain_s: float = 0.0
+    recent_spent_s: float = 0.0
+
+    def add(self, plain_s: float, spent_s: float) -> None:
+        self.plain_s += plain_s
+        self.spent_s += spent_s
+        self.recent_plain_s = RECENT * self.recent_plain_s + plain_s
+        self.recent_spent_s = RECENT * self.recent_spent_s + spent_s
+
+    def merge(self, other: Account) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens a second relative to plain decoding; None before the first step."""
+        return self.plain_s / self.spent_s if self.spent_s > 0 else None
+
+    @property
+    def recent_speed(self) -> float | None:
+        """The same, of the latest steps."""
+        return self.recent_plain_s / self.recent_spent_s if self.recent_spent_s > 0 else None
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """One request's round: what was chosen, drafted, kept, and what it cost.
 
     tokens, sources: what was emitted and each token's drafter (``target`` for the bonus token).
     seconds: of the round's phases; shared by all rows of a batch, which run together. estimates:
-    [K] the policy's values after learning. scores: what became known of each drafter.
+    [K] the policy's values after learning. scores: what became known of each drafter. plain_s,
+    spent_s: what the guard believes of such a round without drafts, and what it took.
+    label: the request's.
     """
 
     request: int
@@ -42,6 +82,9 @@ class Round:
     estimates: Floats
     scores: Mapping[str, Scores]
     matches: Mapping[str, int]
+    plain_s: float = 0.0
+    spent_s: float = 0.0
+    label: str = ""
 
     def __repr__(self) -> str:
         return (
@@ -52,11 +95,14 @@ class Round:
 
     @property
     def num_emitted(self) -> int:
-        """Tokens that this round added to the text."""
         return len(self.tokens)
 
+    def charge(self, account: Account) -> None:
+        """Enter this round in an account, if plain decoding's price is known."""
+        if self.plain_s > 0:
+            account.add(self.num_emitted * self.plain_s, self.spent_s)
+
     def as_json(self) -> dict[str, Any]:
-        """One flat object for a line of a trace."""
         return {
             "request": self.request,
             "round": self.round,
@@ -74,6 +120,8 @@ class Round:
             "num_drafted": self.num_drafted,
             "num_accepted": self.num_accepted,
             "num_emitted": self.num_emitted,
+            "plain_s": round(self.plain_s, 9),
+            "spent_s": round(self.spent_s, 9),
             "seconds": {phase: round(s, 9) for phase, s in self.seconds.items()},
             "scores": {name: _scores_as_json(s) for name, s in self.scores.items()},
             "matches": dict(self.matches),
@@ -116,7 +164,6 @@ class TraceWriter:
             self._give_up(error)
 
     def close(self) -> None:
-        """Finish the file."""
         if self._file is not None:
             try:
                 self._file.close()
@@ -161,7 +208,6 @@ def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> list[Tensor]:
 
 
 def as_logprobs(pairs: Floats, ids: Floats, values: Floats) -> list[TokenLogprobs]:
-    """The same on the host, one a token."""
     return [
         TokenLogprobs(int(token), value, tuple(zip(map(int, those), theirs, strict=True)))
         for (token, value), those, theirs in zip(

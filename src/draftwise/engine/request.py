@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.fuse import Fuse, FusedMixer
-from draftwise.engine.records import PHASES, Round, TokenLogprobs
+from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs
 from draftwise.engine.text import Answer
 from draftwise.feedback import Revealer, Told
 from draftwise.protocols import (
@@ -94,7 +94,6 @@ class Turn:
 
     @property
     def fed(self) -> list[int]:
-        """What the target reads: the text's last token, and the draft."""
         return [self.context.tokens[-1], *self.draft.tokens.tolist()]
 
     @property
@@ -146,6 +145,7 @@ class Stats:
     """Counts and seconds of one request; the words are those of DESIGN and vLLM.
 
     seconds: wall time per phase; rows of a batch share their phases. pulls: rounds by plan label.
+    account: what says how fast it was relative to plain decoding.
     """
 
     num_rounds: int = 0
@@ -154,6 +154,7 @@ class Stats:
     num_emitted: int = 0
     seconds_by_phase: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     pulls: Counter[str] = field(default_factory=Counter)
+    account: Account = field(default_factory=Account)
 
     def add(self, round_: Round) -> None:
         """Count one round."""
@@ -164,6 +165,21 @@ class Stats:
         self.pulls[round_.plan.drafter] += 1
         for phase, seconds in round_.seconds.items():
             self.seconds_by_phase[phase] += seconds
+        round_.charge(self.account)
+
+    def merge(self, other: Stats, are_together: bool = False) -> None:
+        """Add another's counts; seconds, too, or the longer where rows ran together."""
+        self.num_rounds += other.num_rounds
+        self.num_drafted += other.num_drafted
+        self.num_accepted += other.num_accepted
+        self.num_emitted += other.num_emitted
+        self.pulls.update(other.pulls)
+        self.account.merge(other.account)
+        for phase, seconds in other.seconds_by_phase.items():
+            before = self.seconds_by_phase[phase]
+            self.seconds_by_phase[phase] = (
+                max(before, seconds) if are_together else before + seconds
+            )
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -174,6 +190,16 @@ class Stats:
     def draft_acceptance_rate(self) -> float:
         """Accepted over drafted tokens; 0 where nothing was drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens a second relative to plain decoding, without prefill; None = unknown."""
+        return self.account.speed
+
+    @property
+    def recent_speed(self) -> float | None:
+        """The same, of the latest rounds."""
+        return self.account.recent_speed
 
     @property
     def tok_per_s(self) -> float:
@@ -213,6 +239,7 @@ class Request:
     guides: Mapping[tuple[str, str], StopRule] = field(default_factory=dict)
     fuses: Sequence[Fuse] = ()
     priority: int = 0
+    label: str = ""
     scores_prompt: bool = False
     num_logprobs: int | None = None
     wants_prompt_logprobs: bool = False
@@ -250,7 +277,6 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has ended, whatever the reason."""
         return self.answer.finish_reason is not None
 
     @property
@@ -303,7 +329,6 @@ class Request:
 
     @property
     def tokens(self) -> list[int]:
-        """The output so far, without the prompt."""
         return self.context.tokens[len(self.prompt) :]
 
     @property
@@ -313,7 +338,6 @@ class Request:
         return max(0, left if below < 0 else min(left, below))
 
     def guide(self, plan: Plan) -> StopRule:
-        """What ends a draft of this plan early."""
         return self.guides[plan.drafter, plan.rule]
 
     @property
@@ -344,6 +368,8 @@ class Request:
 
     def choose(self) -> Decision:
         """What the policy chooses by itself; plain decoding where it cannot."""
+        if not self.context.is_drafted:
+            return self.plain
         return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
 
     @property
@@ -429,6 +455,8 @@ class Request:
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
         """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
+        if not self.context.is_drafted:
+            return
         guide = self.guides.get((evidence.plan.drafter, evidence.plan.rule))
         has_chain = evidence.num_drafted > 0 and evidence.plan.tree is None
         if guide is not None and has_chain and not self.plays_all:
@@ -445,7 +473,6 @@ class Request:
             self.policy.learn(made, feedback)
 
     def _estimates(self) -> Floats:
-        """[K] the policy's values."""
         found = np.asarray(self.policy.estimates(), dtype=np.float64)
         if found.shape != (len(self.plans),):
             raise ValueError(f"its estimates have the shape {found.shape}, of {len(self.plans)}")
@@ -458,8 +485,8 @@ class Request:
         num_emitted: int,
         seconds: Mapping[str, float],
         batch_size: int,
+        charged: tuple[float, float] = (0.0, 0.0),
     ) -> Round:
-        """This round as a record, counted in ``stats``."""
         end = len(self.sources)
         round_ = Round(
             request=self.id,
@@ -477,6 +504,9 @@ class Request:
             estimates=self._ask(self._estimates, np.zeros(len(self.plans))),
             scores=evidence.scores,
             matches=evidence.matches,
+            plain_s=charged[0],
+            spent_s=charged[1],
+            label=self.label,
         )
         self.stats.add(round_)
         if self.outbox is not None:

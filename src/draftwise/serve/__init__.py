@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.serve.app import Gate as Gate
     from draftwise.serve.app import Service as Service
     from draftwise.serve.app import make_app as make_app
     from draftwise.serve.constraint import Grammars as Grammars
@@ -21,13 +20,11 @@ if TYPE_CHECKING:
     from draftwise.serve.page import PAGE as PAGE
     from draftwise.serve.parse import Asker as Asker
     from draftwise.serve.parse import Codec as Codec
-    from draftwise.serve.parse import Limits as Limits
     from draftwise.serve.parse import ToolText as ToolText
     from draftwise.serve.parse import calls_schema as calls_schema
     from draftwise.serve.parse import read_calls as read_calls
     from draftwise.serve.responses import EventStream as EventStream
     from draftwise.serve.run import Server as Server
-    from draftwise.serve.run import Settings as Settings
     from draftwise.serve.run import check_name as check_name
     from draftwise.serve.run import make_service as make_service
     from draftwise.serve.schemas import MAX_BIASES as MAX_BIASES
@@ -40,12 +37,12 @@ if TYPE_CHECKING:
     from draftwise.serve.schemas import ResponseFormat as ResponseFormat
     from draftwise.serve.schemas import StructuredOutputs as StructuredOutputs
     from draftwise.serve.schemas import Tool as Tool
+    from draftwise.serve.settings import ServerSettings as ServerSettings
     from draftwise.serve.state import Keeper as Keeper
     from draftwise.serve.worker import Ask as Ask
     from draftwise.serve.worker import Busy as Busy
     from draftwise.serve.worker import Closing as Closing
-    from draftwise.serve.worker import Delta as Delta
-    from draftwise.serve.worker import Ended as Ended
+    from draftwise.serve.worker import Observer as Observer
     from draftwise.serve.worker import Ticket as Ticket
     from draftwise.serve.worker import Worker as Worker
 

@@ -28,13 +28,13 @@ from draftwise.serve.middleware import Middleware
 from draftwise.serve.page import PAGE
 from draftwise.serve.parse import Asker, Wanted
 from draftwise.serve.responses import (
+    About,
     Answers,
-    ChatForm,
-    CompletionForm,
-    Envelope,
+    ChatReply,
+    CompletionReply,
     EventStream,
-    Form,
     Pieces,
+    Reply,
     events,
     gather,
     until_gone,
@@ -47,6 +47,7 @@ from draftwise.serve.schemas import (
     StreamOptions,
     TokenizeRequest,
 )
+from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Busy, Closing, Mailbox, Worker
 from draftwise.types import DraftwiseError
 
@@ -81,22 +82,7 @@ class Service:
     heavy: Heavy = field(default_factory=Heavy)
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Who is let in, and bounds of what they send.
-
-    hosts: names by which the server may be addressed; empty = any. origins: of web pages that may
-    read answers; empty = the server's own page alone.
-    """
-
-    keys: Sequence[str] = ()
-    max_body: int = 4 * 2**20
-    hosts: Sequence[str] = ()
-    origins: Sequence[str] = ()
-
-
-def make_app(service: Service, gate: Gate) -> ASGIApp:
-    """The application, behind its middleware."""
+def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     service.metrics.watch(service.worker)
 
     @asynccontextmanager
@@ -116,17 +102,17 @@ def make_app(service: Service, gate: Gate) -> ASGIApp:
     _describe_bodies(app)
     inner = Middleware(
         app,
-        gate.keys,
-        gate.max_body,
+        settings.keys,
+        settings.max_body,
         service.metrics.saw_response,
-        gate.hosts,
+        settings.hosts,
         service.heavy.ended,
     )
-    if not gate.origins:
+    if not settings.origins:
         return inner
     return CORSMiddleware(  # outermost: a page's first request brings no key, and it reads errors
         inner,
-        allow_origins=gate.origins,
+        allow_origins=settings.origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         expose_headers=["X-Request-Id", "Retry-After"],
@@ -159,23 +145,21 @@ def _add_api(app: FastAPI, service: Service) -> None:
         """The next turn of a conversation."""
         body = await _read(service, request, ChatRequest)
         wanted = await _wanted(service, body, service.asker.chat, request)
-        num = len(wanted.asks)
-        form = ChatForm(body, service.asker.codec, num, _pieces(service, body, num))
-        return await _answer(service, body, wanted, form, request)
+        reply = ChatReply(_about(service, body, wanted), body, len(wanted.asks))
+        return await _answer(service, body, wanted, reply, request)
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def complete(request: Request) -> Response:
         """How a text goes on."""
         body = await _read(service, request, CompletionRequest)
         wanted = await _wanted(service, body, service.asker.completion, request)
-        num, codec = len(wanted.asks), service.asker.codec
         echoes: list[tuple[str, Sequence[int]]] = []
         if body.echo:
             for given, prompt in zip(body.prompts, wanted.prompts, strict=True):
                 text = given if isinstance(given, str) else service.tokenizer.decode(given)
                 echoes += [(text, prompt.tokens)] * body.n
-        form = CompletionForm(body, codec, echoes, _pieces(service, body, num))
-        return await _answer(service, body, wanted, form, request)
+        reply = CompletionReply(_about(service, body, wanted), body, echoes)
+        return await _answer(service, body, wanted, reply, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -248,7 +232,8 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/stats")
     async def stats(since: int = 0) -> dict[str, Any]:
         """For the live page."""
-        return {**service.about, **service.history.as_json(since)}
+        speeds = service.metrics.speeds()
+        return {**service.about, **service.history.as_json(since), **speeds}
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -334,36 +319,33 @@ async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: 
 
 
 async def _answer(
-    service: Service, body: Common, wanted: Wanted, form: Form, request: Request
+    service: Service, body: Common, wanted: Wanted, reply: Reply, request: Request
 ) -> Response:
     mailbox = Mailbox(len(wanted.asks))
     try:
-        tickets = service.worker.submit(wanted.asks, mailbox.slots)
+        tickets = service.worker.submit(wanted.asks, mailbox.sinks)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
         raise Refused(503, _DRAINING, retry_after_s=5) from None
     answers = Answers(service.worker, tickets, mailbox)
-    envelope = Envelope(
-        form, body.model or service.models[0], wanted.num_prompt_tokens, service.num_spec_tokens
-    )
     facts = request.scope.get("state", {}).get("facts", {})
-    facts |= {"answer": envelope.id, "prompt_tokens": envelope.num_prompt_tokens}
+    facts |= {"answer": reply.id, "prompt_tokens": wanted.num_prompt_tokens}
     if body.stream:
-        return await _stream(service, body, answers, envelope, request)
+        return await _stream(service, body, answers, reply, request)
     try:
-        whole = await until_gone(gather(answers, envelope, len(tickets)), request.receive)
+        whole = await until_gone(gather(answers, reply, len(tickets)), request.receive)
     finally:
         answers.close()
-    facts["tokens"] = envelope.num_tokens
+    facts["tokens"] = reply.num_tokens
     return Response(status_code=499) if whole is None else JSONResponse(whole)
 
 
 async def _stream(
-    service: Service, body: Common, answers: Answers, envelope: Envelope, request: Request
+    service: Service, body: Common, answers: Answers, reply: Reply, request: Request
 ) -> Response:
     """A stream whose first event is there already: what ends before it has a proper status."""
-    parts = events(answers, envelope, body.stream_options or StreamOptions())
+    parts = events(answers, reply, body.stream_options or StreamOptions())
     try:
         first = await until_gone(anext(parts), request.receive)
     except BaseException:
@@ -375,8 +357,17 @@ async def _stream(
     return EventStream(first, parts, service.patience_s, answers.close)
 
 
-def _pieces(service: Service, body: Common, num: int) -> Pieces | None:
-    return Pieces(service.tokenizer, body.stops, num) if body.draftwise.pieces else None
+def _about(service: Service, body: Common, wanted: Wanted) -> About:
+    pieces = None
+    if body.draftwise.pieces:
+        pieces = Pieces(service.tokenizer, body.stops, len(wanted.asks))
+    return About(
+        service.asker.codec,
+        body.model or service.models[0],
+        wanted.num_prompt_tokens,
+        service.num_spec_tokens,
+        pieces,
+    )
 
 
 def _check_model(service: Service, name: str) -> None:

@@ -61,19 +61,16 @@ class Refused(Exception):
 def error_body(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The object of an error, in a response or in a stream."""
     type_ = _TYPES.get(status, "server_error")
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
 def response(refused: Refused) -> JSONResponse:
-    """The response to a request that was refused."""
     body = error_body(refused.status, refused.message, refused.param, refused.code)
     return JSONResponse(body, refused.status, headers=refused.headers)
 
 
 def no_object() -> Refused:
-    """The refusal of a request whose body is none, or no JSON object."""
     return Refused(
         400,
         "the request has no JSON object as its body: send one, "
@@ -82,7 +79,6 @@ def no_object() -> Refused:
 
 
 def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:
-    """What a validation found, as one refusal that names the field."""
     # of the members of a union, the one that got furthest is the one that was meant
     error = max(errors, key=_furthest)
     *above, last = [str(part)[:100] for part in error["loc"]] or [""]

@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.engine.engine import Engine
 from draftwise.engine.records import Round
-from draftwise.serve.worker import Ended, Engine
+from draftwise.serve.worker import Observer, Ticket
 from draftwise.types import Floats, Plan
 
 _SECONDS = 300
-_RECENT_ROUNDS = 400
 
 
 @dataclass(slots=True)
 class Second:
     """What one second of the engine was. Empty seconds are not kept.
 
-    own_tokens, own_s: of rounds that one row of the server's own policy had to itself. expected:
-    what that policy makes of each drafter's best plan at the end.
+    expected: what the server's own policy makes of each drafter's best plan at the end.
     """
 
     at: int
@@ -34,8 +33,6 @@ class Second:
     verify_s: float = 0.0
     draft_s: float = 0.0
     num_rounds: int = 0
-    own_tokens: int = 0
-    own_s: float = 0.0
     running: int = 0
     waiting: int = 0
     expected: dict[str, float] = field(default_factory=dict)
@@ -50,15 +47,13 @@ class Second:
             "verify_s": round(self.verify_s, 6),
             "draft_s": round(self.draft_s, 6),
             "num_rounds": self.num_rounds,
-            "own_tokens": self.own_tokens,
-            "own_s": round(self.own_s, 6),
             "running": self.running,
             "waiting": self.waiting,
             "expected": self.expected,
         }
 
 
-class History:
+class History(Observer):
     """An ``Observer`` that remembers ``_SECONDS`` seconds; read from any thread.
 
     plans: what the server's own policy chooses among. State: the seconds, the latest estimates.
@@ -68,11 +63,9 @@ class History:
         self._plans, self._clock, self._lock = list(plans), clock, threading.Lock()
         self._seconds: deque[Second] = deque(maxlen=_SECONDS)
         self._estimates: Floats = np.zeros(0)
-        self._plain_s: deque[float] = deque(maxlen=_RECENT_ROUNDS)
         self._totals: Counter[str] = Counter()
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
-        """One step of the engine."""
         if not rounds:
             return
         with self._lock:
@@ -87,17 +80,10 @@ class History:
                 second.tokens.update(round_.sources)
                 second.pulls[round_.plan.drafter] += 1
                 self._totals.update(round_.sources)
-            is_own = len(rounds[-1].estimates) == len(self._plans)
-            if is_own:
+            if len(rounds[-1].estimates) == len(self._plans):  # the server's own policy
                 self._estimates = rounds[-1].estimates
-            if len(rounds) == 1:
-                self._saw_alone(rounds[0], second, is_own)
 
-    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
-        """Nothing that the page draws."""
-
-    def saw_end(self, ended: Ended) -> None:
-        """Count answers by how they ended."""
+    def saw_end(self, ticket: Ticket) -> None:
         with self._lock:
             self._totals["answers"] += 1
 
@@ -109,23 +95,8 @@ class History:
                 "now": int(self._clock()),
                 "seconds": [s.as_json() for s in self._seconds if s.at >= since],
                 "totals": dict(self._totals),
-                "plain_round_s": self._plain(),
                 "estimates": self._best(),
             }
-
-    def _saw_alone(self, round_: Round, second: Second, is_own: bool) -> None:
-        """A round of one row: what plain decoding costs, and what the policy made of it."""
-        took_s = sum(round_.seconds.values())
-        if not round_.num_drafted and not round_.seconds.get("prefill"):
-            self._plain_s.append(took_s)
-        if is_own:
-            second.own_tokens += len(round_.tokens)
-            second.own_s += took_s
-
-    def _plain(self) -> float | None:
-        """Median seconds of a round of one row that drafted nothing: a token, plainly decoded."""
-        found = sorted(self._plain_s)
-        return found[len(found) // 2] if found else None
 
     def _best(self) -> dict[str, dict[str, float]]:
         """For each drafter, its best plan's length and value as the policy sees it now."""

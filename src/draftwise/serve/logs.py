@@ -7,10 +7,6 @@ import logging
 import time
 from typing import Any
 
-from draftwise.types import DraftwiseError
-
-FORMATS = ("text", "json")
-
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -36,9 +32,7 @@ class _Text(logging.Formatter):
 
 
 def set_up(form: str) -> None:
-    """Send draftwise's and uvicorn's records to stderr. Raises DraftwiseError."""
-    if form not in FORMATS:
-        raise DraftwiseError(f"unknown log format {form!r}; the formats are: {', '.join(FORMATS)}")
+    """Send draftwise's and uvicorn's records to stderr, as ``text`` or ``json``."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text())
     for name, level in (("draftwise", logging.INFO), ("uvicorn", logging.WARNING)):

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from draftwise.engine.records import Round
-from draftwise.serve.worker import Ended, Engine, Worker
+from draftwise.controller.guard import Guard
+from draftwise.engine.engine import Engine
+from draftwise.engine.records import Account, Round
+from draftwise.serve.worker import Observer, Ticket, Worker
 from draftwise.types import NONE, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FEW_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_SPEED = "Tokens a second relative to plain decoding: since the start, and recently"
 _PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _PRICE_EVERY_S = 1.0
+MOST_LABELS = 32
+"""Labels of requests that are counted by name; what comes after them is counted as ``other``."""
 
 
-class Metrics:
+class Metrics(Observer):
     """All metrics of one server, in a registry of its own; an ``Observer`` of its worker.
 
     plans: what the server's own policy chooses among. State: when prices were looked at last.
@@ -32,6 +39,7 @@ class Metrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plans, self._clock, self._priced_s = plans, clock, float("-inf")
+        self._guard = Guard()
         self._registry = CollectorRegistry()
         self._model = model
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
@@ -73,6 +81,21 @@ class Metrics:
             "model",
             "tokens",
         )
+        # names and words of the vLLM plug-in (integrations.vllm.metrics)
+        self._speed = self._gauges("draftwise:speed", _SPEED, "window")
+        self._allowed = self._gauge(
+            "draftwise:drafting_allowed", "1 while the guard allows drafts, 0 while it does not."
+        )
+        self._label_rounds = self._counter(
+            "draftwise:label_rounds", "Rounds by label of the request.", "label"
+        )
+        self._label_tokens = self._counter(
+            "draftwise:label_emitted_tokens", "Tokens by label of the request.", "label"
+        )
+        self._label_speed = self._gauges(
+            "draftwise:label_speed", _SPEED + ", by label of the request", "label", "window"
+        )
+        self._accounts: dict[str, Account] = {}
         self._phases = self._counter("draftwise:phase_seconds", "Engine seconds.", "phase")
         self._http = Counter(
             "draftwise:http_requests", "Responses.", ["path", "status"], registry=self._registry
@@ -84,9 +107,22 @@ class Metrics:
         self._waiting.set_function(lambda: worker.num_waiting)
         self._bytes.set_function(lambda: worker.engine.num_cache_bytes)
         self._hits.set_function(lambda: worker.engine.num_prefix_hits)
+        self._allowed.set_function(lambda: worker.engine.drafting_allowed)
+        self._guard = worker.engine.guard
+        for window, speed in (("start", "speed"), ("recent", "recent_speed")):
+            gauge = self._speed.labels(self._model, window)
+            gauge.set_function(partial(getattr, self._guard, speed))
+
+    def speeds(self) -> dict[str, Any]:
+        """For the live page: speed relative to plain decoding, overall, lately, and by label."""
+        found = dict(self._accounts)  # the engine's thread may add one meanwhile
+        return {
+            "speed": round(self._guard.speed, 4),
+            "recent_speed": round(self._guard.recent_speed, 4),
+            "labels": {label: [one.speed, one.recent_speed] for label, one in found.items()},
+        }
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
-        """Count what one step of the engine did."""
         for round_ in rounds:
             self._count(round_)
         if rounds and self._clock() - self._priced_s >= _PRICE_EVERY_S:
@@ -103,23 +139,19 @@ class Metrics:
         for _ in range(num_tokens):
             self._between.observe(gap_s / num_tokens)
 
-    def saw_end(self, ended: Ended) -> None:
-        """Count an answer that has ended."""
-        self._prompt.inc(ended.num_prompt_tokens)
-        self._ended.labels(self._model, ended.finish_reason).inc()
-        self._whole.observe(ended.took_s)
+    def saw_end(self, ticket: Ticket) -> None:
+        self._prompt.inc(len(ticket.ask.prompt))
+        self._ended.labels(self._model, ticket.finish_reason).inc()
+        self._whole.observe(ticket.took_s)
 
     def saw_response(self, path: str, status: int) -> None:
-        """Count an HTTP response."""
         self._http.labels(path, str(status)).inc()
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
         text: bytes = generate_latest(self._registry)
         return text
 
     def _price(self, round_: Round, engine: Engine) -> None:
-        """Show what the policy reckons with."""
         self._priced_s = self._clock()
         if len(round_.estimates) == len(self._plans):  # the server's own policy, not a request's
             for plan, value in zip(self._plans, round_.estimates, strict=True):
@@ -135,6 +167,8 @@ class Metrics:
         plan = round_.plan
         self._pulls.labels(self._model, plan.drafter, str(plan.length)).inc()
         self._generated.inc(len(round_.tokens))
+        if round_.label:
+            self._count_label(round_)
         for source in round_.sources:
             self._written.labels(self._model, source).inc()
         if plan.drafter == NONE or not round_.num_drafted:
@@ -144,6 +178,18 @@ class Metrics:
         self._accepted.inc(round_.num_accepted)
         for position in range(round_.num_accepted):
             self._accepted_at.labels(self._model, str(position)).inc()
+
+    def _count_label(self, round_: Round) -> None:
+        label = round_.label
+        if label not in self._accounts and len(self._accounts) >= MOST_LABELS:
+            label = "other"
+        account = self._accounts.setdefault(label, Account())
+        round_.charge(account)
+        self._label_rounds.labels(self._model, label).inc()
+        self._label_tokens.labels(self._model, label).inc(len(round_.tokens))
+        for window, speed in (("start", account.speed), ("recent", account.recent_speed)):
+            if speed is not None:
+                self._label_speed.labels(self._model, label, window).set(speed)
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         made = Counter(name, words, ["model_name", *labels], registry=self._registry)

@@ -11,7 +11,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from draftwise.serve.schemas import (
     TokenizeRequest,
     Tool,
 )
+from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Ask
 from draftwise.types import DraftwiseError, SamplingParams
 
@@ -273,19 +274,6 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request may ask for. max_prompt_tokens, max_new_tokens: None = the model's own.
-
-    max_answers: of one request, its prompts times ``n``; None = as many as it likes.
-    """
-
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    deadline_s: float | None = None
-    max_answers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """A request as the engine takes it: ``n`` asks a prompt, prompt by prompt."""
 
@@ -305,7 +293,7 @@ class Asker:
 
     codec: Codec
     eos: frozenset[int]
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerSettings
     allowed: Callable[[str, str], None] = lambda kind, name: None
     """Raises DraftwiseError for a preset or policy that requests may not name."""
 
@@ -334,8 +322,7 @@ class Asker:
 
     def _check_num(self, num: int) -> None:
         """More than can ever be on their way would be told to come again for ever."""
-        most = self.limits.max_answers
-        if most is not None and num > most:
+        if num > (most := self.limits.max_open):
             raise DraftwiseError(f"n: {num} answers are asked for, and at most {most} fit in here")
 
     def _wanted(
@@ -355,7 +342,8 @@ class Asker:
         options: dict[str, Any] = {
             **_given(preset=own.preset, policy=own.policy, lengths=own.plans, label=own.label),
             **_given(private=own.private, priority=own.priority, tenant=own.tenant or body.user),
-            **_given(stop=body.stops),
+            **_given(stop=body.stops, drafters=own.drafters),
+            **{"speculation": own.speculation, "max_draft": own.max_draft},
             **more,
         }
         if logprobs is not None:
@@ -380,7 +368,6 @@ class Asker:
         return Wanted(prompts, asks, body.n)
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
-        """Tokens that the answer may have."""
         num, limits = len(prompt.tokens), self.limits
         most = self.codec.max_positions - 1
         if limits.max_prompt_tokens is not None:

@@ -1,4 +1,4 @@
-"""Log-probabilities as both endpoints write them."""
+"""What both endpoints answer: bodies, chunks of a stream, log-probabilities, counts."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftwise.engine.attribution import Painter
+from draftwise.engine.generation import RequestOutput
+from draftwise.engine.records import TokenLogprobs
 from draftwise.engine.request import Stats
 from draftwise.serve.errors import Refused, error_body
 from draftwise.serve.parse import Codec, ToolText
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, StreamOptions
-from draftwise.serve.worker import Delta, Logprob, Mailbox, Ticket, Worker
+from draftwise.serve.worker import Mailbox, Ticket, Worker
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not have (as OpenAI and vLLM do)."""
 
 
-def chat_logprobs(found: Sequence[Logprob], codec: Codec) -> dict[str, Any]:
-    """``logprobs`` of a chat's choice."""
+def chat_logprobs(found: Sequence[TokenLogprobs], codec: Codec) -> dict[str, Any]:
     content = [
         {
             **_entry(one.token, one.logprob, codec),
@@ -38,7 +39,7 @@ def chat_logprobs(found: Sequence[Logprob], codec: Codec) -> dict[str, Any]:
 
 
 def completion_logprobs(
-    tokens: Sequence[int], found: Sequence[Logprob | None], codec: Codec, offset: int
+    tokens: Sequence[int], found: Sequence[TokenLogprobs | None], codec: Codec, offset: int
 ) -> dict[str, Any]:
     """``logprobs`` of a completion's choice; the first of an echoed prompt has none.
 
@@ -62,7 +63,7 @@ def _entry(token: int, logprob: float, codec: Codec) -> dict[str, Any]:
     return {"token": codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
 
 
-def _by_text(one: Logprob, codec: Codec) -> dict[str, float]:
+def _by_text(one: TokenLogprobs, codec: Codec) -> dict[str, float]:
     """The likeliest tokens and the chosen one; of tokens with one text the likelier counts."""
     found: dict[str, float] = {}
     for token, logprob in [*one.top, (one.token, one.logprob)]:
@@ -96,16 +97,16 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
 
 
 def own_counts(stats: Iterable[Stats]) -> dict[str, Any]:
-    """Rounds, emitted tokens and pulls by drafter over all answers of a response."""
-    pulls: Counter[str] = Counter()
-    num_rounds = num_emitted = 0
+    """Rounds, tokens a round, pulls by drafter, and speed relative to plain, of all answers."""
+    whole = Stats()
     for one in stats:
-        pulls += one.pulls
-        num_rounds, num_emitted = num_rounds + one.num_rounds, num_emitted + one.num_emitted
+        whole.merge(one)
     return {
-        "num_rounds": num_rounds,
-        "mean_accepted_tokens": num_emitted / num_rounds if num_rounds else 0.0,
-        "pulls": dict(pulls),
+        "num_rounds": whole.num_rounds,
+        "mean_accepted_tokens": whole.mean_accepted_tokens,
+        "pulls": dict(whole.pulls),
+        "speed": whole.speed,
+        "recent_speed": whole.recent_speed,
     }
 
 
@@ -113,87 +114,77 @@ REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
 """The engine's words for a proper end, and OpenAI's."""
 
 
-class Form(Protocol):
-    """What the two endpoints write differently; one object a response, its choices by index."""
+class Reply:
+    """The response to one HTTP request, whole or in chunks; its choices have an index.
 
-    kind: str
-    whole_kind: str
-    chunk_kind: str
-    is_empty: bool
-    """Whether the prompt is all that is wanted: the token that the engine adds is not told."""
+    ``is_empty``: the prompt is all that is wanted, and the token that the engine adds is not told.
+    State: tokens, rounds and counts of its answers so far.
+    """
+
+    kind = whole_kind = chunk_kind = ""
+    is_empty = False
+
+    def __init__(self, about: About) -> None:
+        self.about, self._codec = about, about.codec
+        self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
+        self.num_tokens = 0
+        self._rounds: list[tuple[int, int]] = []
+        self._stats: list[Stats] = []
 
     def opening(self, index: int) -> Mapping[str, Any] | None:
         """The choice of a chunk that comes before any token, if there is one."""
+        return None
 
-    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
+    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
         """The choice of a chunk; None where there is nothing to tell yet."""
+        raise NotImplementedError
 
-    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
+    def choice(self, index: int, answer: RequestOutput) -> Mapping[str, Any]:
         """A choice of the whole response, of which this is all."""
+        choice = self.piece(index, answer)
+        assert choice is not None, "a whole answer has a finish reason"
+        return choice
 
-
-@dataclass(slots=True)
-class Envelope:
-    """What is the same in all responses. State: what its answers did so far."""
-
-    form: Form
-    model: str
-    num_prompt_tokens: int
-    num_spec_tokens: int
-    id: str = ""
-    created: int = field(default_factory=lambda: int(time.time()))
-    num_tokens: int = 0
-    rounds: list[tuple[int, int]] = field(default_factory=list)
-    stats: list[Stats] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.id = self.id or f"{self.form.kind}-{uuid.uuid4().hex}"
-
-    def count(self, delta: Delta) -> None:
-        """Take part of an answer into usage and metrics."""
-        self.num_tokens += 0 if self.form.is_empty else len(delta.tokens)
-        self.rounds += delta.rounds
+    def count(self, delta: RequestOutput) -> None:
+        self.num_tokens += 0 if self.is_empty else len(delta.tokens)
+        self._rounds += delta.rounds
         if delta.finish_reason is not None and delta.stats is not None:
-            self.stats.append(delta.stats)
+            self._stats.append(delta.stats)
 
     def whole(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The response with all choices."""
-        return {
-            **self._head(self.form.whole_kind),
-            "choices": choices,
-            "usage": self.usage(),
-            **self._facts(),
-        }
+        return {**self._head(self.whole_kind), "choices": choices, **self._facts()}
 
     def chunk(self, choice: Mapping[str, Any], usage: str) -> dict[str, Any]:
         """A chunk of one choice. usage: ``no``, ``last`` (null until the last), ``each``."""
-        body = {**self._head(self.form.chunk_kind), "choices": [choice]}
-        if usage != "no":
-            body["usage"] = self.usage() if usage == "each" else None
-        return body
+        body = {**self._head(self.chunk_kind), "choices": [choice]}
+        return (
+            body if usage == "no" else body | {"usage": self._usage() if usage == "each" else None}
+        )
 
     def last_chunk(self) -> dict[str, Any]:
-        """Usage and metrics, without a choice."""
-        head = self._head(self.form.chunk_kind)
-        return {**head, "choices": [], "usage": self.usage(), **self._facts()}
+        return {**self._head(self.chunk_kind), "choices": [], **self._facts()}
 
-    def usage(self) -> dict[str, int]:
-        """Tokens so far."""
+    def _usage(self) -> dict[str, int]:
+        num_prompt = self.about.num_prompt_tokens
         return {
-            "prompt_tokens": self.num_prompt_tokens,
+            "prompt_tokens": num_prompt,
             "completion_tokens": self.num_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_tokens,
+            "total_tokens": num_prompt + self.num_tokens,
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {"id": self.id, "object": kind, "created": self._created, "model": self.about.model}
 
     def _facts(self) -> dict[str, Any]:
-        metrics = speculative_decoding(self.rounds, self.num_spec_tokens)
+        metrics = speculative_decoding(self._rounds, self.about.num_spec_tokens)
         return {
+            "usage": self._usage(),
             "metrics": {"speculative_decoding": metrics},
-            "draftwise": own_counts(self.stats),
+            "draftwise": own_counts(self._stats),
         }
+
+    def _pieces(self, index: int, delta: RequestOutput) -> dict[str, Any]:
+        return {} if self.about.pieces is None else self.about.pieces.of(index, delta)
 
 
 class Pieces:
@@ -203,8 +194,7 @@ class Pieces:
         self._painters = [Painter(tokenizer, stops) for _ in range(num)]
         self._texts = [""] * num
 
-    def of(self, index: int, delta: Delta) -> dict[str, Any]:
-        """``draftwise`` of a choice: the pieces that this part adds."""
+    def of(self, index: int, delta: RequestOutput) -> dict[str, Any]:
         painter = self._painters[index]
         self._texts[index] += delta.text
         pieces = painter.grow(delta, self._texts[index])
@@ -213,7 +203,18 @@ class Pieces:
         return {"draftwise": {"pieces": pieces}}
 
 
-class CompletionForm:
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a reply says besides its choices. pieces: where drafters are to be named."""
+
+    codec: Codec
+    model: str
+    num_prompt_tokens: int
+    num_spec_tokens: int
+    pieces: Pieces | None
+
+
+class CompletionReply(Reply):
     """``/v1/completions``. echoes: by choice, the text and ids of its prompt, where it comes first.
 
     State: characters that each choice has shown.
@@ -223,21 +224,16 @@ class CompletionForm:
 
     def __init__(
         self,
+        about: About,
         body: CompletionRequest,
-        codec: Codec,
         echoes: Sequence[tuple[str, Sequence[int]]],
-        pieces: Pieces | None,
     ) -> None:
-        self._codec, self._echoes, self._pieces = codec, echoes, pieces
+        super().__init__(about)
+        self._echoes = echoes
         self._has_logprobs, self.is_empty = body.logprobs is not None, body.max_tokens == 0
         self._shown: dict[int, int] = {}
 
-    def opening(self, index: int) -> Mapping[str, Any] | None:
-        """A completion begins with its first token."""
-        return None
-
-    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
-        """The text, behind the prompt's if it is echoed."""
+    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
         if self.is_empty:
             reason = delta.finish_reason and "length"
             delta = replace(
@@ -255,16 +251,10 @@ class CompletionForm:
             logprobs = self._logprobs(index, delta, offset)
         self._shown[index] = offset + len(text)
         reason = REASONS.get(delta.finish_reason or "")
-        more = {} if self._pieces is None else self._pieces.of(index, delta)
+        more = self._pieces(index, delta)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
 
-    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
-        """The same, of all of it."""
-        choice = self.piece(index, answer)
-        assert choice is not None, "a whole answer has a finish reason"
-        return choice
-
-    def _logprobs(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
+    def _logprobs(self, index: int, delta: RequestOutput, offset: int) -> dict[str, Any]:
         tokens, found = list(delta.tokens), list(delta.logprobs)
         if self._echoes and index not in self._shown:
             text, ids = self._echoes[index]
@@ -276,45 +266,41 @@ class CompletionForm:
         return completion_logprobs(tokens[:num], found[:num], self._codec, offset)
 
 
-class ChatForm:
+class ChatReply(Reply):
     """``/v1/chat/completions``. State: by choice, the text in which calls are looked for."""
 
     kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    is_empty = False
 
-    def __init__(self, body: ChatRequest, codec: Codec, num: int, pieces: Pieces | None) -> None:
-        self._codec, self._pieces, self._has_logprobs = codec, pieces, body.logprobs
+    def __init__(self, about: About, body: ChatRequest, num: int) -> None:
+        super().__init__(about)
+        self._has_logprobs = body.logprobs
         names = [tool.function.name for tool in body.tools or ()]
         calls = names and body.tool_choice != "none"
         self._texts = [ToolText(names) for _ in range(num)] if calls else []
 
     def opening(self, index: int) -> Mapping[str, Any] | None:
-        """The speaker's role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, index: int, delta: Delta) -> Mapping[str, Any] | None:
-        """New content; calls come whole, with the end."""
+    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
         if not (delta.text or delta.tokens or delta.finish_reason):
             return None
         content, calls = self._split(index, delta)
         change: dict[str, Any] = {"content": content} if content or not calls else {}
         if calls:
             change["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        more = {} if self._pieces is None else self._pieces.of(index, delta)
+        more = self._pieces(index, delta)
         return {"index": index, "delta": change, **self._end(delta, calls), **more}
 
-    def choice(self, index: int, answer: Delta) -> Mapping[str, Any]:
-        """The whole message."""
+    def choice(self, index: int, answer: RequestOutput) -> Mapping[str, Any]:
         content, calls = self._split(index, answer)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message |= {"content": content or None, "tool_calls": calls}
-        more = {} if self._pieces is None else self._pieces.of(index, answer)
+        more = self._pieces(index, answer)
         return {"index": index, "message": message, **self._end(answer, calls), **more}
 
-    def _split(self, index: int, delta: Delta) -> tuple[str, list[dict[str, Any]]]:
-        """Content and calls that this part adds."""
+    def _split(self, index: int, delta: RequestOutput) -> tuple[str, list[dict[str, Any]]]:
         if not self._texts:
             return delta.text, []
         content = self._texts[index].push(delta.text)
@@ -323,7 +309,7 @@ class ChatForm:
         rest, calls = self._texts[index].finish()
         return content + rest, calls
 
-    def _end(self, delta: Delta, calls: Sequence[Any]) -> dict[str, Any]:
+    def _end(self, delta: RequestOutput, calls: Sequence[Any]) -> dict[str, Any]:
         logprobs = chat_logprobs(delta.logprobs, self._codec) if self._has_logprobs else None
         reason = REASONS.get(delta.finish_reason or "")
         return {"logprobs": logprobs, "finish_reason": "tool_calls" if calls else reason}
@@ -339,7 +325,7 @@ class Answers:
         self._worker, self._mailbox = worker, mailbox
         self._open = dict(enumerate(tickets))
 
-    async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def parts(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(choice, part) until all have ended. Raises Refused where one did not end properly."""
         while self._open:
             for index, delta in sorted((await self._mailbox.take()).items()):
@@ -350,14 +336,12 @@ class Answers:
                 yield index, delta
 
     def close(self) -> None:
-        """The rest is not waited for."""
         if self._open:
             self._worker.cancel(self._open.values())
             self._open = {}
 
 
-def failure(delta: Delta) -> Refused:
-    """How an answer that did not end properly is told."""
+def failure(delta: RequestOutput) -> Refused:
     reason = delta.finish_reason or ""
     message = delta.error or f"the answer ended with: {reason}"
     again_s = 5 if reason == "cancelled" else None  # the server is going down
@@ -365,19 +349,17 @@ def failure(delta: Delta) -> Refused:
     return Refused(_STATUS.get(reason, 500), message, code=code, retry_after_s=again_s)
 
 
-async def gather(answers: Answers, envelope: Envelope, num: int) -> dict[str, Any]:
+async def gather(answers: Answers, reply: Reply, num: int) -> dict[str, Any]:
     """The whole response. Raises Refused."""
-    whole = [Delta() for _ in range(num)]
+    whole = [RequestOutput() for _ in range(num)]
     async for index, delta in answers.parts():
-        envelope.count(delta)
+        reply.count(delta)
         whole[index].add(delta)
-    choices = [envelope.form.choice(index, answer) for index, answer in enumerate(whole)]
-    return envelope.whole(choices)
+    choices = [reply.choice(index, answer) for index, answer in enumerate(whole)]
+    return reply.whole(choices)
 
 
-async def events(
-    answers: Answers, envelope: Envelope, options: StreamOptions
-) -> AsyncIterator[bytes]:
+async def events(answers: Answers, reply: Reply, options: StreamOptions) -> AsyncIterator[bytes]:
     """Server-sent events: a chunk a part, usage as asked for, an error as its own event.
 
     Raises Refused where there is no event before the error: the response has not begun then.
@@ -386,15 +368,15 @@ async def events(
     opened: set[int] = set()
     try:
         async for index, delta in answers.parts():
-            envelope.count(delta)
+            reply.count(delta)
             if index not in opened:
                 opened.add(index)
-                if (opening := envelope.form.opening(index)) is not None:
-                    yield _event(envelope.chunk(opening, usage))
-            if (choice := envelope.form.piece(index, delta)) is not None:
-                yield _event(envelope.chunk(choice, usage))
+                if (opening := reply.opening(index)) is not None:
+                    yield _event(reply.chunk(opening, usage))
+            if (choice := reply.piece(index, delta)) is not None:
+                yield _event(reply.chunk(choice, usage))
         if options.include_usage:
-            yield _event(envelope.last_chunk())
+            yield _event(reply.last_chunk())
     except Refused as refused:
         if not opened:
             raise
@@ -421,7 +403,6 @@ class EventStream(Response):
         self._patience_s, self._close = patience_s, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end, or until the client leaves."""
         try:
             await until_gone(self._send(send), receive)
         finally:

@@ -7,9 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
@@ -18,18 +16,19 @@ from typing import Any
 import uvicorn
 
 from draftwise import registry
+from draftwise.engine.engine import Engine
 from draftwise.engine.prompts import eos_tokens
 from draftwise.engine.records import Round, TraceWriter
-from draftwise.engine.request import Request
 from draftwise.presets import preset
-from draftwise.serve.app import Gate, Service, make_app
+from draftwise.serve.app import Service, make_app
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.history import History
 from draftwise.serve.listen import listen
 from draftwise.serve.metrics import Metrics
-from draftwise.serve.parse import Asker, Codec, Limits
+from draftwise.serve.parse import Asker, Codec
+from draftwise.serve.settings import ServerSettings
 from draftwise.serve.state import Keeper
-from draftwise.serve.worker import LAST_STEP_S, Ended, Engine, Worker
+from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
 
 _LOG = logging.getLogger(__name__)
@@ -39,33 +38,8 @@ STUCK = 70
 """Exit code where something did not end after a signal (EX_SOFTWARE of sysexits.h)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a server is run, by its options' names. examples: prompts that the page offers."""
-
-    models: Sequence[str] = ("zoo",)
-    host: str = "127.0.0.1"
-    port: int = 8000
-    keys: Sequence[str] = ()
-    max_rows: int = 16
-    max_bytes: int | None = None
-    max_queue: int = 64
-    max_body: int = 4 * 2**20
-    limits: Limits = field(default_factory=Limits)
-    hosts: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    patience_s: float = 60.0
-    stuck_s: float = 60.0
-    drain_s: float = 30.0
-    state: Path | None = None
-    state_every_s: float = 20.0
-    examples: Mapping[str, str] = field(default_factory=dict)
-    chat_template: str | None = None
-    trace: Path | None = None
-
-
-class _Traces:
-    """An ``Observer`` that writes rounds down, without the tokens: those are the clients'."""
+class _Traces(Observer):
+    """Writes rounds down, without the tokens: those are the clients'."""
 
     def __init__(self, path: Path) -> None:
         self._writer = TraceWriter(path, with_text=False)
@@ -74,13 +48,9 @@ class _Traces:
         for round_ in rounds:
             self._writer.write(round_)
 
-    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None: ...
 
-    def saw_end(self, ended: Ended) -> None: ...
-
-
-class _Learns:
-    """An ``Observer`` that tells the keeper of the state when there is something to keep."""
+class _Learns(Observer):
+    """Tells the keeper of the state when there is something to keep."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -89,18 +59,14 @@ class _Learns:
         if rounds:
             self._keeper.touch()
 
-    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None: ...
 
-    def saw_end(self, ended: Ended) -> None: ...
-
-
-def make_service(speculator: Speculator, settings: Settings) -> Service:
+def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     """Everything but the network. Raises DraftwiseError for a target that cannot be served."""
     target, tokenizer = speculator.target, speculator.tokenizer
     codec = Codec(tokenizer, target.vocab_size, target.max_positions, settings.chat_template)
     eos = frozenset(eos_tokens(target, tokenizer))
-    max_open = settings.max_rows + settings.max_queue
-    metrics = Metrics(settings.models[0], settings.max_rows, max_open, speculator.plans)
+    models = settings.models or (target.name,)
+    metrics = Metrics(models[0], settings.max_rows, settings.max_open, speculator.plans)
     history = History(speculator.plans)
     keeper = None
     if settings.state is not None:
@@ -109,8 +75,8 @@ def make_service(speculator: Speculator, settings: Settings) -> Service:
         keeper.take_up()
     worker = Worker(
         speculator.engine(max_rows=settings.max_rows, max_bytes=settings.max_bytes),
-        partial(make_row, speculator),
-        max_open=max_open,
+        speculator.request,
+        max_open=settings.max_open,
         observers=[
             metrics,
             history,
@@ -122,15 +88,15 @@ def make_service(speculator: Speculator, settings: Settings) -> Service:
     )
     return Service(
         worker=worker,
-        asker=Asker(codec, eos, replace(settings.limits, max_answers=max_open), check_name),
+        asker=Asker(codec, eos, settings, check_name),
         grammars=Grammars(tokenizer, target.vocab_size, eos),
         tokenizer=tokenizer,
         metrics=metrics,
         history=history,
-        models=settings.models,
+        models=models,
         num_spec_tokens=max(plan.num_tokens for plan in speculator.plans),
         about={
-            "model": settings.models[0],
+            "model": models[0],
             "drafters": [drafter.name for drafter in speculator.drafters],
             "has_template": codec.has_template,
             "examples": dict(settings.examples),
@@ -141,20 +107,7 @@ def make_service(speculator: Speculator, settings: Settings) -> Service:
     )
 
 
-def make_row(
-    speculator: Speculator,
-    prompt: Sequence[int],
-    tenant: str = "",
-    private: bool = False,
-    **options: Any,
-) -> Request:
-    """The engine's request, kept apart from other tenants' and from all if it is private."""
-    made = speculator.request(list(prompt), private=private, **options)
-    made.context.tenant, made.context.is_private = tenant, private
-    return made
-
-
-def serve(speculator: Speculator, settings: Settings, listener: socket.socket) -> None:
+def serve(speculator: Speculator, settings: ServerSettings, listener: socket.socket) -> None:
     """Answer until a signal ends it. listener: bound, see ``listen.bind``. Raises DraftwiseError.
 
     Ends the process with ``STUCK`` where the engine's thread does not end.
@@ -165,8 +118,7 @@ def serve(speculator: Speculator, settings: Settings, listener: socket.socket) -
     gc.collect()
     gc.freeze()
     listen(listener)
-    gate = Gate(settings.keys, settings.max_body, settings.hosts, settings.origins)
-    server = Server(make_app(service, gate), service, settings)
+    server = Server(make_app(service, settings), service, settings)
     server.run([listener])
     if service.worker.is_alive:
         os._exit(STUCK)
@@ -175,7 +127,7 @@ def serve(speculator: Speculator, settings: Settings, listener: socket.socket) -
 class Server(uvicorn.Server):
     """uvicorn, but for signals: the first lets requests finish, the second ends at once."""
 
-    def __init__(self, app: Any, service: Service, settings: Settings) -> None:
+    def __init__(self, app: Any, service: Service, settings: ServerSettings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -188,25 +140,23 @@ class Server(uvicorn.Server):
             )
         )
         self._worker, self._settings = service.worker, settings
+        self._model = service.models[0]
         self._is_over = Event()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer until a signal ends it."""
         try:
             super().run(sockets)
         finally:
             self._is_over.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say where it serves, once it does."""
         await super().startup(sockets)
         for name in map(socket.socket.getsockname, sockets or ()):
             host = f"[{name[0]}]" if ":" in name[0] else name[0]
             facts = {"page": f"http://{host}:{name[1]}/", "api": f"http://{host}:{name[1]}/v1"}
-            _LOG.info("serving %s", self._settings.models[0], extra={"facts": facts})
+            _LOG.info("serving %s", self._model, extra={"facts": facts})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by uvicorn for SIGINT and SIGTERM."""
         if self.should_exit:
             os._exit(128 + sig)
         self._worker.close()

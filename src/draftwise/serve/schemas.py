@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from draftwise.types import LONGEST_PLAN
+
 MAX_KEYS = 64
 """Fields of one object: of ours, none has half as many."""
 MAX_TOKEN_IDS, MAX_PROMPTS = 2**20, 1024
@@ -129,7 +131,8 @@ class Own(Strict):
 
     preset, policy, plans: how this request drafts; plans are draft lengths. label: the task whose
     learning it shares. tenant: whose answers it may draft from. private: nothing is learnt from
-    it. deadline_s: cancelled after so many seconds. pieces: the answer names drafters.
+    it. deadline_s: cancelled after so many seconds. pieces: the answer names drafters. speculation,
+    drafters, max_draft: as in ``RequestParams``, and in vLLM's ``vllm_xargs``.
     """
 
     preset: Name | None = None
@@ -147,6 +150,11 @@ class Own(Strict):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     pieces: bool = False
+    speculation: bool = True
+    drafters: Annotated[list[Name], Field(min_length=1, max_length=64, fail_fast=True)] | None = (
+        None
+    )
+    max_draft: Annotated[int, Field(ge=0, le=LONGEST_PLAN)] | None = None
 
     @model_validator(mode="after")
     def _names_each_plan_once(self) -> Own:
@@ -209,7 +217,6 @@ class Common(Strict):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings that end the answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -222,7 +229,6 @@ class CompletionRequest(Common):
 
     @property
     def prompts(self) -> list[Any]:
-        """One or many, as a list."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if is_one else list(self.prompt)
 
@@ -276,8 +282,6 @@ class Tool(Strict):
 
 
 class NamedFunction(Strict):
-    """Only its name."""
-
     name: Name
 
 

@@ -50,7 +50,6 @@ class Keeper:
             )
 
     def touch(self) -> None:
-        """Something was learnt."""
         self._is_dirty = True
 
     def turn(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What the server needs of an engine, and what a handler is told of its rows."""
+"""One thread owns the engine: requests go in as asks, and come out as parts of answers."""
 
 from __future__ import annotations
 
@@ -9,67 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from draftwise.engine.engine import Engine
+from draftwise.engine.generation import OutputReader, RequestOutput
 from draftwise.engine.records import Round
-from draftwise.engine.request import Stats
-from draftwise.types import Costs, DraftwiseError
-
-
-class Logprob(Protocol):
-    """The log-probability of a token of the text, and the likeliest ones at its place."""
-
-    token: int
-    logprob: float
-    top: Sequence[tuple[int, float]]
-
-
-class Answering(Protocol):
-    """The text of a row so far, and why it ended, if it did."""
-
-    text: str
-    finish_reason: str | None
-
-
-class Row(Protocol):
-    """An engine's request, as far as the server reads it.
-
-    prompt_logprobs: from the prompt's second token on, where they were asked for.
-    """
-
-    id: int
-    error: Exception | None
-
-    @property
-    def answer(self) -> Answering: ...
-    @property
-    def stats(self) -> Stats: ...
-    @property
-    def logprobs(self) -> Sequence[Logprob]: ...
-    @property
-    def prompt_logprobs(self) -> Sequence[Logprob]: ...
-
-
-class Engine(Protocol):
-    """Rows that join and leave at any time; one thread owns it."""
-
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_cache_bytes(self) -> int: ...
-    @property
-    def num_prefix_hits(self) -> int: ...
-    @property
-    def costs(self) -> Costs | None: ...
-    def admit(self, request: Any) -> None: ...
-    def step(self) -> Sequence[Round]: ...
-    def cancel(self, id: int) -> None: ...
-    def close(self) -> None: ...
+from draftwise.engine.request import Request
+from draftwise.types import DraftwiseError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,60 +29,21 @@ class Ask:
     deadline_s: float | None = None
 
 
-@dataclass(slots=True)
-class Delta:
-    """What an answer grew by since its reader last looked; parts add up.
-
-    sources: each token's writer. rounds: tokens drafted and accepted, a round. logprobs: one a
-    token where they were asked for. prompt_logprobs: once, with the first part. finish_reason:
-    with the last part only, and with it ``stats`` and ``error``.
-    """
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    rounds: list[tuple[int, int]] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
-    prompt_logprobs: Sequence[Logprob | None] | None = None
-    finish_reason: str | None = None
-    stats: Stats | None = None
-    error: str | None = None
-
-    def add(self, later: Delta) -> None:
-        """Take what came after this."""
-        self.text += later.text
-        self.tokens += later.tokens
-        self.sources += later.sources
-        self.rounds += later.rounds
-        self.logprobs += later.logprobs
-        if later.prompt_logprobs is not None:
-            self.prompt_logprobs = later.prompt_logprobs
-        self.finish_reason, self.stats, self.error = later.finish_reason, later.stats, later.error
+Sink = Callable[[RequestOutput], None]
+"""Where the parts of an answer go; called in the engine's thread, must not wait."""
 
 
-class Sink(Protocol):
-    """Where the parts of an answer go; called in the engine's thread, must not wait."""
-
-    def put(self, delta: Delta) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What one answer was, for the books. waited_s: until its first token."""
-
-    finish_reason: str
-    num_prompt_tokens: int
-    num_tokens: int
-    waited_s: float
-    took_s: float
-
-
-class Observer(Protocol):
+class Observer:
     """Hears of all that happens, in the engine's thread."""
 
-    def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None: ...
-    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None: ...
-    def saw_end(self, ended: Ended) -> None: ...
+    def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
+        """The rounds of one step."""
+
+    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
+        """Tokens of one answer, and the seconds since those before them, or since it came."""
+
+    def saw_end(self, ticket: Ticket) -> None:
+        """An answer has ended."""
 
 
 class Mailbox:
@@ -143,10 +52,10 @@ class Mailbox:
     def __init__(self, num: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock, self._filled = threading.Lock(), asyncio.Event()
-        self._waiting: dict[int, Delta] = {}
-        self.slots: Sequence[Slot] = [Slot(self, index) for index in range(num)]
+        self._waiting: dict[int, RequestOutput] = {}
+        self.sinks: Sequence[Sink] = [partial(self._put, index) for index in range(num)]
 
-    async def take(self) -> dict[int, Delta]:
+    async def take(self) -> dict[int, RequestOutput]:
         """Wait until something came, and take all of it, by answer."""
         await self._filled.wait()
         with self._lock:
@@ -154,72 +63,47 @@ class Mailbox:
             self._filled.clear()
         return taken
 
-    def put(self, index: int, delta: Delta) -> None:
-        """Add to an answer; from any thread."""
+    def _put(self, index: int, part: RequestOutput) -> None:
         with self._lock:
             is_first = not self._waiting
-            if index in self._waiting:
-                self._waiting[index].add(delta)
-            else:
-                self._waiting[index] = delta
+            self._waiting.setdefault(index, RequestOutput()).add(part)
         if is_first and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._filled.set)
 
 
-class Slot:
-    """Where one answer goes."""
-
-    def __init__(self, mailbox: Mailbox, index: int) -> None:
-        self._mailbox, self._index = mailbox, index
-
-    def put(self, delta: Delta) -> None:
-        """See ``Mailbox.put``."""
-        self._mailbox.put(self._index, delta)
-
-
 @dataclass(slots=True)
 class Ticket:
-    """An answer on its way. State: the engine's row, once it has one, and what was delivered."""
+    """An answer on its way. State: the reader of its request, once the engine has it, and times.
+
+    waited_s: until its first token; took_s: until its end; finish_reason: how it ended.
+    """
 
     id: int
     ask: Ask
     sink: Sink
     came_s: float
-    row: Row | None = None
+    reader: OutputReader | None = None
     began_s: float | None = None
     told_s: float = 0.0
-    num_chars: int = 0
     num_tokens: int = 0
-    num_logprobs: int = 0
-    has_prompt_logprobs: bool = False
+    waited_s: float = 0.0
+    took_s: float = 0.0
+    finish_reason: str = ""
+
+    @property
+    def request(self) -> Request | None:
+        return None if self.reader is None else self.reader.request
 
     def is_late(self, now: float) -> bool:
-        """Whether its deadline has passed."""
         return self.ask.deadline_s is not None and now - self.came_s > self.ask.deadline_s
 
-    def part(self, rounds: Iterable[Round]) -> Delta:
-        """What is new since the last part."""
-        assert self.row is not None
-        answer, delta = self.row.answer, Delta()
-        for round_ in rounds:
-            delta.tokens += round_.tokens
-            delta.sources += round_.sources
-            delta.rounds.append((round_.num_drafted, round_.num_accepted))
-        delta.text, self.num_chars = answer.text[self.num_chars :], len(answer.text)
-        if self.row.logprobs:
-            delta.logprobs = list(self.row.logprobs[self.num_logprobs :])
-            self.num_logprobs += len(delta.logprobs)
-        if self.ask.options.get("prompt_logprobs") and not self.has_prompt_logprobs:
-            # a prompt is read whole before its first round; its first token follows nothing
-            delta.prompt_logprobs = [None, *self.row.prompt_logprobs]
-            self.has_prompt_logprobs = True
-        if answer.finish_reason is not None:
-            delta.finish_reason, delta.stats = answer.finish_reason, self.row.stats
-            error = self.row.error
-            if isinstance(error, DraftwiseError):  # the form that the client gave
-                delta.finish_reason = "refused"
-            delta.error = None if error is None else str(error)
-        return delta
+    def part(self, rounds: Iterable[Round]) -> RequestOutput:
+        if self.reader is None:
+            return RequestOutput()
+        part = self.reader.read(rounds)
+        if isinstance(self.reader.request.error, DraftwiseError):  # the form that the client gave
+            part.finish_reason = "refused"
+        return part
 
 
 _LOG = logging.getLogger(__name__)
@@ -278,7 +162,6 @@ class Worker:
 
     @property
     def num_open(self) -> int:
-        """Answers on their way."""
         return self._num_open
 
     @property
@@ -288,7 +171,6 @@ class Worker:
 
     @property
     def num_running(self) -> int:
-        """Answers that have a row."""
         return self._engine.num_running
 
     @property
@@ -304,12 +186,10 @@ class Worker:
 
     @property
     def since_step_s(self) -> float:
-        """Seconds since the last step ended."""
         return self._clock() - self._ended_s
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine's thread runs."""
         return self._thread.is_alive()
 
     def submit(self, asks: Sequence[Ask], sinks: Sequence[Sink]) -> list[Ticket]:
@@ -334,7 +214,6 @@ class Worker:
             self._condition.notify()
 
     def start(self) -> None:
-        """Begin to work."""
         self._thread.start()
 
     def close(self) -> None:
@@ -362,7 +241,7 @@ class Worker:
             self._is_given_up = True
             _LOG.error("the engine's thread is stuck in a step: its requests end without it")
             for ticket in [*self._tickets.copy().values(), *self._new]:
-                ticket.sink.put(Delta(finish_reason="cancelled", error=_GOING_DOWN))
+                ticket.sink(RequestOutput(finish_reason="cancelled", error=_GOING_DOWN))
         return is_done
 
     def turn(self) -> None:
@@ -413,9 +292,9 @@ class Worker:
 
     def _admit(self, ticket: Ticket) -> None:
         try:
-            row = self._make(ticket.ask.prompt, **ticket.ask.options)
-            self._engine.admit(row)
-            ticket.row = row
+            request = self._make(list(ticket.ask.prompt), **ticket.ask.options)
+            self._engine.admit(request)
+            ticket.reader = OutputReader(request)
         except (DraftwiseError, ValueError) as error:
             self._give_up(ticket, "refused", str(error))
         except Exception as error:
@@ -428,28 +307,28 @@ class Worker:
         except Exception as error:
             # whatever it was, no client waits for ever, and the next request finds a clean engine
             _LOG.exception("a round failed: its requests end here")
-            seated = [t for t in self._tickets.values() if t.row is not None]
-            over = [t for t in seated if t.row is not None and t.row.answer.finish_reason]
+            seated = [t for t in self._tickets.values() if t.request is not None]
+            over = [t for t in seated if t.request and t.request.answer.finish_reason]
             for ticket in over or seated:  # where none was ended, the next round would fail alike
                 self._give_up(ticket, "error", f"{type(error).__name__}: {error}")
             return []
 
     def _deliver(self, rounds: Sequence[Round]) -> None:
-        by_row: dict[int, list[Round]] = {}
+        own: dict[int, list[Round]] = {}
         for round_ in rounds:
-            by_row.setdefault(round_.request, []).append(round_)
+            own.setdefault(round_.request, []).append(round_)
         for observer in self._observers:
             observer.saw_rounds(rounds, self._engine)
         for ticket in list(self._tickets.values()):
-            row = ticket.row
-            if row is None or (row.id not in by_row and row.answer.finish_reason is None):
+            request = ticket.request
+            if request is None or (request.id not in own and request.answer.finish_reason is None):
                 continue
-            delta = ticket.part(by_row.get(row.id, ()))
-            self._time(ticket, len(delta.tokens))
-            if delta.finish_reason is None:
-                ticket.sink.put(delta)
+            part = ticket.part(own.get(request.id, ()))
+            self._time(ticket, len(part.tokens))
+            if part.finish_reason is None:
+                ticket.sink(part)
             else:
-                self._end(ticket, delta)
+                self._end(ticket, part)
 
     def _time(self, ticket: Ticket, num_tokens: int) -> None:
         """Tell observers how long these tokens took to come."""
@@ -464,27 +343,24 @@ class Worker:
 
     def _give_up(self, ticket: Ticket, reason: str, why: str) -> None:
         """End a ticket before its time; its row, if it has one, goes at once."""
-        delta = Delta()
-        if ticket.row is not None:
-            if ticket.row.answer.finish_reason is None:
-                with suppress(DraftwiseError):  # a round that failed may have lost it
-                    self._engine.cancel(ticket.row.id)
-            delta = ticket.part(())
-            delta.stats = ticket.row.stats
-        delta.finish_reason, delta.error = reason, why
-        self._end(ticket, delta)
+        request = ticket.request
+        if request is not None and request.answer.finish_reason is None:
+            with suppress(DraftwiseError):  # a round that failed may have lost it
+                self._engine.cancel(request.id)
+        part = ticket.part(())
+        part.stats = None if request is None else request.stats
+        part.finish_reason, part.error = reason, why
+        self._end(ticket, part)
 
-    def _end(self, ticket: Ticket, delta: Delta) -> None:
+    def _end(self, ticket: Ticket, part: RequestOutput) -> None:
         self._tickets.pop(ticket.id, None)
-        took_s = self._clock() - ticket.came_s
-        self._mean_s += 0.1 * (took_s - self._mean_s)
-        waited_s = took_s if ticket.began_s is None else ticket.began_s - ticket.came_s
-        ended = Ended(
-            delta.finish_reason or "", len(ticket.ask.prompt), ticket.num_tokens, waited_s, took_s
-        )
+        now, ticket.finish_reason = self._clock(), part.finish_reason or ""
+        ticket.took_s = now - ticket.came_s
+        self._mean_s += 0.1 * (ticket.took_s - self._mean_s)
+        ticket.waited_s = (now if ticket.began_s is None else ticket.began_s) - ticket.came_s
         for observer in self._observers:
-            observer.saw_end(ended)
+            observer.saw_end(ticket)
         with self._condition:
             self._num_open -= 1
             self._condition.notify_all()
-        ticket.sink.put(delta)
+        ticket.sink(part)

@@ -1,0 +1,106 @@
+"""How a server is run: one set of fields for the command line and whoever starts it in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from draftwise import checks
+from draftwise.checks import option
+
+LOG_FORMATS = ("text", "json")
+_listening, _limits = partial(option, panel="Listening"), partial(option, panel="Limits")
+_many = partial(_listening, (), kind=list[str] | None, check=checks.strings)
+_count = partial(checks.whole, least=1)
+_at_most = partial(_limits, None, check=partial(checks.optional, _count))
+_seconds = partial(checks.number, least=0.001)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Where a server listens, who is let in, and bounds of what it takes; checked when made.
+
+    models: names that requests may say, the first is shown; none = the target's. hosts: names by
+    which the server may be addressed, none or ``*`` = any. origins: of web pages that may read
+    answers, none = the server's own page alone. examples: prompts that the page offers.
+    """
+
+    host: str = _listening("127.0.0.1", "Address to listen on; others reach 0.0.0.0.")
+    port: int = _listening(8000, "Port; 0 is any free one.")
+    models: Sequence[str] = _many(
+        "What requests call the model; repeatable.", "--served-model-name"
+    )
+    keys: Sequence[str] = _many(
+        "Key that clients send; repeatable.", "--api-key", envvar="DRAFTWISE_API_KEY"
+    )
+    hosts: Sequence[str] = _many(
+        "Name by which clients may address the server; repeatable, * is any. At 127.0.0.1 only "
+        "localhost is, unless given.",
+        "--allowed-host",
+    )
+    origins: Sequence[str] = _many(
+        "Origin of web pages that may use the API, such as http://localhost:3000; repeatable, * "
+        "is any.",
+        "--cors-origin",
+    )
+    log_format: str = _listening(
+        "text", "text or json, on stderr.", check=partial(checks.string, options=LOG_FORMATS)
+    )
+    trace: Path | None = option(
+        None,
+        "Write each round as a line of jsonl, for `advise` and `replay`; without any text.",
+        panel="Listening",
+        metavar="FILE",
+    )
+    max_rows: int = _limits(
+        16, "Requests that run together.", "--max-rows", "--max-num-seqs", check=_count
+    )
+    max_bytes: int | None = _at_most("Bytes of keys and values, at most.")
+    max_queue: int = _limits(
+        64, "Requests that wait; more get 429.", check=partial(checks.whole, least=0)
+    )
+    max_body: int = _limits(4 * 2**20, "Bytes of a request's body.", check=_count)
+    max_prompt_tokens: int | None = _at_most("Tokens of a prompt.")
+    max_new_tokens: int | None = _at_most("Tokens of an answer.")
+    deadline_s: float | None = _limits(
+        None,
+        "Seconds that a request may take.",
+        "--deadline",
+        check=partial(checks.optional, _seconds),
+    )
+    patience_s: float = _limits(
+        60.0, "Seconds until a reader that does not read goes.", "--patience", check=_seconds
+    )
+    stuck_s: float = _limits(
+        60.0,
+        "Seconds of one step after which /health answers 503.",
+        "--stuck-after",
+        check=_seconds,
+    )
+    drain_s: float = _limits(
+        30.0,
+        "Seconds for requests to finish at SIGTERM.",
+        "--drain",
+        check=partial(checks.number, least=0),
+    )
+    state_every_s: float = option(
+        20.0,
+        "Seconds between two writes of --state.",
+        "--state-every",
+        panel="Learning",
+        check=partial(checks.number, least=0),
+    )
+    state: Path | None = None
+    examples: Mapping[str, Any] = option(dict)
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self)
+
+    @property
+    def max_open(self) -> int:
+        """Answers that may be on their way at once, the running ones among them."""
+        return self.max_rows + self.max_queue

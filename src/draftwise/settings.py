@@ -1,0 +1,166 @@
+"""What a ``Speculator`` is made of: one set of fields for Python, CLI, server and bench."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from draftwise import presets, registry
+from draftwise.checks import option
+from draftwise.specs import BUNDLED
+from draftwise.types import DraftwiseError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
+_models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
+
+
+def read_lengths(text: str | None) -> list[int] | None:
+    """``"1,2,4"`` to lengths; raises DraftwiseError for anything else."""
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise DraftwiseError(
+            f"--plan-lengths {text!r}: write whole numbers with commas, such as 1,2,4,8"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the models are computed with."""
+
+    dtype: Any = option(
+        "auto",
+        f"{', '.join(DTYPES)}; int8 and int4 on CPUs only.",
+        metavar="TYPE",
+        panel="Models",
+        known=DTYPES,
+        kind=str,
+    )
+    device: Any = option(
+        "auto",
+        "auto (CUDA if there is a GPU), cpu, cuda, cuda:1, mps, xpu; `map:auto`, `map:balanced`: "
+        "the target over all devices (accelerate).",
+        metavar="DEVICE",
+        panel="Models",
+        known=("auto", "cpu", "cuda", "map:auto"),
+        kind=str,
+    )
+    threads: int = _models(1, "Threads for the model's arithmetic.", metavar="N")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Hardware):
+    """A target, its drafters, how they are computed, and what is learnt from which requests.
+
+    None = as the preset or the target has it. ``Speculator.from_pretrained`` takes the fields by
+    name, and says what they mean; ``state`` and ``threads`` are the command line's.
+    """
+
+    target: Any = option(
+        "zoo",
+        "A model folder (of a PEFT adapter, too), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
+        "(pretrained, from extras of those names), or `zoo`, the bundled model.",
+        "--target",
+        "--model",
+        "-m",
+        metavar="MODEL",
+        known=BUNDLED,
+        kind=str,
+    )
+    drafters: Sequence[Any] | None = option(
+        None,
+        "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
+        "`NAME=SPEC`; repeatable. Default: `lookup`; with the zoo also its drafters, with "
+        "a pretrained target also `suffix` and its head.",
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        known=[*registry.DRAFTERS, *BUNDLED],
+        kind=list[str] | None,
+    )
+    compile: bool = _models(
+        False, "torch.compile the models: minutes to start, faster steps.", "--compile"
+    )
+    preset: str = _learning(
+        "draftwise", f"{', '.join(presets.PRESETS)}.", metavar="NAME", known=presets.PRESETS
+    )
+    policy: str | None = _learning(
+        None,
+        "How to choose drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
+        f"models` lists all {len(registry.POLICIES)}.",
+        "--policy",
+        "-p",
+        metavar="SPEC",
+        known=registry.POLICIES,
+    )
+    lengths: Sequence[int] | None = _learning(
+        None,
+        "Draft lengths to choose among: `1,2,4,8`.",
+        "--plan-lengths",
+        metavar="N,N",
+        kind=str | None,
+        read=read_lengths,
+    )
+    reward: str | None = _learning(
+        None, f"{', '.join(registry.REWARDS)}.", metavar="SPEC", known=registry.REWARDS
+    )
+    feedback: str | None = _learning(
+        None, f"{', '.join(registry.FEEDBACKS)}.", metavar="SPEC", known=registry.FEEDBACKS
+    )
+    rules: Sequence[str] | None = _learning(
+        None,
+        f"When to end a draft early: {', '.join(registry.GUIDES)}; repeatable.",
+        "--rule",
+        "--guide",
+        metavar="SPEC",
+        known=registry.GUIDES,
+        kind=list[str] | None,
+    )
+    trees: Sequence[str] | None = _learning(
+        None,
+        "Shape of drafts: TOP_KxTOTAL_TOKENS as `4x16`, or `chain`; repeatable.",
+        "--tree",
+        metavar="SHAPE",
+        kind=list[str] | None,
+    )
+    scope: str = _learning(
+        "request",
+        "auto: each learns from those before it; request: each learns by itself; session or "
+        "task:LABEL: all share what they learn.",
+        metavar="SCOPE",
+        known=("auto", "request", "session", "task:"),
+    )
+    state: Path | None = option(
+        None,
+        "File where what requests learnt is kept from run to run.",
+        panel="Learning",
+        metavar="FILE",
+    )
+    seed: int | None = option(
+        None,
+        "Seed of the draws; default: other draws each run. Text repeats with presets that do not "
+        "look at the clock (the default does).",
+        panel="Sampling",
+        metavar="N",
+    )
+
+    @property
+    def learning(self) -> presets.Preset:
+        """The preset with what is given in place of its parts; raises DraftwiseError."""
+        return presets.adjusted(
+            presets.preset(self.preset),
+            self.policy,
+            self.reward,
+            self.feedback,
+            self.lengths,
+            self.rules,
+            self.trees,
+        )
+
+    def for_python(self) -> dict[str, Any]:
+        """The arguments of ``Speculator.from_pretrained``."""
+        own = {"state", "threads"}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
