@@ -30,7 +30,6 @@ def _no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *(((name,), f"draftwise {name}") for name in LAB_COMMANDS),
         (("models", "--check", "all"), "models --check"),
-        (("bench", "--url", "http://127.0.0.1:9", "--out", "x"), "bench --url"),
     ],
 )
 def test_without_the_lab_it_says_what_to_install(line: tuple[str, ...], what: str) -> None:
@@ -64,7 +63,7 @@ def test_a_bench_without_the_lab(tmp_path: Path) -> None:
 
 def test_the_lab_has_every_command_that_is_announced() -> None:
     names = {entry.name for entry in entry_points(group=LAB_GROUP)}
-    assert set(LAB_COMMANDS) | {"bench.studio", "bench.url", "models.check"} == names
+    assert set(LAB_COMMANDS) | {"bench.studio", "models.check"} == names
     listed = run_command("--help").out
     assert all(f" {name} " in listed for name in LAB_COMMANDS)
 

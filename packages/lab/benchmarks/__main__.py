@@ -17,11 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # as for a script: its neighbour
 from shared.listing import names, rows_of_the_list
 
 HERE = Path(__file__).parent
-BY_PYTEST = "policy_costs"
 
 
 def listing() -> Table:
-    """All of it."""
     table = Table("name", "what it shows", "took", box=None, pad_edge=False)
     for row in rows_of_the_list():
         table.add_row(*row)
@@ -37,10 +35,6 @@ def main() -> None:
     if name not in names():
         sys.exit(f"unknown benchmark {name!r}; the names are: {', '.join(names())}")
     script = str(HERE / f"{name}.py")
-    if name == BY_PYTEST:
-        import pytest
-
-        sys.exit(pytest.main([script, *options]))
     sys.argv = [script, *options]
     runpy.run_path(script, run_name="__main__")
 

@@ -1,8 +1,5 @@
 """Does alpha from score() predict what is really accepted? Every drafter, chains at temperature 1.
 
-    python -m benchmarks alpha
-    python -m benchmarks alpha --drafters python,math --out alpha.json      # adds these to the file
-
 Each drafter drafts in every round, on the held-out prompts of all domains. Of each round the
 judged positions are those up to the first rejection; predicted is the mean of their alphas as the
 drafter's own ``score()`` reported them, realised is the share of them that was accepted. The error
@@ -24,12 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from shared.results import save
-from transformers.utils import logging
+from shared.script import run, show, track
 
 from draftwise import Speculator, zoo
 
@@ -127,53 +119,28 @@ def as_if_played(known: dict[int, tuple[float, float]], length: int) -> tuple[fl
 
 
 def prompts(batch: int) -> list[str]:
-    """The next prompts, of all domains in turn."""
     texts = [text for texts in zip(*zoo.prompts().values(), strict=True) for text in texts]
     return [texts[(batch * ROWS + row) % len(texts)] for row in range(ROWS)]
 
 
 def spec_of(name: str) -> str:
-    """How a drafter is asked for."""
     return name if name in {"lookup", "suffix"} else f"zoo:{name}"
 
 
-def main() -> None:
-    """Measure each drafter and write the numbers."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--drafters", help="names with commas; default: all of the zoo, and lookup")
-    parser.add_argument("--tokens", type=int, default=20_000)
-    parser.add_argument("--length", type=int, default=5)
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
+def compare(args: argparse.Namespace) -> dict[str, Any]:
     known = [*zoo.drafter_paths(), *zoo.eagle_paths(), "lookup", "suffix"]
     names = args.drafters.split(",") if args.drafters else known
-    columns = ("drafter", "tokens", "judged", "predicted", "realised", "difference", "chance")
-    table = Table(*columns, "watched")
     watched = watch(names, args.tokens, args.length, args.temperature)
     rows = {}
-    for name in track(names, console=Console(stderr=True)):
+    for name in track(names):
         row = rows[name] = measure(name, args.tokens, args.length, args.temperature)
         row["watched"] = watched[name]
         row["difference"] = round(row["realised"] - row["predicted"], 4)
-        table.add_row(
-            name, f"{row['tokens']:,}", f"{row['judged']:,}", f"{row['predicted']:.3f}",
-            f"{row['realised']:.3f}", f"{row['difference']:+.3f}", f"{row['chance']:.3f}",
-            f"{row['watched']:.3f}",
-        )  # fmt: skip
-    Console().print(table)
-    save(args.out, {"alpha": _rows_in(args.out) | rows})
-
-
-def _rows_in(path: str | None) -> dict[str, Any]:
-    """What an earlier run wrote of other drafters."""
-    if path is None or not Path(path).exists():
-        return {}
-    found: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))["alpha"]
-    return found
+    show(rows)
+    is_there = args.out is not None and Path(args.out).exists()  # with other drafters' rows
+    return {"alpha": (json.loads(Path(args.out).read_text())["alpha"] if is_there else {}) | rows}
 
 
 if __name__ == "__main__":
-    main()
+    drafters = {"help": "names with commas; default: all of the zoo, lookup and suffix"}
+    run(__doc__, compare, drafters=drafters, tokens=20_000, length=5, temperature=1.0)

@@ -1,8 +1,5 @@
 """Attention of grouped heads with and without copies of the cache: a verifying forward in ms.
 
-python -m benchmarks attention
-python -m benchmarks attention --part token
-
 A random Llama of 4 layers (8 query heads, 2 key heads of 64) reads a context and then verifies 8
 tokens; the two kinds of attention take turns, and medians are compared. ``token``: the kernel alone
 for one token a row (9 query heads, 3 key heads of 64), grouped by the kernel or fed as tokens.
@@ -13,13 +10,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from shared.results import save
+from shared.script import run, show
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -42,74 +38,57 @@ def model(attention: str) -> CausalModel:
     return CausalModel(module.eval(), attention)
 
 
+def medians(
+    ways: Mapping[str, Callable[[], Any]], repeats: int, times: int = 1
+) -> dict[str, float]:
+    """Milliseconds of processor time, the ways in turn; the first turn is not counted."""
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats + 1):
+        for name, way in ways.items():
+            start = time.process_time()
+            for _ in range(times):
+                way()
+            spent[name].append(1e3 * (time.process_time() - start) / times)
+    return {name: float(np.median(own[1:])) for name, own in spent.items()}
+
+
 @torch.inference_mode()
-def part_token(repeats: int) -> list[dict[str, Any]]:
-    """Processor time of one token's attention, in ms, by precision, rows and keys."""
-    table, found = Table("precision", "rows", "keys", "grouped, ms", "fed as tokens, ms"), []
-    for dtype, rows, keys in itertools.product(
-        (torch.float32, torch.bfloat16), (1, 128), (64, 300)
-    ):
-        query = torch.randn(rows, 9, 1, 64, dtype=dtype)
-        key, value = torch.randn(2, rows, 3, keys, 64, dtype=dtype)
+def token(args: argparse.Namespace) -> dict[str, Any]:
+    rows, dtypes = [], (torch.float32, torch.bfloat16)
+    for dtype, num, keys in itertools.product(dtypes, (1, 128), (64, 300)):
+        query = torch.randn(num, 9, 1, 64, dtype=dtype)
+        key, value = torch.randn(2, num, 3, keys, 64, dtype=dtype)
         ways = {
             "grouped": lambda q=query, k=key, v=value: sdpa(q, k, v, enable_gqa=True),
             "folded": lambda q=query, k=key, v=value: sdpa(q.reshape(len(q), 3, 3, 64), k, v),
         }
-        spent: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(repeats + 1):
-            for name, way in ways.items():
-                start = time.process_time()
-                for _ in range(20):
-                    way()
-                spent[name].append(50 * (time.process_time() - start))
-        ms = {name: float(np.median(times[1:])) for name, times in spent.items()}
-        kind = str(dtype).removeprefix("torch.")
-        found.append({"dtype": kind, "rows": rows, "keys": keys, **ms})
-        table.add_row(kind, str(rows), str(keys), *(f"{one:.2f}" for one in ms.values()))
-    Console().print(table)
-    return found
+        about = {"dtype": str(dtype).removeprefix("torch."), "rows": num, "keys": keys}
+        rows.append({**about, **medians(ways, args.repeats, 20)})
+    show(rows, "ms")
+    return {"token": rows}
 
 
 @torch.inference_mode()
-def main() -> None:
-    """Time both at every size."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--part", choices=("verify", "token"), default="verify")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    if args.part == "token":
-        save(args.out, {"token": part_token(args.repeats)})
-        return
-    models = {name: model(name) for name in ("sdpa", RAGGED)}
-    table = Table("rows", "context", "sdpa, ms", "grouped, ms", "ratio", "largest difference")
-    rows: list[dict[str, Any]] = []
-    for num_rows, context in SIZES:
-        everyone, tokens = list(range(num_rows)), [list(range(NUM_VERIFIED))] * num_rows
-        caches = {
-            name: m.new_cache(num_rows, context + 2 * NUM_VERIFIED) for name, m in models.items()
-        }
+def verify(args: argparse.Namespace) -> dict[str, Any]:
+    models, rows = {name: model(name) for name in ("sdpa", RAGGED)}, []
+    for num, context in SIZES:
+        every, tokens, logits, ways = list(range(num)), [list(range(NUM_VERIFIED))] * num, {}, {}
         for name, m in models.items():
-            m.extend(caches[name], everyone, [[5] * context] * num_rows, 1)
-        seconds: dict[str, list[float]] = {name: [] for name in models}
-        logits = {}
-        for _ in range(args.repeats):
-            for name, m in models.items():
-                caches[name].lengths = [context] * num_rows
-                start = time.perf_counter()
-                logits[name] = m.extend(caches[name], everyone, tokens, NUM_VERIFIED).flat
-                seconds[name].append(time.perf_counter() - start)
-        ms = {name: 1e3 * float(np.median(times)) for name, times in seconds.items()}
+            cache = m.new_cache(num, context + 2 * NUM_VERIFIED)
+            m.extend(cache, every, [[5] * context] * num, 1)
+
+            def way(name: str = name, m: CausalModel = m, cache: Any = cache) -> None:
+                cache.lengths = [context] * len(every)  # noqa: B023
+                logits[name] = m.extend(cache, every, tokens, NUM_VERIFIED).flat  # noqa: B023
+
+            ways[name] = way
+        ms = medians(ways, args.repeats)
         apart = float((logits["sdpa"] - logits[RAGGED]).abs().max())
-        rows.append({"rows": num_rows, "context": context, **ms, "difference": apart})
-        table.add_row(
-            str(num_rows), str(context), *(f"{value:.1f}" for value in ms.values()),
-            f"{ms['sdpa'] / ms[RAGGED]:.2f}", f"{apart:.0e}",
-        )  # fmt: skip
-    Console().print(table)
-    save(args.out, {"attention": rows})
+        ratio = ms["sdpa"] / ms[RAGGED]
+        rows.append({"rows": num, "context": context, **ms, "ratio": ratio, "difference": apart})
+    show(rows, "ms")
+    return {"attention": rows}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, {"verify": verify, "token": token}, repeats=15)

@@ -1,7 +1,5 @@
 """HedgeSpec's tables and figure 5a in the simulator, beside what the paper prints.
 
-    python -m benchmarks claims_hedgespec --seeds 10 --out benchmarks/results/claims_hedgespec.json
-
 Drafters have the MATs of tables 1 and 6 (``hedgespec-llama``, ``hedgespec-qwen8b``), 500 tokens.
 """
 
@@ -10,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from shared.claims import Row, options, played, report
+from shared.claims import Row, played, report
 
-from draftwise_lab.sim.presets import setting
-from draftwise_lab.sim.tables import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B
+from draftwise_lab.sim import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, setting
 
 FULL, SKIPS = "panoramic:per_token=true", "panoramic:per_token=true,every=12,warmup=6,hybrid=6"
 HEDGE = f"normalhedge/expected-length/{FULL}"
@@ -153,10 +150,6 @@ def tricks(seeds: int) -> list[Row]:
     ]  # fmt: skip
 
 
-PARTS = {
-    "variants": variants, "joint": joint, "router": router, "regret": regret, "delays": delays,
-    "tricks": tricks,
-}  # fmt: skip
-
 if __name__ == "__main__":
-    report(PARTS, options(__doc__, list(PARTS)))
+    parts = (variants, joint, router, regret, delays, tricks)
+    report(__doc__, {part.__name__: part for part in parts})

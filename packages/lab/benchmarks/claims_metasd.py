@@ -1,8 +1,5 @@
 """MetaSD's tables and theorems in the simulator, beside what the paper prints.
 
-    python -m benchmarks claims_metasd --seeds 40 --out benchmarks/results/claims_metasd.json
-    python -m benchmarks claims_metasd --part tables --seeds 40
-
 Drafters have the speedups that the paper's tables print for them alone; what is checked is what
 choosing among them brings. A round's overhead is 1.327 forwards for SpS and 1.2 for EAGLE, as in
 the presets ``metasd-multilingual`` and ``metasd-eagle``; at other temperatures the same.
@@ -10,99 +7,43 @@ the presets ``metasd-multilingual`` and ``metasd-eagle``; at other temperatures 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from shared.claims import (
-    Row,
-    from_speedups,
-    half_interval,
-    options,
-    played,
-    report,
-    switches,
-)
+from shared.claims import Row, half_interval, played, report
 
-from draftwise_lab.sim import tables
-from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.environments.geometric import TruncatedGeometric
-from draftwise_lab.sim.tables import METASD_EAGLE, METASD_LENGTH, mean_tokens, multilingual_overhead
+from draftwise.registry import make_reward
+from draftwise.types import Floats, Outcome, Plan
+from draftwise_lab import sim
 
-SPS, EAGLE = multilingual_overhead(), 1.0 + METASD_LENGTH / 25.0
+SPS, EAGLE = sim.multilingual_overhead(), 1.0 + sim.METASD_LENGTH / 25.0
 UCB, BE = "ucb1:beta=0.01/divergence", "ucb1:beta=0.01/length"
+DRAFTERS = [f"drafter{i}" for i in range(1, 6)]
 TASKS = ("Code", "Trans", "Sum", "QA", "Math")
-Speedups = Mapping[str, tuple[tuple[float, ...], float]]
-"""By task: each drafter alone, and MetaSD-UCB."""
-
-BLACK_BOX: Speedups = {  # table 3
-    task: (tables.METASD_BLACK_BOX[task], ucb)
-    for task, ucb in zip(TASKS, (2.300, 1.587, 1.971, 1.711, 2.280), strict=True)
-}
-WHITE_BOX: Speedups = {  # table 4
-    task: (tuple(METASD_EAGLE[task]), ucb)
-    for task, ucb in zip(TASKS, (3.724, 2.318, 3.057, 2.641, 3.520), strict=True)
-}
-PERTURBED_EAGLE: Speedups = {  # table 8
-    "Code": ((3.748, 1.335, 1.697, 2.030, 2.451), 3.563),
-    "Trans": ((1.757, 2.553, 2.161, 2.035, 1.677), 2.375),
-    "Sum": ((1.671, 1.529, 3.084, 1.939, 1.639), 2.742),
-    "QA": ((1.837, 1.616, 2.094, 2.932, 1.722), 2.516),
-    "Math": ((2.511, 1.664, 2.207, 2.913, 3.844), 3.366),
-}
-PERTURBED: Speedups = {  # table 12
-    "Code": ((2.368, 1.158, 1.521, 1.763, 1.633), 2.139),
-    "Trans": ((0.997, 1.986, 0.973, 1.036, 0.935), 1.422),
-    "Sum": ((1.458, 1.016, 1.895, 1.458, 1.318), 1.779),
-    "QA": ((1.297, 1.158, 1.285, 1.907, 1.237), 1.610),
-    "Math": ((1.482, 1.184, 1.357, 1.470, 2.346), 2.149),
-}
-LONG: Speedups = {"De, 500 tokens": ((1.238, 1.316, 2.044, 0.970, 1.187), 2.031)}  # table 10
-OUTSIDE: Speedups = {  # table 11, SpS
-    "RAG": ((1.720, 1.373, 1.752, 1.944, 1.552), 1.799),
-    "Finance": ((1.416, 1.284, 1.414, 1.550, 1.397), 1.436),
-}
-OUTSIDE_EAGLE: Speedups = {  # table 11, EAGLE
-    "RAG": ((1.844, 1.568, 2.566, 2.535, 1.793), 2.238),
-    "Finance": ((2.432, 2.175, 2.494, 2.826, 2.175), 2.517),
-}
-WARM: Speedups = {  # table 14, T = 0.7
-    "Code": ((2.250, 1.215, 1.379, 1.532, 1.513), 1.896),
-    "Trans": ((1.086, 1.886, 1.096, 1.130, 1.078), 1.431),
-    "Sum": ((1.461, 1.165, 1.874, 1.463, 1.353), 1.744),
-    "QA": ((1.316, 1.193, 1.324, 1.776, 1.272), 1.534),
-    "Math": ((1.450, 1.258, 1.355, 1.616, 2.379), 2.046),
-}
-HOT: Speedups = {  # table 15, T = 1
-    "Code": ((1.781, 0.963, 1.168, 1.260, 1.178), 1.596),
-    "Trans": ((0.856, 1.695, 0.897, 0.880, 0.838), 1.197),
-    "Sum": ((1.201, 0.918, 1.629, 1.223, 1.092), 1.439),
-    "QA": ((1.073, 0.961, 1.132, 1.510, 1.031), 1.322),
-    "Math": ((1.220, 1.026, 1.200, 1.360, 1.968), 1.673),
-}
-HOT_EAGLE: Speedups = {  # table 16, T = 1
-    "Code": ((3.019, 0.872, 1.012, 1.348, 1.809), 2.765),
-    "Trans": ((1.030, 1.817, 1.373, 1.278, 0.997), 1.668),
-    "Sum": ((0.998, 0.834, 2.289, 1.267, 0.864), 1.935),
-    "QA": ((1.179, 0.922, 1.269, 2.181, 1.011), 1.756),
-    "Math": ((1.739, 0.966, 1.462, 2.141, 3.099), 2.539),
-}
-WORLDS: dict[str, tuple[Speedups, float, int]] = {
-    "3": (BLACK_BOX, SPS, 200), "4": (WHITE_BOX, EAGLE, 200), "8": (PERTURBED_EAGLE, EAGLE, 200),
-    "10": (LONG, SPS, 500), "11 SpS": (OUTSIDE, SPS, 200), "11 EAGLE": (OUTSIDE_EAGLE, EAGLE, 200),
-    "12": (PERTURBED, SPS, 200), "14": (WARM, SPS, 200), "15": (HOT, SPS, 200),
-    "16": (HOT_EAGLE, EAGLE, 200),
+WORLDS: dict[str, tuple[float, int]] = {
+    "3": (SPS, 200), "4": (EAGLE, 200), "8": (EAGLE, 200), "10": (SPS, 500), "11 SpS": (SPS, 200),
+    "11 EAGLE": (EAGLE, 200), "12": (SPS, 200), "14": (SPS, 200), "15": (SPS, 200),
+    "16": (EAGLE, 200),
 }  # fmt: skip
-"""By table: speedups, a round's overhead, tokens of an answer."""
+"""By table: a round's overhead, tokens of an answer."""
+UCB_SPEEDUPS = {
+    name: {task: row[-1] for task, row in found.items()}
+    for name, found in sim.PAPERS["metasd"]["tables"].items()
+}
+
+
+def world_of(name: str) -> sim.Environment:
+    return sim.from_speedups(sim.metasd_table(name), WORLDS[name][0], DRAFTERS)
 
 
 def printed_tables(seeds: int) -> list[Row]:
     """MetaSD-UCB beside the paper's, and the share of the best drafter's gain that it keeps."""
     rows = []
-    for name, (speedups, overhead, tokens) in WORLDS.items():
-        world = from_speedups({t: s for t, (s, _) in speedups.items()}, overhead, "drafter")
-        found = played(world, [UCB], seeds, lengths=[METASD_LENGTH], tokens=tokens)
-        for task, (alone, ucb) in speedups.items():
+    for name, (_, tokens) in WORLDS.items():
+        world = world_of(name)
+        found = played(world, [UCB], seeds, lengths=[sim.METASD_LENGTH], tokens=tokens)
+        for task, alone in sim.metasd_table(name).items():
+            ucb = UCB_SPEEDUPS[name][task]
             row = found[task, UCB]
             rows.append({
                 "table": name, "task": task, "here": row["speedup"], "ci95": row["speedup_ci95"],
@@ -126,9 +67,8 @@ def bandits(seeds: int) -> list[Row]:
     }  # fmt: skip
     rows = []
     for name, by_policy in printed.items():
-        speedups, overhead, tokens = WORLDS[name]
-        world = from_speedups({t: s for t, (s, _) in speedups.items()}, overhead, "drafter")
-        found = played(world, list(by_policy), seeds, lengths=[METASD_LENGTH], tokens=tokens)
+        world, tokens = world_of(name), WORLDS[name][1]
+        found = played(world, list(by_policy), seeds, lengths=[sim.METASD_LENGTH], tokens=tokens)
         for label, paper in by_policy.items():
             here = [found[task, label]["speedup"] for task in TASKS]
             rows.append({
@@ -148,12 +88,12 @@ def router(seeds: int) -> list[Row]:
     printed = {"3": ("SpS", 1.772, 1.456), "4": ("EAGLE", 2.759, 2.245)}
     rows = []
     for name, (kind, inside, perturbed) in printed.items():
-        speedups, overhead, tokens = WORLDS[name]
-        world = from_speedups({t: s for t, (s, _) in speedups.items()}, overhead, "drafter")
-        found = played(world, [UCB], seeds, lengths=[METASD_LENGTH], tokens=tokens)
+        world, tokens = world_of(name), WORLDS[name][1]
+        found = played(world, [UCB], seeds, lengths=[sim.METASD_LENGTH], tokens=tokens)
         ucb = float(np.mean([found[task, UCB]["speedup"] for task in TASKS]))
-        right = float(np.mean([max(alone) for alone, _ in speedups.values()]))
-        wrong = float(np.mean([(sum(a) - max(a)) / (len(a) - 1) for a, _ in speedups.values()]))
+        alone = sim.metasd_table(name).values()
+        right = float(np.mean([max(a) for a in alone]))
+        wrong = float(np.mean([(sum(a) - max(a)) / (len(a) - 1) for a in alone]))
         rows += [
             {"drafters": kind, "router": label, "speedup": speed,
              "right in": (speed - wrong) / (right - wrong)}
@@ -166,7 +106,7 @@ def router(seeds: int) -> list[Row]:
 
 def lengths(seeds: int) -> list[Row]:
     """Figure 2: accepted tokens and speed by N_max, on Code; the best drafter and MetaSD-UCB."""
-    world = from_speedups({"Code": BLACK_BOX["Code"][0]}, SPS, "drafter")
+    world = sim.from_speedups({"Code": sim.metasd_table("3")["Code"]}, SPS, DRAFTERS)
     rows = []
     for length in (1, 2, 3, 5, 7, 10, 15):
         found = played(world, [UCB], seeds, lengths=[length], tokens=200)
@@ -189,7 +129,7 @@ def region(seeds: int) -> list[Row]:
         g = (s * grid ** (s - 1)).sum(axis=0)
         h = (s * (grid ** (s - 1) - grid ** (2 * n - s))).sum(axis=0)
         inside = grid[h >= g * g / (4 * n * grid)]
-        mean = np.array([mean_tokens(a, n) - 1 for a in grid])
+        mean = np.array([sim.mean_tokens(a, n) - 1 for a in grid])
         second = sum((2 * j - 1) * grid**j for j in range(1, n + 1))
         top = float(grid[np.argmax(second - mean**2)])
         rows.append({
@@ -203,12 +143,12 @@ def region(seeds: int) -> list[Row]:
 def theorems(seeds: int) -> list[Row]:
     """Theorems 6 to 8: regret in rounds by policy and length, fixed and drawn at random."""
     alphas = {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}
-    costs = CostTable({1: (1.0,)}, other_s=0.05)
+    costs = sim.CostTable({1: (1.0,)}, other_s=0.05)
     rows = []
     labels = [f"ucb1:beta={beta}/divergence" for beta in (0.5, 0.6, 1.0, 2.0)]
     labels += ["petc:c=8/divergence", "sequential-halving/divergence"]
     for tokens, eos in ((500, 0.0), (2000, 0.0), (8000, 0.0), (8000, 1 / 500), (8000, 1 / 2000)):
-        world = TruncatedGeometric({"tgd": alphas}, costs, eos)
+        world = sim.TruncatedGeometric({"tgd": alphas}, costs, eos)
         found = played(world, labels, max(seeds // 2, 4), lengths=[4], tokens=tokens)
         text = f"{tokens} tokens" if not eos else f"end drawn, {1 / eos:.0f} on average"
         row: Row = {"answer": text}
@@ -219,14 +159,36 @@ def theorems(seeds: int) -> list[Row]:
     return rows
 
 
+def switches(
+    world: sim.TruncatedGeometric, labels: Sequence[str], seeds: int, tokens: int
+) -> dict[str, tuple[Floats, Floats]]:
+    """By policy, of each seed: rounds above the best plan's, and how often the drafter changed."""
+    match = sim.make_match(
+        sim.Setting("claim", lambda _: world, (4,), tuple(labels), tokens), list(labels)
+    )
+    found: dict[str, list[tuple[float, float]]] = {label: [] for label in labels}
+    for seed in range(seeds):
+        best = sim.best_plans(match, sim.look_back(match, seed))
+        for domain, text in match.texts(seed):
+            for one in match.contestants:
+                ends, _ = sim.fixed_path(text, best[domain, one.label][0], {})
+                stream = sim.policy_seed(seed, text.name, one.label)
+                rows = list(
+                    sim.play_all(text, one, world.costs, sim.Reference(ends, 0), stream, {})
+                )
+                changed = np.diff([row["plan_index"] for row in rows]) != 0
+                found[one.label].append((rows[-1]["regret"], changed.sum()))
+    return {label: tuple(np.array(pairs, float).T) for label, pairs in found.items()}
+
+
 def switching(seeds: int) -> list[Row]:
     """Equation 49: rounds above the best plan, and each switch of drafter paid with one more."""
     alphas = {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}
-    world = TruncatedGeometric({"tgd": alphas}, CostTable({1: (1.0,)}, other_s=0.05))
+    world = sim.TruncatedGeometric({"tgd": alphas}, sim.CostTable({1: (1.0,)}, other_s=0.05))
     labels = [f"{name}/divergence" for name in ("petc:c=8", "sequential-halving", "ucb1:beta=0.5")]
     rows = []
     for tokens in (500, 2000, 8000):
-        found = switches(world, labels, max(seeds // 2, 4), length=4, tokens=tokens)
+        found = switches(world, labels, max(seeds // 2, 4), tokens)
         row: Row = {"tokens": tokens}
         for label, (regret, num) in found.items():
             name = label.partition("/")[0]
@@ -250,12 +212,58 @@ def lemma_9(seeds: int) -> list[Row]:
     ]  # fmt: skip
 
 
-PARTS = {
-    "tables": printed_tables, "bandits": bandits, "router": router, "figure-2": lengths,
-    "theorem-3": region, "theorems-6-7-8": theorems, "eq-49": switching,
-    "lemma-9": lemma_9,
-}  # fmt: skip
+def rewards(seeds: int) -> list[Row]:
+    """Theorem 1, table 2, figure 3: is block divergence (BD) a better signal than BE?
+
+    On ``metasd-multilingual``: mean and variance of the best drafter's reward, the signal
+    ``R = gap^2 / max(variances)`` of every worse one (eq. 6), and the share of rounds up to the
+    10th and the 60th in which UCB1 plays the best.
+    """
+    kinds, rows = {"BE": "length", "BD": "divergence"}, []
+    labels = {name: f"ucb1:beta=0.01/{spec}" for name, spec in kinds.items()}
+    match = sim.make_match(
+        sim.setting("metasd-multilingual"), list(labels.values()), with_trails=True
+    )
+    outcome = sim.run_match(match, range(seeds))
+    for domain in match.environment.domains:
+        rounds = [_rounds_alone(match, domain, plan, range(seeds)) for plan in match.plans]
+        for name, spec in kinds.items():
+            reward = make_reward(spec)
+            values = [np.array([reward(one) for one in own]) for own in rounds]
+            means, spreads = [v.mean() for v in values], [v.var() for v in values]
+            best = int(np.argmax(means))
+            signals = [
+                (means[best] - mean) ** 2 / max(spread, spreads[best])
+                for index, (mean, spread) in enumerate(zip(means, spreads, strict=True))
+                if index != best
+            ]
+            runs = [r for r in outcome.runs if (r.domain, r.policy) == (domain, labels[name])]
+            share = sim.best_plan_curve(runs).means
+            rows.append({
+                "domain": domain, "reward": name, "mean": float(means[best]),
+                "variance": float(spreads[best]), "R": " ".join(f"{r:.2f}" for r in signals),
+                **{f"best in {n}": float(share[min(n, len(share)) - 1]) for n in (10, 60)},
+            })  # fmt: skip
+    return rows
+
+
+def _rounds_alone(match: sim.Match, domain: str, plan: Plan, seeds: Sequence[int]) -> list[Outcome]:
+    """What a reward looks at, of every round of one drafter that plays alone."""
+    found = []
+    for seed in seeds:
+        [text] = match.environment.texts(domain, seed, match.tokens, match.longest)
+        costs, guides = match.environment.costs, sim.guides_of(match.plans)
+        request = sim.SimulatedRequest(text, match.plans, costs, guides)
+        while text.limit - request.position > plan.length:
+            e = request.play(plan)
+            a = e.drafted_alphas
+            found.append(Outcome(plan, plan.length, a, a, a, e.num_drafted, e.num_accepted))
+    return found
+
 
 if __name__ == "__main__":
-    assert math.isclose(EAGLE, 1.2)
-    report(PARTS, options(__doc__, list(PARTS)))
+    report(__doc__, {
+        "tables": printed_tables, "bandits": bandits, "router": router, "figure-2": lengths,
+        "theorem-1": rewards, "theorem-3": region, "theorems-6-7-8": theorems, "eq-49": switching,
+        "lemma-9": lemma_9,
+    })  # fmt: skip

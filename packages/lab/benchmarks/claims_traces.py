@@ -1,48 +1,95 @@
-"""MetaSD's figures 6 and 7 on recorded traces: is block divergence stationary along an answer?
+"""Claims on recorded traces: MetaSD's figures 6 and 7, HedgeSpec's tables 11 and 12.
 
-    python -m benchmarks claims_traces --trace replay.npz
-
-Block divergence of drafts of 5 tokens, by tenth of the answer, greedy (figure 6) and sampled
-(figure 7): mean and standard deviation over traces and drafters, and by how much the mean of an
-answer's last third differs from its first, over answers. Intervals are 95%, over answers.
+``divergence``: is block divergence (drafts of 5 tokens) stationary along an answer? Mean and
+standard deviation by tenth of the answer, and how much an answer's last third differs from its
+first. ``unseen``: text that no drafter has learnt. Of each domain its own specialist is left out;
+the five others choose among themselves (table 11), or with the generalist (table 12), which alone
+is the paper's EAGLE. Length 8, MAT.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from shared.results import save
+from shared.claims import half_interval, played
+from shared.script import rounded, run
 
-LENGTH, PARTS = 5, 10
+from draftwise_lab.sim import REGIMES, CostTable, Recorded, Text
+
+LENGTH, TENTHS, GENERALIST = 5, 10, "generalist"
+POLICIES = ("exp3spec", "ucbspec", "normalhedge/expected-length/panoramic:per_token=true")
 
 
-def main() -> None:
-    """Read, average, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--trace", required=True)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    with np.load(options.trace) as trace:
+def divergence(args: argparse.Namespace) -> dict[str, Any]:
+    with np.load(args.trace) as trace:
         alphas, temperatures = np.clip(trace["gam"].astype(float), 0.0, 1.0), trace["temp"]
     positions = alphas.shape[1] // LENGTH * LENGTH
     blocks = alphas[:, :positions].reshape(len(alphas), -1, LENGTH, alphas.shape[2]).mean(axis=2)
     found = {}
     for temperature in np.unique(temperatures):
         mine = blocks[temperatures == temperature]  # [n, blocks, drafters]
-        tenths = np.array_split(mine, PARTS, axis=1)
-        third = mine.shape[1] // 3
+        tenths, third = np.array_split(mine, TENTHS, axis=1), mine.shape[1] // 3
         drift = mine[:, -third:].mean(axis=(1, 2)) - mine[:, :third].mean(axis=(1, 2))
-        half = 1.96 * drift.std(ddof=1) / np.sqrt(len(drift))
         found[f"T = {temperature:g}"] = {
-            "answers": len(mine), "mean": [round(float(t.mean()), 3) for t in tenths],
-            "sd": [round(float(t.std()), 3) for t in tenths],
-            "last third over first": [round(float(drift.mean()), 3), round(float(half), 3)],
-            "an answer's own drift, sd": round(float(drift.std(ddof=1)), 3),
+            "answers": len(mine), "mean": [float(t.mean()) for t in tenths],
+            "sd": [float(t.std()) for t in tenths],
+            "last third over first": [float(drift.mean()), half_interval(drift)],
+            "an answer's own drift, sd": float(drift.std(ddof=1)),
         }  # fmt: skip
-    save(options.out, found)
+    return dict(rounded(found, 3))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One domain's texts, greedy and sampled, and some of their drafters."""
+
+    world: Recorded
+    domain: str
+    drafters: list[str]
+
+    @property
+    def domains(self) -> list[str]:
+        return [name for name in self.world.domains if name.partition("@")[0] == self.domain]
+
+    @property
+    def costs(self) -> CostTable:
+        return self.world.costs
+
+    def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
+        found = self.world.texts(domain, seed, num_tokens, longest)
+        return [replace(t, tracks={n: t.tracks[n] for n in self.drafters}) for t in found]
+
+
+def mats(world: Recorded, domain: str, drafters: list[str], tokens: int) -> dict[str, float]:
+    """Of each policy, and of the best of these drafters in hindsight."""
+    part = Part(world, domain, drafters)
+    found = played(part, list(POLICIES), 1, lengths=[8], tokens=tokens)
+    names = dict.fromkeys(name for _, name in found)
+    return {n: float(np.mean([found[d, n]["mat"] for d in part.domains])) for n in names}
+
+
+def unseen(args: argparse.Namespace) -> dict[str, Any]:
+    world = Recorded(args.trace, REGIMES["gpu"])
+    experts = [d for d in world.drafters if d in {name.partition("@")[0] for name in world.domains}]
+    rows: dict[str, dict[str, Any]] = {}
+    for domain in experts:
+        others = [name for name in experts if name != domain]
+        rows[domain] = {
+            "generalist": mats(world, domain, [GENERALIST], args.tokens)["best fixed plan"],
+            "five specialists": mats(world, domain, others, args.tokens),
+            "with the generalist": mats(world, domain, [*others, GENERALIST], args.tokens),
+        }
+    mean = {
+        pool: {name: float(np.mean([rows[d][pool][name] for d in rows])) for name in first}
+        for pool, first in rows[experts[0]].items()
+        if isinstance(first, dict)
+    }
+    return {"mean": rounded(mean, 3), "domains": rows}
 
 
 if __name__ == "__main__":
-    main()
+    parts = {"divergence": divergence, "unseen": unseen}
+    run(__doc__, parts, trace={"required": True}, tokens=300)

@@ -1,11 +1,5 @@
 """The engine that requests join and leave: batches, arrivals, long newcomers, chats, memory.
 
-    python -m benchmarks engine --part together    # 1, 4 and 16 rows at once against plain decoding
-    python -m benchmarks engine --part arrivals    # 64 requests at random, against static batches
-    python -m benchmarks engine --part gap         # rows that write while a long prompt is read
-    python -m benchmarks engine --part chat        # the first token of ten turns
-    python -m benchmarks engine --part memory      # bytes of keys and values, and 1,000 requests
-
 Seconds are the process's own CPU time, which other programs cannot touch; where nothing runs, time
 is jumped over. Settings that are compared take turns, in random order.
 """
@@ -19,11 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from rich.console import Console
-from rich.table import Table
-from shared.results import save
-from transformers.utils import logging
+from shared.script import run, show
 
 from draftwise import Speculator, zoo
 from draftwise.engine.engine import Engine
@@ -40,7 +30,6 @@ class Clock:
         return time.process_time() - self._start + self._waited
 
     def wait_until(self, moment: float) -> None:
-        """Jump over a pause."""
         self._waited += max(0.0, moment - self())
 
 
@@ -56,15 +45,21 @@ def ask(made: Speculator, prompt: Any, tokens: int, preset: str) -> Request:
     return made.request(prompt, max_new_tokens=tokens, ignore_eos=True, preset=preset)
 
 
-def all_at_once(made: Speculator, prompts: Sequence[str], tokens: int, preset: str) -> float:
-    """Tokens a CPU second of requests that come together."""
-    engine, clock = made.engine(num_prefixes=0), Clock()
+def answer_all(made: Speculator, prompts: Sequence[str], tokens: int, preset: str) -> int:
+    """Answer requests that come together; how many tokens they have."""
+    engine = made.engine(num_prefixes=0)
     asked = [ask(made, prompt, tokens, preset) for prompt in prompts]
     for request in asked:
         engine.admit(request)
     while engine.has_work:
         engine.step()
-    return sum(len(request.tokens) for request in asked) / clock()
+    return sum(len(request.tokens) for request in asked)
+
+
+def all_at_once(made: Speculator, prompts: Sequence[str], tokens: int, preset: str) -> float:
+    """Tokens a CPU second of requests that come together."""
+    clock = Clock()
+    return answer_all(made, prompts, tokens, preset) / clock()
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -113,13 +108,7 @@ def in_batches(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: 
     for first in range(0, len(arrivals), 8):
         batch = arrivals[first : first + 8]
         clock.wait_until(batch[-1][0])
-        engine = made.engine(num_prefixes=0)
-        asked = [ask(made, prompt, tokens, "draftwise") for _, prompt in batch]
-        for request in asked:
-            engine.admit(request)
-        while engine.has_work:
-            engine.step()
-        num += sum(len(request.tokens) for request in asked)
+        num += answer_all(made, [prompt for _, prompt in batch], tokens, "draftwise")
     return num / clock()
 
 
@@ -165,7 +154,6 @@ def gap(made: Speculator, repeats: int) -> list[dict[str, Any]]:
 
 
 def timed(engine: Engine) -> float:
-    """CPU seconds of one step."""
     start = time.process_time()
     engine.step()
     return time.process_time() - start
@@ -223,34 +211,16 @@ def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-PARTS: dict[str, Callable[[Speculator, int], list[dict[str, Any]]]] = {
-    "together": together,
-    "arrivals": arriving,
-    "gap": gap,
-    "chat": chat,
-    "memory": memory,
-}
+PARTS = {
+    "together": together, "arrivals": arriving, "gap": gap, "chat": chat, "memory": memory,
+}  # fmt: skip
 
 
-def main() -> None:
-    """Run one part and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--part", choices=PARTS, required=True)
-    parser.add_argument("--target", default="zoo")
-    parser.add_argument("--drafter", action="append")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    made = Speculator.from_pretrained(args.target, args.drafter)
-    rows = PARTS[args.part](made, args.repeats)
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(f"{value:.3g}" for value in row.values()))
-    Console().print(table)
-    save(args.out, {args.part: rows})
+def part(args: argparse.Namespace) -> dict[str, Any]:
+    rows = PARTS[args.part](Speculator.from_pretrained(args.target, args.drafter), args.repeats)
+    show(rows)
+    return {args.part: rows}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, dict.fromkeys(PARTS, part), target="zoo", drafter={"action": "append"}, repeats=5)

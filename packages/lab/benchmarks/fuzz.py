@@ -1,7 +1,5 @@
 """Random requests beside faulty ones: is every answer plain decoding's, whatever the others do?
 
-    python -m benchmarks fuzz [--num 5000] [--seed 0] [--out FILE]
-
 Trials of some forty requests join, leave and fail in one engine on a tiny random model: stop
 strings, penalties, biases, processes, log-probabilities, priorities, shared prompts, tenants, and
 among them policies, feedback, callbacks, prompts and drafters that raise or return nonsense, and
@@ -30,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # ``engine`` is a 
 
 import numpy as np
 import torch
-from shared.results import save
+from shared.script import run
 from tests.engine.faults import NONSENSE, Faulty, Odd, raising
 from tests.engine.pairs import reader
 from tests.engine.scripted import byte_tokenizer
@@ -57,7 +55,6 @@ POISON = [5, 4, 3, 2, 1, 0, 5]
 
 @cache
 def model(kind: str) -> CausalModel:
-    """One tiny target of each kind."""
     is_known = kind in CONFIGS
     module = reader(kind) if is_known else tiny_module(tiny_config(CONFIG_MAPPING[kind]()))
     made = CausalModel(module, kind)
@@ -82,7 +79,6 @@ def drafter(kind: str) -> LMDrafter:
 
 @cache
 def tokenizer() -> Any:
-    """Bytes and a few words."""
     return byte_tokenizer()
 
 
@@ -126,7 +122,6 @@ class Trial:
         self.shared = self.words(self.rng.randrange(34, 90))
 
     def words(self, num: int) -> list[int]:
-        """Random tokens, with repeats for lookup."""
         few = [self.rng.randrange(self.target.vocab_size) for _ in range(max(2, num // 3))]
         return [self.rng.choice(few) for _ in range(num)]
 
@@ -290,25 +285,17 @@ def trials(num: int, seed: int, file: Path | None) -> tuple[Counter[str], list[s
     return counts, wrong
 
 
-def main() -> None:
-    """Print progress and a line of JSON; the exit status is 1 if any answer was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--num", type=int, default=5000, help="answers to look at")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def fuzz(args: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore")  # of each request and drafter that fails, as it should
     start = time.monotonic()
-    file = args.out.with_suffix(".trials") if args.out is not None else None
+    file = Path(args.out).with_suffix(".trials") if args.out else None
     counts, wrong = trials(args.num, args.seed, file)
-    found = {"num_wrong": len(wrong), "wrong": wrong[:20], "counts": dict(sorted(counts.items()))}
-    save(args.out, {**found, "kinds": KINDS, "took_s": round(time.monotonic() - start)})
     if file is not None:
-        file.unlink()
-    if wrong:
-        raise SystemExit(1)
+        file.unlink(missing_ok=True)
+    found = {"num_wrong": len(wrong), "wrong": wrong[:20], "counts": dict(sorted(counts.items()))}
+    took_s = round(time.monotonic() - start)
+    return {**found, "kinds": KINDS, "took_s": took_s, "failed": bool(wrong)}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, fuzz, num={"type": int, "default": 5000, "help": "answers to look at"}, seed=0)

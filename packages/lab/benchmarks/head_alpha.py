@@ -1,7 +1,5 @@
 """How often the tokens of EAGLE heads and of a target's own layers are accepted, by what is asked.
 
-    python -m benchmarks head_alpha --suite spec-bench:question.jsonl --prompts 20 --target smollm2
-
 The target answers prompts of each category itself, at temperature 1 and at 0; along these answers
 the head drafts at every place. At temperature 1 a token counts min(1, q/p) on average; greedy, 1
 where the head's favourite is the target's. Depth 2 is a draft's second token, with the first one
@@ -17,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from shared.results import save
+from shared.script import run, show
 from torch import Tensor
 
 from draftwise.bench.suites import load_suite
@@ -40,59 +36,33 @@ GREEDY = 1e6
 """Times the logits, so that all is on the favourite."""
 
 
-def main() -> None:
-    """Answer, look, print, save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--target", default="smollm2")
-    parser.add_argument("--head", help="folder; default: the drafters that come along")
-    parser.add_argument("--suite", required=True)
-    parser.add_argument("--prompts", type=int, default=10, help="of each category")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--depth", type=int, default=5)
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def compare(args: argparse.Namespace) -> dict[str, Any]:
     path, _ = resolve_target(args.target)
-    target = load_model(path, dtype="float32", device="cpu")
-    tokenizer = load_tokenizer(path)
+    target, tokenizer = load_model(path, dtype="float32", device="cpu"), load_tokenizer(path)
     specs = {"head": f"eagle:{args.head}"} if args.head else own_specs(args.target)
     drafters = {name: load(spec, target) for name, spec in specs.items()}
-    suite, found = load_suite(args.suite, args.prompts), dict[str, dict[str, Any]]()
-    table = Table(
-        "category", "answers at", "drafter", *(f"depth {i + 1}" for i in range(args.depth))
-    )
-    domains = list(dict.fromkeys(item.domain for item in suite.items))
-    for domain in domains:
-        asked = [
-            encode(as_asked(item.turns[0], tokenizer), tokenizer).tokens
-            for item in suite.items
-            if item.domain == domain
-        ]
+    items, found, rows = load_suite(args.suite, args.prompts).items, dict[str, Any](), []
+    for domain in dict.fromkeys(item.domain for item in items):
+        texts_of = [item.turns[0] for item in items if item.domain == domain]
+        asked = [encode(as_asked(text, tokenizer), tokenizer).tokens for text in texts_of]
         for heat in (0.0, 1.0):
             with tempfile.TemporaryDirectory() as folder:
                 texts = answers(
-                    target.module,
-                    asked,
-                    [heat] * len(asked),
-                    Path(folder) / "answers.jsonl",
-                    max_new_tokens=args.tokens,
-                    eos_token_id=tokenizer.eos_token_id,
-                    seed=1,
-                    rows=32,
-                )
-            sharpness = 1.0 if heat else GREEDY
+                    target.module, asked, [heat] * len(asked), Path(folder) / "answers.jsonl",
+                    max_new_tokens=args.tokens, eos_token_id=tokenizer.eos_token_id,
+                    seed=1, rows=32,
+                )  # fmt: skip
             said = torch.tensor([token for text in texts for token in text.tokens[text.start :]])
-            row = found.setdefault(domain, {}).setdefault(f"{heat:g}", {"tokens": len(said)})
+            own = found.setdefault(domain, {}).setdefault(f"{heat:g}", {"tokens": len(said)})
             for name, drafter in drafters.items():
-                alphas, ids = looked_at(drafter, target, texts, args.depth, sharpness)
+                alphas, ids = looked_at(drafter, target, texts, args.depth, 1.0 if heat else GREEDY)
                 share = 1.0 if ids is None else float(torch.isin(said, ids).float().mean())
                 kept = [round(alpha, 4) for alpha in alphas]
-                row[name] = {"alphas": kept, "in_vocabulary": round(share, 4)}
-                table.add_row(domain, f"T = {heat:g}", name, *(f"{alpha:.2f}" for alpha in alphas))
-    Console().print(table)
-    save(args.out, {"target": args.target, "prompts": args.prompts, "categories": found})
+                own[name] = {"alphas": kept, "in_vocabulary": round(share, 4)}
+                depths = {f"depth {i}": alpha for i, alpha in enumerate(kept, 1)}
+                rows.append({"category": domain, "T": heat, "drafter": name, **depths})
+    show(rows)
+    return {"target": args.target, "prompts": args.prompts, "categories": found}
 
 
 def as_asked(text: str, tokenizer: Any) -> str | list[dict[str, str]]:
@@ -124,4 +94,7 @@ def looked_at(
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, compare, target="smollm2", suite={"required": True}, prompts=10, tokens=128,
+        depth=5, head={"help": "folder; default: the drafters that are bundled with the target"},
+    )  # fmt: skip

@@ -1,7 +1,5 @@
 """Hostile requests against one server with five honest clients: answers, delays, memory.
 
-    python -m benchmarks hostile [--tokens 8] [--out FILE]
-
 Starts ``draftwise serve`` on the bundled models for itself. The five clients ask alone before and
 after: the median of these answers is the unloaded latency. In between, two attackers send every
 hostile request once (options, sizes, nesting, files and pipes, framing, disconnects), twice over,
@@ -27,13 +25,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from serving import served
-from shared.results import save
-from soak import num_open, state
+from shared.script import run
+from shared.servers import Answer, ask, num_open, served, state
 
 from draftwise.bench.suites import load_suite
 
@@ -108,7 +106,6 @@ CHATS: tuple[dict[str, Any], ...] = (
 
 
 def deep(depth: int, letters: str = "[]") -> str:
-    """Brackets inside brackets."""
     return letters[0] * depth + letters[1] * depth
 
 
@@ -193,7 +190,6 @@ def attacks(pipe: Path) -> list[Attack]:
 
 
 def own(fields: dict[str, Any], ask: dict[str, Any]) -> bytes:
-    """A request with fields of draftwise."""
     return json.dumps(ask | {"draftwise": fields}).encode()
 
 
@@ -202,9 +198,7 @@ def post(port: int, path: str, raw: bytes) -> int:
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", path, raw, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
+        return connection.getresponse().status
     except (HTTPException, ConnectionError):
         return 0
     finally:
@@ -226,7 +220,6 @@ def send(port: int, raw: bytes) -> int:
 
 
 def leave(port: int, how: str, raw: bytes) -> int:
-    """Ask for a long answer and go away."""
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=10) as made:
         made.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
@@ -263,7 +256,6 @@ class Attackers:
         self.slowest: list[tuple[float, str]] = []
 
     def run(self) -> None:
-        """Until none is left."""
         while True:
             with self._lock:
                 if not self._todo:
@@ -290,49 +282,36 @@ class Honest:
 
     def __init__(self, port: int, prompts: list[str], tokens: int) -> None:
         self._port, self._prompts, self._tokens = port, prompts, tokens
-        self._right = [
-            self._ask(prompt, {"preset": "plain", "private": True}) for prompt in prompts
-        ]
+        self._right = [self._ask(prompt, preset="plain", private=True).text for prompt in prompts]
         self.wrong: list[str] = []
 
-    def _ask(self, prompt: str, fields: dict[str, Any]) -> str:
-        ask = {"prompt": prompt, "max_tokens": self._tokens, "temperature": 0, "ignore_eos": True}
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=120)
-        try:
-            raw = own(fields, ask)
-            connection.request("POST", DONE, raw, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            return str(json.loads(text)["choices"][0]["text"]) if answer.status == 200 else text
-        finally:
-            connection.close()
+    def _ask(self, prompt: str, **fields: Any) -> Answer:
+        body = {"prompt": prompt, "max_tokens": self._tokens, "temperature": 0, "ignore_eos": True}
+        return ask(self._port, {**body, "draftwise": fields})
 
     def ask_until(self, over: threading.Event, most: int) -> list[float]:
         """Five at once, until the event or ``most`` answers each; seconds of each answer."""
-        seconds: list[float] = []
 
-        def client(number: int) -> None:
+        def client(number: int) -> list[float]:
+            seconds = []
             for turn in range(most):
                 if over.is_set():
-                    return
+                    break
                 index = (number + turn * CLIENTS) % len(self._prompts)
-                began = time.monotonic()
-                text = self._ask(self._prompts[index], {"tenant": f"client-{number}"})
-                seconds.append(time.monotonic() - began)
-                if text != self._right[index]:
-                    self.wrong.append(f"{self._prompts[index]!r}: {text[:200]!r}")
+                found = self._ask(self._prompts[index], tenant=f"client-{number}")
+                seconds.append(found.took_s)
+                if found.text != self._right[index]:
+                    said = found.text or found.error
+                    self.wrong.append(f"{self._prompts[index]!r}: {said[:200]!r}")
+            return seconds
 
-        threads = [threading.Thread(target=client, args=(n,)) for n in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return seconds
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            return [s for own in pool.map(client, range(CLIENTS)) for s in own]
 
 
-def settled(url: str, pid: int) -> int:
+def settled(port: int, pid: int) -> int:
     """The server's own KiB when nothing runs any more, and memory had time to be given back."""
-    while num_open(url):
+    while num_open(port):
         time.sleep(0.1)
     time.sleep(3.0)
     return state(pid)["own_kib"]
@@ -340,18 +319,17 @@ def settled(url: str, pid: int) -> int:
 
 def attack(port: int, honest: Honest, attackers: Attackers) -> list[float]:
     """All attacks once, while slow bodies are held open; seconds of the honest answers."""
-    over, under = threading.Event(), list[float]()
-    attacking = [threading.Thread(target=attackers.run) for _ in range(ATTACKERS)]
-    slow = [threading.Thread(target=slowly, args=(port, over)) for _ in range(8)]
-    asking = threading.Thread(target=lambda: under.extend(honest.ask_until(over, 10**6)))
-    for thread in [*attacking, *slow, asking]:
-        thread.start()
-    for thread in attacking:
-        thread.join()
-    over.set()
-    for thread in [*slow, asking]:
-        thread.join()
-    return under
+    over = threading.Event()
+    with ThreadPoolExecutor(ATTACKERS + 9) as pool:
+        attacking = [pool.submit(attackers.run) for _ in range(ATTACKERS)]
+        slow = [pool.submit(slowly, port, over) for _ in range(8)]
+        asking = pool.submit(honest.ask_until, over, 10**6)
+        for one in attacking:
+            one.result()
+        over.set()
+        for one in slow:
+            one.result()
+        return asking.result()
 
 
 def by_kind(port: int, pid: int, honest: Honest, todo: list[Attack]) -> tuple[Any, list[str]]:
@@ -363,27 +341,26 @@ def by_kind(port: int, pid: int, honest: Honest, todo: list[Attack]) -> tuple[An
         for _ in range(ROUNDS):
             attackers = Attackers(port, [one for one in todo if one[0] == kind])
             under += attack(port, honest, attackers)
-            own_kib.append(settled(f"http://127.0.0.1:{port}", pid))
+            own_kib.append(settled(port, pid))
             bad += attackers.bad
         found[kind] = {"own_kib": own_kib, "latency_s": times(under)}
     return found, bad
 
 
 def times(seconds: list[float]) -> dict[str, float]:
-    """Median and largest latency."""
     return {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)}
 
 
 def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
     """Honest clients alone, two attacks, honest clients alone, and each kind by itself."""
-    url, never, todo = f"http://127.0.0.1:{port}", threading.Event(), attacks(pipe)
+    never, todo = threading.Event(), attacks(pipe)
     honest = Honest(port, [item.turns[0] for item in load_suite("zoo", 2).items], tokens)
     honest.ask_until(never, 8)  # what a server takes only once is taken here
-    alone, kib = honest.ask_until(never, 12), [settled(url, pid)]
+    alone, kib = honest.ask_until(never, 12), [settled(port, pid)]
     both, under = [Attackers(port, todo), Attackers(port, todo)], list[float]()
     for attackers in both:
         under += attack(port, honest, attackers)
-        kib.append(settled(url, pid))
+        kib.append(settled(port, pid))
     alone_again = honest.ask_until(never, 12)
     kinds, bad = by_kind(port, pid, honest, todo)
     statuses = both[0].statuses + both[1].statuses
@@ -408,13 +385,7 @@ def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print what was found as JSON; status 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tokens", type=int, default=8)
-    parser.add_argument("--port", type=int, default=8397)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+def attacked(args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "draftwise", "serve", "--port", str(args.port)]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -430,12 +401,10 @@ def main() -> None:
         found["tracebacks"] = log.read().count("Traceback")
     growth = found["own_kib"]["after_two"] - found["own_kib"]["after_one"]
     found["memory_growth_kib"] = growth
-    print(json.dumps(found, indent=1))
-    save(args.out, {"hostile": found})
-    is_bad = found["num_wrong"] or found["server_errors"] or found["tracebacks"]
-    if is_bad or found["most_delay_s"] > MAX_DELAY_S or growth > MAX_GROWTH_KIB:
-        raise SystemExit(1)
+    is_bad = bool(found["num_wrong"] or found["server_errors"] or found["tracebacks"])
+    is_bad |= found["most_delay_s"] > MAX_DELAY_S or growth > MAX_GROWTH_KIB
+    return {"hostile": found, "failed": is_bad}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, attacked, tokens=8, port=8397)

@@ -124,7 +124,6 @@ class Planted(MetaPathFinder):
         self._path = str(ROOT / f"src/draftwise/{module}.py")
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        """Only of this module."""
         if name != self._name:
             return None
         loader = PlantedLoader(name, self._path)
@@ -133,12 +132,9 @@ class Planted(MetaPathFinder):
 
 
 class PlantedLoader(importlib.machinery.SourceFileLoader):
-    """Loads what it was given."""
-
     source = ""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compiled anew, and nowhere kept."""
         code: CodeType = compile(self.source, self.path, "exec", dont_inherit=True)
         return code
 
@@ -217,12 +213,10 @@ def _has_spec(module: ModuleType, name: str) -> bool:
 
 
 def key(was: str, becomes: str) -> Key:
-    """Without blanks."""
     return squeezed(was), squeezed(becomes)
 
 
 def told(mutant: Mutant) -> dict[str, Any]:
-    """A survivor as the results have it."""
     return {"line": mutant.line, "was": mutant.was, "becomes": mutant.becomes}
 
 

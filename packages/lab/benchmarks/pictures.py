@@ -45,7 +45,6 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def the_loop() -> Figure:
-    """The phases of a round, in a ring."""
     figure, axes = canvas(7.5, 4.2)
     names = [name for name in PHASES if name != "prefill"]
     angles = np.pi / 2 - 2 * np.pi * np.arange(len(names)) / len(names)

@@ -1,9 +1,5 @@
 """Record generations of the zoo for the simulator: what every drafter thinks along the answers.
 
-    python -m benchmarks record --prompts 5 --temperature 0 --out greedy.npz
-    python -m benchmarks record --stream test --temperature 0 --temperature 0.7 --out new.npz
-    draftwise simulate --trace greedy.npz --costs cpu
-
 Held-out prompts of every domain, or those of ``--skip`` on, are answered; with ``--stream`` others
 from the same held-out sources, drawn under that name: as many as wanted. Then each drafter reads
 prompt and answer once: its alpha, ratio and confidence at each position, what the prompt's last
@@ -14,16 +10,13 @@ tokens.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
-from transformers.utils import logging
+from shared.script import options, quiet, track
 
 from draftwise import SamplingParams, Speculator, zoo
 from draftwise.dist import overlap, ratio
@@ -32,7 +25,7 @@ from draftwise.nn.sampling import distributions
 from draftwise.nn.transfer import answered
 from draftwise.policies.goodput.experience import WINDOW
 from draftwise.stop_rules.thresholds import Fixed
-from draftwise_lab.zoo.samples import drawn
+from draftwise_lab.zoo import drawn
 
 DEPTH, PROMPT, GLANCE = 16, 16, 32
 """Tokens of a copied draft, of the prompt that is scored, and that a first impression reads."""
@@ -164,31 +157,28 @@ def prompts_of(domain: str, stream: str | None) -> list[str] | Any:
 
 
 def main() -> None:
-    """Answer, read, save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=5, help="a domain")
-    parser.add_argument("--skip", type=int, default=0, help="held-out prompts left out first")
-    parser.add_argument("--stream", help="not the zoo's prompts, but those drawn under this name")
-    parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--temperature", type=float, action="append", default=[], help="default: 0")
-    parser.add_argument("--out", required=True)
-    options = parser.parse_args()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    args = options(
+        __doc__, domains=5, tokens=160, temperature=[0.0],
+        skip={"type": int, "default": 0, "help": "held-out prompts left out first"},
+        stream={"help": "not the zoo's prompts, but those drawn under this name"},
+    )  # fmt: skip
+    if args.out is None:
+        raise SystemExit("--out FILE.npz: where the recorded arrays go")
+    quiet()
     spec = Speculator.from_pretrained("zoo")
     found, domains, temperatures = [], [], []
     for domain in zoo.prompts():
-        own = prompts_of(domain, options.stream)
-        chosen = list(islice(own, options.skip, options.skip + options.prompts))
-        for seed, prompt in enumerate(track(chosen, domain, console=Console(stderr=True))):
-            for temperature in options.temperature or [0.0]:
-                one = record(spec, prompt, options.tokens, temperature, options.skip + seed)
+        own = prompts_of(domain, args.stream)
+        chosen = list(islice(own, args.skip, args.skip + args.domains))
+        for seed, prompt in enumerate(track(chosen, domain)):
+            for temperature in args.temperature:
+                one = record(spec, prompt, args.tokens, temperature, args.skip + seed)
                 if one is not None:
                     found.append(one)
                     domains.append(domain)
                     temperatures.append(temperature)
-    np.savez_compressed(options.out, **arrays(found, domains, temperatures))
-    print(f"{len(found)} answers of {options.tokens} tokens in {options.out}")
+    np.savez_compressed(args.out, **arrays(found, domains, temperatures))
+    print(f"{len(found)} answers of {args.tokens} tokens in {args.out}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """draftwise's policy for SGLang next to SGLang's two rules: recorded EAGLE answers at H100 costs.
 
-    python -m benchmarks sglang_replay DATA --model llama8b_bf16_1xh100 --batch 1 4 16 64 128
-
 DATA is a folder with ``step_costs.npz`` and ``acceptance_llama8b.npz`` (docs/sglang.md says what is
 in them). B requests are served in a closed loop; a step drafts one number of tokens for all of
 them. Every rule drives SGLang's real ``AdaptiveController`` (``make sglang-wheel``), and is told
@@ -22,9 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from shared.results import save
+from shared.script import run, show
 from shared.sglang_wheel import FOLDER, unpacked
 
 from draftwise.controller.compiled import warm_up
@@ -36,8 +32,6 @@ NUM_REQUESTS = {1: 60, 4: 120, 16: 240, 64: 420, 128: 420}
 
 
 class Prices:
-    """Milliseconds of a step."""
-
     def __init__(self, data: Path, model: str) -> None:
         costs = np.load(data / "step_costs.npz")
         grid = np.arange(4097)
@@ -74,8 +68,6 @@ def read_answers(data: Path) -> list[tuple[int, Any]]:
 
 
 class Fixed:
-    """A policy of one length."""
-
     def __init__(self, steps: int) -> None:
         self.candidate_steps = [steps]
 
@@ -142,8 +134,6 @@ class ThroughputAware(Fixed):
 
 
 class Clock:
-    """The replay's seconds."""
-
     def __init__(self) -> None:
         self.now_s = 0.0
 
@@ -253,44 +243,28 @@ def compare(
     }  # fmt: skip
 
 
-def main() -> None:
-    """Replay and print."""
-    about = argparse.ArgumentParser(description=__doc__)
-    about.add_argument("data", type=Path)
-    about.add_argument("--model", nargs="+", default=["llama8b_bf16_1xh100"])
-    about.add_argument("--batch", type=int, nargs="+", default=sorted(NUM_REQUESTS))
-    about.add_argument("--requests", type=int, default=0, help="0: by batch size")
-    about.add_argument("--config", default=str(CONFIG))
-    about.add_argument("--switch-ms", type=float, default=0.1)
-    about.add_argument("--seed", type=int, default=0)
-    about.add_argument("--sglang", type=Path, default=FOLDER)
-    about.add_argument("--out")
-    options = about.parse_args()
-    answers = read_answers(options.data)
-    settings = read_settings(options.config)
+def replay(args: argparse.Namespace) -> dict[str, Any]:
+    answers, settings = read_answers(args.data), read_settings(args.config)
     if settings is None:
-        about.error(f'{options.config} has no "draftwise" entry')
+        raise SystemExit(f'{args.config} has no "draftwise" entry')
     warm_up()
-    columns = ("model", "batch", "ladder", "throughput-aware", "best fixed", "draftwise",
-               "to the better rule", "own ms", "switches a step")  # fmt: skip
-    table, results = Table(*columns, box=None), []
-    with unpacked(options.sglang) as load:
-        for model in options.model:
-            prices = Prices(options.data, model)
-            for batch in options.batch:
-                num = options.requests or NUM_REQUESTS.get(batch, 420)
-                some = random.Random(100 + options.seed).sample(answers, min(num, len(answers)))
-                row = compare(some, batch, prices, load, settings, options.switch_ms, options.seed)
-                results.append({"model": model, **row})
-                table.add_row(
-                    model, str(batch), f"{row['ladder']:.2f}", f"{row['throughput_aware']:.2f}",
-                    f"{row['best_fixed']:.2f} ({row['best_fixed_steps']})",
-                    f"{row['draftwise']:.2f}", f"{row['to_better_rule']:.3f}",
-                    f"{row['own_ms']:.2f}", f"{row['switches']:.2f}",
-                )  # fmt: skip
-    Console(width=140).print(table)
-    save(options.out, {"rows": results})
+    rows = []
+    with unpacked(args.sglang) as load:
+        for model in args.model:
+            prices = Prices(args.data, model)
+            for batch in args.batch:
+                num = args.requests or NUM_REQUESTS.get(batch, 420)
+                some = random.Random(100 + args.seed).sample(answers, min(num, len(answers)))
+                row = compare(some, batch, prices, load, settings, args.switch_ms, args.seed)
+                rows.append({"model": model, **row})
+    show(rows)
+    return {"rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, replay, data={"flags": "data", "type": Path}, model=["llama8b_bf16_1xh100"],
+        batch=sorted(NUM_REQUESTS), config=str(CONFIG), switch_ms=0.1, seed=0,
+        requests={"type": int, "default": 0, "help": "0: by batch size"},
+        sglang={"type": Path, "default": FOLDER},
+    )  # fmt: skip

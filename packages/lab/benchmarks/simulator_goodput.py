@@ -1,10 +1,5 @@
 """goodput against the best published policies with their length tuned in hindsight.
 
-    python -m benchmarks simulator_goodput --trace replay.npz --seeds 5 --jobs 2
-    python -m benchmarks simulator_goodput --preset drifting --preset nonstationary --seeds 50
-    python -m benchmarks record --stream test --temperature 0 --temperature 0.7 --tokens 300 \\
-        --out new.npz      # answers that nothing was tuned on
-
 Every published policy plays every length of ``LENGTHS``; the best of all of them counts, chosen
 for each case (a cost regime of the trace, or a preset) after the fact. The score is tokens per
 second over plain decoding: seconds summed within a domain, geometric mean over domains. Intervals
@@ -16,21 +11,15 @@ begun anew, without a memory of others.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
-from shared.results import save
+from shared.script import run, show
 
 from draftwise.types import Floats
-from draftwise_lab.sim.costs import REGIMES
-from draftwise_lab.sim.environments.recorded import Recorded
-from draftwise_lab.sim.presets import Setting, setting
-from draftwise_lab.sim.run import Match, Outcome, run_match
-from draftwise_lab.sim.setup import make_match
+from draftwise_lab import sim
 
 LENGTHS = (2, 4, 6, 8)
 SKIPPING = "panoramic:every=12,warmup=6,hybrid=6"
@@ -53,17 +42,20 @@ Seconds = dict[str, Floats]
 """Name -> seconds of every text, in one order; ``plain`` and hindsight are names too."""
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[str, Setting]]:
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, sim.Setting]]:
     """The trace under three cost regimes, then the presets."""
     if options.trace:
-        for regime, costs in REGIMES.items():
-            world = Recorded(options.trace, costs)
+        for regime, costs in sim.REGIMES.items():
+            world = sim.Recorded(options.trace, costs)
             tokens = min(300, world.num_tokens)
-            yield regime, Setting("trace", lambda _, w=world: w, tuple(range(17)), tokens=tokens)
+            yield (
+                regime,
+                sim.Setting("trace", lambda _, w=world: w, tuple(range(17)), tokens=tokens),
+            )
     for name in options.preset:
-        chosen = setting(name)
+        chosen = sim.setting(name)
         longest = range(5) if name == "banditspec-load" else range(17)
-        yield name, Setting(name, chosen.make, tuple(longest), tokens=chosen.tokens)
+        yield name, sim.Setting(name, chosen.make, tuple(longest), tokens=chosen.tokens)
 
 
 def labels_of(name: str) -> dict[str, list[str]]:
@@ -73,15 +65,15 @@ def labels_of(name: str) -> dict[str, list[str]]:
     return {t: [label.format(k) for k in LENGTHS] for t, label in DRAFTER_POLICIES.items()}
 
 
-def seconds_by_text(match: Match, outcome: Outcome) -> tuple[Seconds, NDArray[np.str_]]:
+def seconds_by_text(match: sim.Match, outcome: sim.Outcome) -> tuple[Seconds, NDArray[np.str_]]:
     """Seconds of each text (summed over draws of its coins), and each text's domain."""
     order: dict[tuple[str, str], int] = {}
-    for run in outcome.runs:
-        order.setdefault((run.domain, run.text), len(order))
+    for one in outcome.runs:
+        order.setdefault((one.domain, one.text), len(order))
     seconds: Seconds = {}
-    for run in outcome.runs:
-        column = seconds.setdefault(run.policy, np.zeros(len(order)))
-        column[order[run.domain, run.text]] += run.seconds
+    for one in outcome.runs:
+        column = seconds.setdefault(one.policy, np.zeros(len(order)))
+        column[order[one.domain, one.text]] += one.seconds
     plain, each = np.zeros(len(order)), np.zeros((len(match.plans), len(order)))
     for domain, found in outcome.hindsight.items():
         for (_, text), total in found.items():
@@ -129,7 +121,6 @@ def compare(
 
 
 def summarise(name: str, seconds: Seconds, domains: NDArray[np.str_]) -> dict[str, Any]:
-    """One case's numbers."""
     everything, plain = np.arange(len(domains)), seconds["plain"]
     scores = {label: score(s, plain, domains, everything) for label, s in seconds.items()}
     tuned = {
@@ -141,6 +132,7 @@ def summarise(name: str, seconds: Seconds, domains: NDArray[np.str_]) -> dict[st
         "case": name,
         "published": {title: {"speedup": s, "label": label} for title, (s, label) in tuned.items()},
         "best_published": best,
+        "published_speedup": scores[best],
         "fixed": {label: scores[label] for label in FIXED},
         "goodput": scores[GOODPUT],
         "over_best_published": compare(seconds, domains, GOODPUT, best),
@@ -150,49 +142,32 @@ def summarise(name: str, seconds: Seconds, domains: NDArray[np.str_]) -> dict[st
     }
 
 
-def table_of(found: Sequence[dict[str, Any]]) -> Table:
-    """A column a case; in brackets the length that was best."""
-    table = Table(title="tokens per second over plain decoding")
-    table.add_column("policy")
-    for one in found:
-        table.add_column(one["case"], justify="right")
-    for title in [*DRAFTER_POLICIES, *LENGTH_POLICIES]:
-        cells = [one["published"].get(title) for one in found]
-        if any(cells):
-            table.add_row(title, *(_tuned(cell) if cell else "" for cell in cells))
-    for label in FIXED:
-        table.add_row(label, *(f"{one['fixed'][label]:.2f}" for one in found))
-    table.add_row("goodput", *(f"{one['goodput']:.2f}" for one in found))
-    for key in ("over_best_published", "over_best_fixed_of_each_text"):
-        table.add_row("  " + key, *(f"{one[key][0]:.3f} ±{one[key][1]:.3f}" for one in found))
-    for key in ("slowest_text", "share_slower_than_plain"):
-        table.add_row("  " + key, *(f"{one[key]:.2f}" for one in found))
-    return table
+def row_of(one: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "best published": f"{one['best_published']} {one['published_speedup']:.2f}",
+        **one["fixed"],
+        **{key: one[key] for key in ("goodput", "slowest_text", "share_slower_than_plain")},
+        **{
+            key: "{:.3f} ±{:.3f}".format(*one[key])
+            for key in ("over_best_published", "over_best_fixed_of_each_text")
+        },
+    }
 
 
-def _tuned(cell: dict[str, Any]) -> str:
-    length = cell["label"].partition("@")[2].partition("/")[0]
-    return f"{cell['speedup']:.2f} ({length})"
-
-
-def main() -> None:
-    """Play every case and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trace", help="the arrays of recorded traces, replay.npz")
-    parser.add_argument("--preset", action="append", default=[])
-    parser.add_argument("--seeds", type=int, default=1, help="draws of coins (and of texts)")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", help="JSON file for the results")
-    options = parser.parse_args()
+def compare_all(args: argparse.Namespace) -> dict[str, Any]:
     found = []
-    for name, chosen in cases(options):
+    for name, chosen in cases(args):
         labels = [label for group in labels_of(name).values() for label in group]
-        match = make_match(chosen, [*labels, GOODPUT])
-        outcome = run_match(match, range(options.seeds), options.jobs)
+        match = sim.make_match(chosen, [*labels, GOODPUT])
+        outcome = sim.run_match(match, range(args.seeds), args.jobs)
         found.append(summarise(name, *seconds_by_text(match, outcome)))
-    Console().print(table_of(found))
-    save(options.out, {"cases": found})
+    show({one["case"]: row_of(one) for one in found})
+    return {"cases": found}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, compare_all, jobs=1, trace={"help": "the arrays of recorded traces, replay.npz"},
+        preset={"action": "append", "default": []},
+        seeds={"type": int, "default": 1, "help": "draws of coins (and of texts)"},
+    )  # fmt: skip

@@ -1,297 +1,260 @@
 """SpecDec++ on the zoo: heads, figure 3's plane, tokens a second; each part is one command.
 
-python -m benchmarks specdecpp --part heads --work FOLDER  # train them all; KL, calibration
-python -m benchmarks specdecpp --part plane --work FOLDER  # discarded against verified
-python -m benchmarks specdecpp --part speed --work FOLDER  # paired timing of the best
-
 The drafter is the generalist. Heads learn from prompts of four domains (sql, translate, edit,
 prose); the other two, python and math, are out of domain, as HumanEval and GSM8K are in the paper.
 All measuring is on held-out prompts, sampled at temperature 1 unless said otherwise.
+
+``expected``: from random places of the target's answers the drafter goes on for 16 tokens. With
+min(1, p/q) of each, what a draft of n tokens emits is known in expectation, so heads, thresholds
+and lengths differ only by where they stop; seconds are those of forwards measured here. Each head
+is shown at its best threshold of 49, which favours all of them equally; places are random, not the
+beginnings of rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from shared.results import save
+from shared.script import run, show, track
 
 from draftwise import zoo
 from draftwise.drafters.lm import LMDrafter
+from draftwise.nn.acceptance_head import load
 from draftwise.nn.acceptance_head import save as save_head
 from draftwise.nn.load import load_model
-from draftwise.train.head import (
-    HeadOptions,
-    Judged,
-    Label,
-    Setting,
-    draft_chains,
-    judge_all,
-    judge_texts,
-    measure_head,
-    train_head,
-)
+from draftwise.train import head as training
 from draftwise.train.lesson import Text
-from draftwise_lab.bench.sweep import numbers as n
-from draftwise_lab.bench.sweep.figure import draw
-from draftwise_lab.bench.sweep.runs import Field, Run, Way, fixed_ways, head_ways
-from draftwise_lab.zoo.corpus import encode_prompt, load_tokenizer
-from draftwise_lab.zoo.evaluate import heldout_answers
-from draftwise_lab.zoo.stops import stop_texts
+from draftwise.train.speedup import MAX_LENGTH, measure_costs
+from draftwise.types import Costs
+from draftwise_lab.bench import sweep
+from draftwise_lab.zoo import encode_prompt, heldout_answers, load_tokenizer, stop_texts
 
-IN_DOMAIN, OUT_OF_DOMAIN = ("sql", "translate", "edit", "prose"), ("python", "math")
+DOMAINS = {
+    "in domain": ("sql", "translate", "edit", "prose"), "out of domain": ("python", "math"),
+}  # fmt: skip
 LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 14)
-THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 DEPTHS, WEIGHTS = (0, 1, 2, 3, 4), (1.0, 3.0, 6.0, 12.0)
+THRESHOLDS = np.linspace(0.02, 0.98, 49)
+"""Of ``expected``."""
+BASE = "sampled-D3-w6-s0"
+Rounds = tuple[np.ndarray, np.ndarray]
+"""[n] expected tokens and seconds of a round at each place."""
 
 
 class Scene:
-    """The zoo's target and generalist."""
-
-    def __init__(self, work: Path) -> None:
-        self.work = work
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.work = args, Path(args.work)
         self.tokenizer = load_tokenizer(zoo.target_path())
         self.target = load_model(str(zoo.target_path()))
         home = zoo.drafter_paths()["generalist"]
         self.drafter = LMDrafter("generalist", load_model(str(home)), self.target, home)
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        return [encode_prompt(self.tokenizer, prompt) for prompt in prompts]
-
-    def judged(self) -> tuple[Setting, Judged]:
+    def judged(self) -> tuple[training.Setting, training.Judged]:
         """Drafts along the target's own answers to prompts of the four domains."""
-        setting = Setting(self.target.module, self.drafter.model.module)
+        setting = training.Setting(self.target.module, self.drafter.model.module)
         texts = [
-            stop_texts(setting.target, self.tokenizer, domain, self.work) for domain in IN_DOMAIN
+            stop_texts(setting.target, self.tokenizer, domain, self.work)
+            for domain in DOMAINS["in domain"]
         ]
         rows = [text for row in zip(*texts, strict=True) for text in row]
-        return setting, judge_texts(setting, rows, self.work / "specdecpp" / "judged")
+        return setting, training.judge_texts(setting, rows, self.work / "specdecpp" / "judged")
 
     def test_texts(self) -> dict[str, list[Text]]:
         """The target's answers to held-out prompts, in domain and out."""
+        answers = partial(heldout_answers, self.target.module, self.tokenizer, work=self.work)
         return {
-            name: [
-                text
-                for domain in domains
-                for text in heldout_answers(self.target.module, self.tokenizer, domain, self.work)
-            ]
-            for name, domains in (("in domain", IN_DOMAIN), ("out of domain", OUT_OF_DOMAIN))
+            name: [text for domain in domains for text in answers(domain)]
+            for name, domains in DOMAINS.items()
         }
 
-    def held_out(self, number: int) -> dict[str, list[list[int]]]:
-        """Held-out prompts, in domain and out."""
-        prompts = zoo.prompts()
-        return {
-            name: self.encode([text for domain in domains for text in prompts[domain][:number]])
-            for name, domains in (("in domain", IN_DOMAIN), ("out of domain", OUT_OF_DOMAIN))
-        }
+    def play(
+        self, name: str, ways: Sequence[sweep.Way], size: int
+    ) -> tuple[dict[str, list[sweep.Run]], list[sweep.Point]]:
+        """Every way on the held-out prompts of these domains."""
+        texts = [t for d in DOMAINS[name] for t in zoo.prompts()[d][: self.args.domains]]
+        rows = [encode_prompt(self.tokenizer, text) for text in texts]
+        options = {"max_new_tokens": self.args.tokens, "temperature": self.args.temperature}
+        field = sweep.Field(self.target, self.drafter, ways, **options)
+        runs = sweep.play(field, ways, rows, self.args.repeats, size)
+        return runs, [sweep.point(way, runs[way.name]) for way in ways]
 
 
-def folder_of(work: Path, head: HeadOptions) -> Path:
+def folder_of(work: Path, head: training.HeadOptions) -> Path:
     kind = "tied" if head.tied else head.label
     return work / "specdecpp" / f"{kind}-D{head.num_layers}-w{head.w_rej:g}-s{head.seed}"
 
 
-def options(num_layers: int, w_rej: float, label: Label = "sampled", **more: Any) -> HeadOptions:
-    return HeadOptions(num_layers, w_rej, label, **more)
-
-
-def variants() -> list[HeadOptions]:
+def variants() -> list[training.HeadOptions]:
     """The paper's grid; the other label and tied layers, each with seeds to tell noise by."""
-    grid = [options(depth, w) for depth in DEPTHS for w in WEIGHTS]
-    grid += [options(d, 6.0, seed=1) for d in (2, 3, 4)] + [options(3, 1.0, seed=1)]
-    grid += [options(3, w, "analytic", seed=seed) for w in (1.0, 6.0) for seed in (0, 1)]
-    return grid + [options(d, 6.0, tied=True, seed=seed) for d in (2, 3, 4) for seed in (0, 1)]
+    one = training.HeadOptions
+    grid = [one(depth, w, "sampled") for depth in DEPTHS for w in WEIGHTS]
+    grid += [one(d, w, "sampled", seed=1) for d, w in ((2, 6.0), (3, 6.0), (4, 6.0), (3, 1.0))]
+    grid += [one(3, w, "analytic", seed=seed) for w in (1.0, 6.0) for seed in (0, 1)]
+    return grid + [
+        one(d, 6.0, "sampled", tied=True, seed=seed) for d in (2, 3, 4) for seed in (0, 1)
+    ]
 
 
-def heads(scene: Scene) -> dict[str, Any]:
+def heads(args: argparse.Namespace) -> dict[str, Any]:
     """Train every head; how well each predicts on drafts along answers to held-out prompts."""
+    scene = Scene(args)
     setting, judged = scene.judged()
-    tests = {}
+    tests, found, rows = {}, dict[str, Any](), dict[str, Any]()
     for name, texts in scene.test_texts().items():
         folder = scene.work / "specdecpp" / "judged" / name.replace(" ", "-")
-        some = judge_all(
+        some = training.judge_all(
             setting.target, setting.drafter, texts, folder, temperature=1.0,
             mixing=setting.mixing, seed=1,
         )  # fmt: skip
-        chains = draft_chains(setting.target, setting.drafter, texts, num_chains=512)
-        tests[name] = Judged(judged.taught, some, chains)
-    found: dict[str, Any] = {}
-    table = Table("head", "KL in", "undone", "ECE in", "undone", "bias of 4", "KL out", "undone")
-    for variant in track(variants(), console=Console(stderr=True)):
+        chains = training.draft_chains(setting.target, setting.drafter, texts, num_chains=512)
+        tests[name] = training.Judged(judged.taught, some, chains)
+    for variant in track(variants()):
         folder = folder_of(scene.work, variant)
-        head = train_head(judged.taught, variant)
+        head = training.train_head(judged.taught, variant)
         save_head(head, folder, {"w_rej": variant.w_rej, "label": variant.label})
-        rows = {n: measure_head(test, head, variant.w_rej).numbers for n, test in tests.items()}
-        found[folder.name] = rows
-        inside, outside = rows["in domain"], rows["out of domain"]
-        table.add_row(
-            folder.name, f"{inside['kl']:.4f}", f"{inside['kl_without_weight']:.4f}",
-            f"{inside['ece']:.3f}", f"{inside['ece_without_weight']:.3f}",
-            f"{inside['product_bias'][3]:+.3f}", f"{outside['kl']:.4f}",
-            f"{outside['kl_without_weight']:.4f}",
-        )  # fmt: skip
-    Console(width=110).print(table)
+        own = {
+            n: training.measure_head(test, head, variant.w_rej).numbers for n, test in tests.items()
+        }
+        found[folder.name] = own
+        rows[folder.name] = {
+            f"{key}, {name}": numbers[key]
+            for name, numbers in own.items()
+            for key in ("kl", "kl_without_weight", "ece", "ece_without_weight")
+        }
+    show(rows)
     return {"heads": found}
 
 
-def play(
-    field: Field, ways: Sequence[Way], prompts: Sequence[list[int]], repeats: int, size: int
-) -> dict[str, list[Run]]:
-    """Every way on every prompt, interleaved, beginning with another way each time."""
-    found: dict[str, list[Run]] = {way.name: [] for way in ways}
-    for way in ways:
-        field.run(way, prompts[:1], 0, 0)
-    turns = [(r, start) for r in range(repeats) for start in range(0, len(prompts), size)]
-    for turn, (repeat, start) in enumerate(track(turns, console=Console(stderr=True))):
-        shift = turn % len(ways)
-        for way in [*ways[shift:], *ways[:shift]]:
-            found[way.name] += field.run(way, prompts[start : start + size], start, repeat)
-    return found
-
-
-def plane(scene: Scene, args: argparse.Namespace) -> dict[str, Any]:
+def plane(args: argparse.Namespace) -> dict[str, Any]:
     """Figure 3: counts only, so prompts run in batches (a row is what it would be alone)."""
-    grid = [folder_of(scene.work, options(d, w)) for d in (0, 3) for w in WEIGHTS]
-    ways = fixed_ways(LENGTHS) + head_ways(grid, THRESHOLDS, lag=False)
-    found: dict[str, Any] = {}
-    panels: dict[str, list[n.Point]] = {}
-    for name, prompts in scene.held_out(args.prompts).items():
-        field = make_field(scene, ways, args)
-        runs = play(field, ways, prompts, args.repeats, args.batch)
-        points = panels[name] = [n.point(way, runs[way.name]) for way in ways]
-        found[name] = describe(points)
-        show_plane(name, found[name])
-    draw(panels, Path(args.out).with_suffix(".png") if args.out else scene.work / "plane.png")
+    scene = Scene(args)
+    grid = [
+        folder_of(scene.work, training.HeadOptions(d, w, "sampled"))
+        for d in (0, 3)
+        for w in WEIGHTS
+    ]
+    ways = sweep.fixed_ways(LENGTHS)
+    ways += sweep.head_ways(grid, (0.1, 0.3, 0.5, 0.7, 0.9), lag=False)
+    found, drawn = {}, {}
+    for name in DOMAINS:
+        _, drawn[name] = scene.play(name, ways, args.batch)
+        found[name] = sweep.panel(drawn[name], None)
+        Console().print(sweep.panel_table(name, found[name]))
+    sweep.draw(drawn, Path(args.out).with_suffix(".png") if args.out else scene.work / "plane.png")
     return {"temperature": args.temperature, "panels": found}
 
 
-def describe(points: Sequence[n.Point]) -> dict[str, Any]:
-    fixed = [p for p in points if p.way.is_fixed]
-    best = n.frontier([p for p in points if not p.way.is_fixed])
-    return {
-        "points": [n.as_json(p) for p in points],
-        "frontier": [p.way.name for p in best],
-        "dominated": {p.way.name: [q.way.name for q in best if n.dominates(q, p)] for p in fixed},
-        "discards_of_heads_at_its_verification_rate": {
-            p.way.name: n.discard_at(best, p.verification_rate) for p in fixed
-        },
-    }
+def speed(args: argparse.Namespace) -> dict[str, Any]:
+    """Paired and interleaved; how forwards explain the seconds; how far the oracle is.
 
-
-def show_plane(name: str, found: dict[str, Any]) -> None:
-    table = Table(
-        "fixed", "discarded", "verified", "oracle", "heads discard", "beaten by", title=name
-    )
-    for row in found["points"]:
-        if row["rule"] == "fixed":
-            heads_at = found["discards_of_heads_at_its_verification_rate"][row["way"]]
-            table.add_row(
-                row["way"], f"{row['discard_rate']:.3f}", f"{row['verification_rate']:.3f}",
-                f"{row['oracle_verification_rate']:.3f}",
-                "" if heads_at is None else f"{heads_at:.3f}",
-                str(len(found["dominated"][row["way"]])),
-            )  # fmt: skip
-    Console(width=110).print(table)
-
-
-def make_field(scene: Scene, ways: Sequence[Way], args: argparse.Namespace) -> Field:
-    return Field(
-        scene.target, scene.drafter, ways,
-        max_new_tokens=args.tokens, temperature=args.temperature,
-    )  # fmt: skip
-
-
-def contestants(work: Path) -> list[Way]:
-    """Fixed lengths; the paper's recommended head; an unweighted one with the other label, lag."""
-    ways = fixed_ways((1, 2, 3, 4, 6, 8))
-    paper, ours = options(3, 6.0), options(3, 1.0, "analytic")
-    for name, head, thresholds, lag in (
+    Fixed lengths; the paper's recommended head; an unweighted one with the other label, and lag.
+    """
+    scene, ways, found = Scene(args), sweep.fixed_ways((1, 2, 3, 4, 6, 8)), {}
+    paper, ours = training.HeadOptions(3, 6.0, "sampled"), training.HeadOptions(3, 1.0, "analytic")
+    for label, head, levels, lag in (
         ("paper", paper, (0.7, 0.9), False),
         ("ours", ours, (0.5, 0.7, 0.9), False),
         ("ours, lag", ours, (0.5, 0.7, 0.9), True),
     ):
-        chosen = head_ways([folder_of(work, head)], thresholds, lag)
-        ways += [Way(f"{name} h={x.about['h']:g}", x.length, x.rule, x.about) for x in chosen]
-    return ways
-
-
-def speed(scene: Scene, args: argparse.Namespace) -> dict[str, Any]:
-    """Paired and interleaved; how forwards explain the seconds; how far the oracle is."""
-    ways, found = contestants(scene.work), {}
-    for name, prompts in scene.held_out(args.prompts).items():
-        runs = play(make_field(scene, ways, args), ways, prompts, args.repeats, 1)
-        everything = [run for own in runs.values() for run in own]
-        fits = [n.regress(everything), n.regress(everything, with_verified=True)]
-        points = [n.point(way, runs[way.name]) for way in ways]
-        base = max((p for p in points if p.way.is_fixed), key=lambda p: p.tok_per_s).way.name
-        found[name] = {
-            "best_fixed": base,
-            "regressions": [vars(fit) for fit in fits],
-            "ways": {
-                p.way.name: n.as_json(p) | {
-                    "over_best_fixed": [round(x, 3) for x in n.gain(runs, p.way.name, base)],
-                    "predicted_tok_per_s": [round(fit.tok_per_s(p), 1) for fit in fits],
-                    "oracle_tok_per_s": round(oracle_speed(fits[1], p), 1),
-                }
-                for p in points
-            },
-        }  # fmt: skip
-        show_speed(name, found[name])
+        for x in sweep.head_ways([folder_of(scene.work, head)], levels, lag):
+            ways.append(sweep.Way(f"{label} h={x.about['h']:g}", x.length, x.rule, x.about))
+    for name in DOMAINS:
+        runs, points = scene.play(name, ways, 1)
+        found[name] = sweep.panel(points, runs)
+        fit = sweep.Regression(**found[name]["regression_with_verified"])
+        # theorem 4.1: no discards, |S| + 1 target forwards, the rest drafted
+        found[name]["oracle_tok_per_s"] = {
+            p.way.name: 1 / (per_draft * max(0.0, 1 - p.oracle_rate) + fit.target_s * p.oracle_rate)
+            for p in points
+            for per_draft in (fit.draft_s + fit.verified_s,)
+        }
+        Console(width=120).print(sweep.panel_table(name, found[name]))
     return {"temperature": args.temperature, "panels": found}
 
 
-def oracle_speed(fit: n.Regression, p: n.Point) -> float:
-    """Tokens a second of theorem 4.1: no discards, |S| + 1 target forwards, the rest drafted."""
-    drafted = max(0.0, 1 - p.oracle_rate)
-    return 1 / ((fit.draft_s + fit.verified_s) * drafted + fit.target_s * p.oracle_rate)
+class Places:
+    """Drafts, and what drafting n tokens at each place gives and costs."""
+
+    def __init__(self, chains: training.Chains, costs: Costs) -> None:
+        self.hidden = chains.hidden
+        alive = chains.truth.double().numpy().cumprod(1)
+        self._emitted = 1 + np.concatenate([np.zeros((len(alive), 1)), alive.cumsum(1)], axis=1)
+        (self._draft_s,) = costs.draft_s.values()
+        self._seconds = costs.target_s + self._draft_s * np.arange(MAX_LENGTH + 1)
+
+    def play(self, lengths: np.ndarray, in_vain: Any = 0.0) -> Rounds:
+        seconds = self._seconds[lengths] + self._draft_s * in_vain
+        return self._emitted[np.arange(len(lengths)), lengths], seconds
+
+    def fixed(self, length: int) -> Rounds:
+        return self.play(np.full(len(self.hidden), length))
+
+    def head(self, folder: Path, lag: bool) -> tuple[Rounds, float, float]:
+        """What a head gives at its best threshold; that threshold; the mean length there."""
+        with torch.inference_mode():
+            odds = load(folder).eval()(self.hidden.flatten(0, 1)).view(self.hidden.shape[:2])
+        doubt = 1 - (0.5 + 0.5 * np.tanh(0.5 * odds.double().numpy())).cumprod(1)
+        found = []
+        for h in THRESHOLDS.tolist():
+            stops = doubt > h
+            lengths = np.where(stops.any(1), stops.argmax(1) + 1 + lag, MAX_LENGTH)
+            lengths = np.minimum(lengths, MAX_LENGTH)
+            rounds = self.play(lengths, (lengths < MAX_LENGTH) & (not lag))
+            found.append((rounds, h, float(lengths.mean())))
+        return max(found, key=lambda one: rate(one[0]))
 
 
-def show_speed(name: str, found: dict[str, Any]) -> None:
-    table = Table(
-        "way", "tok/s", f"x {found['best_fixed']}", "95%", "discarded", "verified", "oracle",
-        "length", title=name,
-    )  # fmt: skip
-    for way, row in found["ways"].items():
-        value, low, high = row["over_best_fixed"]
-        table.add_row(
-            way, f"{row['tok_per_s']:.1f}", f"{value:.3f}", f"{low:.3f} to {high:.3f}",
-            f"{row['discard_rate']:.3f}", f"{row['verification_rate']:.3f}",
-            f"{row['oracle_verification_rate']:.3f}", f"{row['mean_length']:.2f}",
-        )  # fmt: skip
-    Console(width=110).print(table)
-    for fit in found["regressions"]:
-        print(json.dumps({k: round(v, 6) for k, v in fit.items()}))
+def rate(found: Rounds) -> float:
+    return float(found[0].sum() / found[1].sum())
 
 
-def main() -> None:
-    """Run one part and write its numbers."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--part", required=True, choices=["heads", "plane", "speed"])
-    parser.add_argument("--work", type=Path, required=True, help="where heads and answers lie")
-    parser.add_argument("--prompts", type=int, default=8, help="of each domain")
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=16, help="prompts together (plane)")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    scene = Scene(args.work)
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "heads": lambda: heads(scene),
-        "plane": lambda: plane(scene, args),
-        "speed": lambda: speed(scene, args),
-    }
-    save(args.out, parts[args.part]())
+def over(found: Rounds, base: Rounds) -> list[float]:
+    """Speed over that of another way to stop, with a 95% bootstrap interval over places."""
+    picks = np.random.default_rng(0).integers(0, len(base[0]), (1000, len(base[0])))
+    speeds = [a[picks].sum(1) / b[picks].sum(1) for a, b in (found, base)]
+    low, high = np.quantile(speeds[0] / speeds[1], [0.025, 0.975])
+    return [round(x, 4) for x in (rate(found) / rate(base), float(low), float(high))]
+
+
+def expected(args: argparse.Namespace) -> dict[str, Any]:
+    """Lengths and heads over the best length, and heads over the paper's."""
+    scene = Scene(args)
+    target, drafter = scene.target, scene.drafter.model
+    costs = measure_costs(target, drafter)
+    folders, found = sorted((scene.work / "specdecpp").glob("*-D*-w*")), {}
+    for name, texts in scene.test_texts().items():
+        places = Places(
+            training.draft_chains(
+                target.module, drafter.module, texts, length=MAX_LENGTH, num_chains=args.places
+            ),
+            costs,
+        )
+        fixed = {f"K={length}": places.fixed(length) for length in LENGTHS}
+        best = max(fixed, key=lambda n: rate(fixed[n]))
+        own = {f"{f.name}{', lag' * lag}": places.head(f, lag) for f in folders for lag in (0, 1)}
+        rows: dict[str, Any] = {
+            n: {"tok_per_s": rate(f), "over_best_fixed": over(f, fixed[best])}
+            for n, f in fixed.items()
+        }
+        for n, (f, h, length) in own.items():
+            ratios = {"over_best_fixed": over(f, fixed[best]), "over_base": over(f, own[BASE][0])}
+            rows[n] = {"tok_per_s": rate(f), "h": h, "mean_length": length, **ratios}
+        found[name] = {"best_fixed": best, "base": BASE, "rows": rows}
+        show(rows, name)
+    seconds = {"target_s": costs.target_s.tolist(), "draft_s": costs.draft_s[drafter.name]}
+    return {"places": args.places, "costs": seconds, "panels": found}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, {"heads": heads, "plane": plane, "speed": speed, "expected": expected},
+        work={"required": True, "help": "folder of heads and answers"}, domains=8, tokens=96,
+        repeats=1, batch=16, temperature=1.0, places=1200,
+    )  # fmt: skip

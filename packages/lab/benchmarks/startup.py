@@ -11,8 +11,9 @@ import resource
 import statistics
 import subprocess
 import sys
+from typing import Any
 
-from shared.results import save
+from shared.script import run, show
 
 LINES = {
     "pass": ["-c", "pass"],
@@ -23,25 +24,20 @@ LINES = {
 
 
 def processor_s(line: list[str]) -> float:
-    """Of one run of this interpreter with these arguments."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *line], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out")
-    options = parser.parse_args()
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for name, line in LINES.items():
-        _, *counted = (processor_s(line) for _ in range(options.repeats + 1))
+        _, *counted = (processor_s(line) for _ in range(args.repeats + 1))
         found[name] = round(statistics.median(counted), 3)
-        print(f"{name:20} {found[name]:.3f} s")
-    save(options.out, {"startup_s": found})
+    show([found])
+    return {"startup_s": found}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, repeats=9)

@@ -1,9 +1,6 @@
 """What a forward of 1 to 64 tokens costs: weights as files have them, and in blocks.
 
-    python -m benchmarks widths --target smollm2 --out widths.json
-    python -m benchmarks widths --target smollm2 --compile 1,9
-
-Milliseconds of processor time behind 100 tokens of text, least and median of the repeats, all ways
+Milliseconds of processor time after 100 tokens of text, least and median of the repeats, all ways
 in turn. A verification of four drafted tokens is a forward of five.
 """
 
@@ -12,13 +9,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from shared.results import save
-from transformers.utils import logging
+from shared.script import run, show, track
 
 from draftwise.nn.cpu.layout import put_back
 from draftwise.nn.load import load_model
@@ -30,7 +24,6 @@ TEXT = list(range(100, 200))
 
 
 def ways(target: str, compiled: list[int]) -> dict[str, CausalModel]:
-    """A model for each way of reading weights."""
     made: dict[str, CausalModel] = {}
     for dtype in ("float32", "bfloat16"):
         made[f"{dtype}, as files have them"] = load_model(target, dtype=dtype)
@@ -52,7 +45,7 @@ def measure(
         caches[name] = model.new_cache(1)
         model.extend(caches[name], [0], [TEXT], 1)
     found: dict[str, dict[int, list[float]]] = {name: {w: [] for w in widths} for name in models}
-    for repeat in track(range(repeats + 1), "measuring"):
+    for repeat in track(range(repeats + 1)):
         for width in widths:
             for name, model in models.items():
                 start = time.process_time()
@@ -70,25 +63,15 @@ def measure(
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--target", default="smollm2")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--compile", default="", help="widths to compile, with commas")
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
+def compare(args: argparse.Namespace) -> dict[str, Any]:
     compiled = [int(width) for width in args.compile.split(",") if width]
     widths = compiled or list(WIDTHS)
     rows = measure(ways(str(resolve_target(args.target)[0]), compiled), widths, args.repeats)
-    table = Table("least of the repeats, ms", *map(str, widths))
-    for name, row in rows.items():
-        table.add_row(name, *(f"{value:.0f}" for value in row["least_ms"]))
-    Console().print(table)
-    save(args.out, {"widths": widths, "ways": rows})
+    least = {n: dict(zip(map(str, widths), r["least_ms"], strict=True)) for n, r in rows.items()}
+    show(least, "least of the repeats, ms")
+    return {"widths": widths, "ways": rows}
 
 
 if __name__ == "__main__":
-    main()
+    compiled = {"default": "", "help": "widths to compile, with commas"}
+    run(__doc__, compare, target="smollm2", repeats=9, compile=compiled)

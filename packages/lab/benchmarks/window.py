@@ -1,7 +1,5 @@
 """Reading everything again against a sink and a window (MetaSD, appendix F.11).
 
-    python -m benchmarks window
-
 Three questions. What does it cost to come back after so many missed tokens: CPU time of a draft of
 one token, all strategies in turn. What does the window cost in acceptance: alpha at temperature 1
 along texts that the target wrote itself, where every strategy looks at the same tokens. And how
@@ -17,11 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from shared.results import save
-from transformers.utils import logging
+from shared.compare import zoo_texts
+from shared.script import run, show
 
 from draftwise import Speculator, zoo
 from draftwise.bench.paired import ratio
@@ -71,15 +66,15 @@ def acceptance(args: argparse.Namespace) -> dict[str, Any]:
     """Mean alpha of each strategy over the same positions, and over that of reading everything.
 
     Early are positions within the drafter's trained ones where the smallest window leaves something
-    out, late those behind them.
+    out, late those after them.
     """
     made = loaded(
         args, feedback="panoramic:per_token=true", reward="acceptance", preset="draftwise"
     )
-    texts = [text for found in zoo.prompts().values() for text in found[: args.prompts]]
+    texts = zoo_texts(args.domains)
     seen: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
     options = {"max_new_tokens": args.tokens, "temperature": 1.0, "ignore_eos": True, "seed": 0}
-    for round_ in track(made.start(texts, **options), console=Console(stderr=True)):
+    for round_ in made.start(texts, **options):
         for name, scores in round_.scores.items():
             seen[name, round_.request] += enumerate(scores.alphas.tolist(), scores.start)
     bands = {"early": range(args.windows[0] + 4, args.trained), "late": range(args.trained, LONG)}
@@ -114,41 +109,26 @@ def memory(made: Speculator, text: list[int]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Measure all three and write the numbers."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--drafter", default="generalist", help="one of the zoo's LM drafters")
-    parser.add_argument("--windows", type=lambda t: [*map(int, t.split(","))], default="64,128,256")
-    parser.add_argument("--missed", type=lambda t: [*map(int, t.split(","))], default="64,256,1024")
-    parser.add_argument("--repeats", type=int, default=41)
-    parser.add_argument("--prompts", type=int, default=3, help="held-out prompts a domain")
-    parser.add_argument("--tokens", type=int, default=600, help="tokens of each answer")
-    parser.add_argument("--trained", type=int, default=256, help="tokens of its training texts")
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
+def compare(args: argparse.Namespace) -> dict[str, Any]:
     made = loaded(args)
-    texts = [text for found in zoo.prompts().values() for text in found]
-    text = [token for one in texts for token in made.tokenizer(one)["input_ids"]]
+    text = [token for one in zoo_texts(99) for token in made.tokenizer(one)["input_ids"]]
     with torch.inference_mode():
         costs = {num: coming_back(made, text, num, args.repeats) for num in args.missed}
         sizes = memory(made, text)
     alphas = acceptance(args)
-    bands = ("early", "late")
-    table = Table("strategy", *[f"after {num}" for num in costs], "kB", *bands)
-    for name, row in alphas.items():
-        shown = [
-            f"{row[band]['alpha']:.3f}: {row[band]['over_everything']:.3f} "
-            f"({row[band]['ci95'][0]:.3f} to {row[band]['ci95'][1]:.3f})"
-            for band in bands
-        ]
-        times = [f"{found[name]:.2f} ms" for found in costs.values()]
-        table.add_row(name, *times, f"{sizes[name]:.0f}", *shown)
-    Console().print(table)
+    show({
+        name: {f"after {num}, ms": found[name] for num, found in costs.items()}
+        | {"kB": sizes[name]}
+        | {band: [own["over_everything"], *own["ci95"]] for band, own in row.items()}
+        for name, row in alphas.items()
+    })  # fmt: skip
     results = {"coming_back_ms": costs, "cache_kb": sizes, "acceptance": alphas}
-    save(args.out, {"drafter": args.drafter, "read": READ, "long": LONG, **results})
+    return {"drafter": args.drafter, "read": READ, "long": LONG, **results}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, compare, drafter="generalist", windows=[64, 128, 256], missed=[64, 256, 1024],
+        repeats=41, domains=3, tokens=600,
+        trained={"type": int, "default": 256, "help": "tokens of its training texts"},
+    )  # fmt: skip

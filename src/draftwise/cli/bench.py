@@ -100,30 +100,6 @@ _NAME = 34
 """Room for a name in a table of 80 columns."""
 
 
-def _option(help_: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help_, rich_help_panel="Load on a server", **more)
-
-
-Url = Annotated[
-    str | None,
-    _option(
-        "An OpenAI-compatible server to load, in place of methods; --model is what to ask it for "
-        "(default: the first that is served).",
-        metavar="URL",
-    ),
-]
-Concurrency = Annotated[
-    str | None, _option("Requests at a time: `1,4,16`. Default: 1.", metavar="N,N,...")
-]
-Rate = Annotated[
-    str | None, _option("Poisson arrivals a second, in place of it: `0.5,2`.", metavar="R,R,...")
-]
-Requests = Annotated[int | None, _option("Requests a load. Default: each prompt once.")]
-Endpoint = Annotated[str, _option("completions or chat.")]
-NoStream = Annotated[bool, _option("Whole answers, not streams.", "--no-stream")]
-Key = Annotated[str, _option("API key.", "--api-key", envvar="OPENAI_API_KEY")]
-Extra = Annotated[str, _option("More fields of each request, as JSON.", metavar="JSON")]
-
 _QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 
@@ -149,25 +125,9 @@ def bench(
     clock: Clock = "wall",
     hardware: o.Hardware,
     compile_: o.Compile = False,
-    url: Url = None,
-    concurrency: Concurrency = None,
-    rate: Rate = None,
-    requests: Requests = None,
-    endpoint: Endpoint = "completions",
-    no_stream: NoStream = False,
-    api_key: Key = "",
-    extra: Extra = "",
 ) -> None:
-    """Time draftwise, every preset, fixed plans and transformers' own ways, side by side.
-
-    With --url, load any OpenAI-compatible server instead.
-    """
+    """Time draftwise, every preset, fixed plans and transformers' own ways, side by side."""
     usual = _QUICK if is_quick else _USUAL
-    if url is not None:
-        asked = (url, suite, out, concurrency, rate, requests, endpoint, not no_stream, target)
-        rest = (tokens or usual["tokens"], prompts, tuple(domain or ()), temperature, seed)
-        lab.need("bench.url", "bench --url")(*asked, api_key, extra, *rest, not no_report, as_json)
-        return
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes
     models: dict[str, Any] = {"target": target or "zoo", "drafters": drafter, "compile": compile_}

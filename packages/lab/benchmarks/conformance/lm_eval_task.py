@@ -38,7 +38,6 @@ metric_list: [{{metric: acc}}]
 
 
 def main(url: str, model: str) -> None:
-    """Print both scores; fail if they differ."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

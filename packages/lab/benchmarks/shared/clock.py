@@ -1,8 +1,8 @@
 """A clock that moves by what forwards are said to cost, and by nothing else.
 
 Every answer is really generated; but two settings differ by what they chose alone, and a run
-repeats exactly. Retrieval, choosing and learning cost nothing on it (``retrieval.py``, ``growth.py
---part overhead`` measure these).
+repeats exactly. Retrieval, choosing and learning cost nothing on it (``growth.py --part overhead``
+measures these).
 """
 
 from __future__ import annotations
@@ -16,27 +16,18 @@ from draftwise import Speculator
 
 Cost = Callable[[int, int], float]
 """Milliseconds of a forward over so many rows, each of so many tokens."""
-
-
-def _cpu_target(rows: int, tokens: int) -> float:
-    return 7.9 + 0.37 * rows + 0.205 * rows * tokens + 0.9 * (tokens > 1)
-
-
-def _cpu_drafter(rows: int, tokens: int) -> float:
-    return 0.46 + 0.012 * rows + 0.017 * rows * tokens
-
-
-def _gpu_target(rows: int, tokens: int) -> float:
-    return max(14.0, 4.0 + 0.12 * rows * tokens) + 0.02 * rows
-
-
-def _gpu_drafter(rows: int, tokens: int) -> float:
-    return 0.9 + 0.002 * rows * tokens
-
+Cost2 = tuple[float, float]
+"""Milliseconds of a forward, and of each of its tokens, for any number of rows."""
 
 CLOCKS: dict[str, tuple[Cost, Cost]] = {
-    "cpu": (_cpu_target, _cpu_drafter),
-    "gpu": (_gpu_target, _gpu_drafter),
+    "cpu": (
+        lambda rows, tokens: 7.9 + 0.37 * rows + 0.205 * rows * tokens + 0.9 * (tokens > 1),
+        lambda rows, tokens: 0.46 + 0.012 * rows + 0.017 * rows * tokens,
+    ),
+    "gpu": (
+        lambda rows, tokens: max(14.0, 4.0 + 0.12 * rows * tokens) + 0.02 * rows,
+        lambda rows, tokens: 0.9 + 0.002 * rows * tokens,
+    ),
 }
 """Target and drafter. ``cpu``: least times of the zoo on one quiet thread, 1 to 50 rows of 1 to 9
 tokens, fitted to 5%. ``gpu``: assumed; bound by memory up to 83 tokens, by arithmetic beyond."""
@@ -54,7 +45,6 @@ class Priced:
     def extend(
         self, cache: Any, rows: Sequence[int], tokens: Any, *more: Any, **options: Any
     ) -> Any:
-        """As the model's own."""
         packs = self._model.packs and len(rows) > 1  # then only the tokens in all count
         widest = max(len(fed) for fed in tokens)
         width = -(-sum(len(fed) for fed in tokens) // len(rows)) if packs else widest
@@ -62,21 +52,28 @@ class Priced:
         return self._model.extend(cache, rows, tokens, *more, **options)
 
 
+def put_on_clock(
+    spec: Speculator, target: Cost | Cost2, drafter: Cost | Cost2
+) -> Callable[[], float]:
+    """From now on the speculator's time is moved by forwards alone; what it is, in seconds."""
+    clock = [0.0]
+    for loaded in spec.drafters:
+        own: Any = loaded
+        if hasattr(own, "model"):
+            own.model = Priced(own.model, _cost(drafter), clock)
+    model: Any = Priced(spec.target, _cost(target), clock)
+    spec.target = model
+    spec._pool = dataclasses.replace(spec._pool, target=model, clock=lambda: clock[0])
+    return lambda: clock[0]
+
+
+def _cost(given: Cost | Cost2) -> Cost:
+    return (lambda _, tokens: given[0] + given[1] * tokens) if isinstance(given, tuple) else given
+
+
 def on_clock(spec: Speculator, name: str) -> Callable[[], float]:
     """Put a speculator on one of ``CLOCKS``, or leave it on the machine's (``wall``): its time."""
     if name == "wall":
         return time.perf_counter
-    clock, (target, drafter) = [0.0], CLOCKS[name]
-    for loaded in spec.drafters:
-        own: Any = loaded
-        if hasattr(own, "model"):
-            own.model = Priced(own.model, drafter, clock)
-    model: Any = Priced(spec.target, target, clock)
-    spec.target = model
-
-    def now() -> float:
-        return clock[0]
-
     spec._num_prefixes = 0  # every prompt is read, also where it comes again
-    spec._pool = dataclasses.replace(spec._pool, target=model, clock=now)
-    return now
+    return put_on_clock(spec, *CLOCKS[name])

@@ -11,12 +11,10 @@ RESULTS = HERE.parents[2] / "benchmarks" / "results"
 
 
 def names() -> list[str]:
-    """The scripts, by name."""
     return sorted(file.stem for file in HERE.glob("[a-z]*.py"))
 
 
 def shows(name: str) -> str:
-    """The first line of a script's docstring."""
     about = ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text("utf-8"))) or ""
     return about.partition("\n")[0].removesuffix(".").replace("``", "`")
 
@@ -37,20 +35,9 @@ def _made_by(file: Path, name: str) -> bool:
 
 
 def rows_of_the_list() -> list[list[str]]:
-    """Name, what it shows, what it took."""
     return [[f"`{name}`", shows(name), took(name)] for name in names()]
 
 
-TOOK = {
-    "attention": "~33 s",
-    "eagle_pool": "~ over 40 s",
-    "large": "~ over 40 s",
-    "load": "~ over 40 s",
-    "pictures": "~6 s",
-    "simulator_regret": "~ over 40 s",
-    "simulator_rewards": "~6 s",
-    "stopping_means": "~32 s",
-    "tables": "~2 s",
-    "trees": "~ over 40 s",
-}
+TOOK = {"attention": "~33 s", "load": "~ over 40 s", "pictures": "~6 s", "tables": "~2 s",
+        "trees": "~ over 40 s"}  # fmt: skip
 """Processor time with default options where no result says it: each ran once, for 40 s at most."""

@@ -19,8 +19,8 @@ from draftwise.bench.paired import Ratio, ratio
 from draftwise.types import NONE, DraftwiseError, Floats, Plan
 from draftwise_lab.bench.replay import ADAPTIVE, Columns, Replay, columns, play_trace, unit
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.environments.rounds import RoundTrace
-from draftwise_lab.sim.hindsight import totals
+from draftwise_lab.sim.play import totals
+from draftwise_lab.sim.traces import RoundTrace
 
 ENGINES: Mapping[str, tuple[str, ...]] = {
     "vllm": ("lookup", "suffix", "model", "eagle", "eagle3"),

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 
 from draftwise.types import DraftwiseError, Floats
-from draftwise_lab.sim.environments.rounds import RoundTrace
-from draftwise_lab.sim.report import report
-from draftwise_lab.sim.run import Match, Outcome, run_match
-from draftwise_lab.sim.setup import make_match
-from draftwise_lab.sim.traces import trace_setting
+from draftwise_lab.sim.match import Match, Outcome, make_match, report, run_match
+from draftwise_lab.sim.traces import RoundTrace, trace_setting
 
 ADAPTIVE = "goodput"
 """The policy of the default preset."""

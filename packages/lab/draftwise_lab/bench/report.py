@@ -1,4 +1,4 @@
-"""``report.html``: everything that a bench found, for people to look at."""
+"""``report.html``: everything that a bench found; one file, no script, nothing from the network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,109 @@ from typing import Any
 from draftwise.bench import DEFAULT, TRACE, Run, Suite
 from draftwise.bench.results import cautions, extent, interval
 from draftwise.colours import drafter_colours
+from draftwise.engine.attribution import painted
+from draftwise.engine.request import TARGET
 from draftwise.types import NONE
-from draftwise_lab.bench.charts import canvas, learning, speed
-from draftwise_lab.bench.hindsight import Hindsight, look_back
-from draftwise_lab.bench.page import chart, page, section, table
-from draftwise_lab.bench.samples import samples
+from draftwise_lab.bench import charts
+from draftwise_lab.bench.scout import Hindsight, look_back
+
+STYLE = Path(__file__).with_name("report.css").read_text("utf-8")
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def section(anchor: str, title: str, words: str, *body: str) -> str:
+    """A heading that can be linked to, what to see in it, and the thing itself."""
+    return f'<section id="{anchor}"><h2>{escape(title)}</h2><p>{words}</p>{"".join(body)}</section>'
+
+
+def chart(svg: str, alt: str) -> str:
+    named = svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
+    return f"<figure>{named}</figure>"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[bool] = ()) -> str:
+    """Cells are HTML already; rows of ``ours`` stand out."""
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    lines = []
+    for index, row in enumerate(rows):
+        mark = ' class="us"' if index < len(ours) and ours[index] else ""
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>")
+    return (
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+_PROMPT_LINES = 5
+_TINT = "59"
+"""Of a drafter's colour, as the last two digits of #rrggbbaa: text stays readable on it."""
+
+
+def samples(
+    runs: Sequence[Run], suite: Suite, tokenizer: Any, drafters: Mapping[str, str]
+) -> list[str]:
+    """What to see, and the default's answers (or the first learner's) to one prompt a domain.
+
+    drafters: a colour for each.
+    """
+    written = [run for run in runs if run.course]
+    if not written:
+        return ["No answer was kept."]
+    names = [run.method for run in written]
+    method = DEFAULT if DEFAULT in names else names[0]
+    mine = [run for run in written if run.method == method]
+    everyone = [source for run in mine for source in _sources(run)]
+    colours = {name: shade for name, shade in drafters.items() if name in everyone}
+    words = (
+        f"The first prompt of every domain, answered by <code>{escape(method)}</code>. Tokens "
+        "without a colour are the target's own: bonus tokens, and what was decoded plainly."
+    )
+    answers = [_answer(run, suite, tokenizer, colours) for run in mine]
+    return [words, _keys(colours, everyone), *answers]
+
+
+def _sources(run: Run) -> list[str]:
+    return list((run.course or {}).get("sources", []))
+
+
+def _keys(colours: Mapping[str, str], everyone: Sequence[str]) -> str:
+    """The legend, with each drafter's share of all tokens shown."""
+    marks = [
+        f'<span><i style="background:{colours[name]}"></i>{escape(name)} '
+        f'<span class="soft">{everyone.count(name) / len(everyone):.0%}</span></span>'
+        for name in colours
+    ]
+    rest = everyone.count(TARGET) / max(1, len(everyone))
+    marks.append(f'<span>{TARGET} <span class="soft">{rest:.0%}</span></span>')
+    return f'<div class="keys">{"".join(marks)}</div>'
+
+
+def _answer(run: Run, suite: Suite, tokenizer: Any, colours: Mapping[str, str]) -> str:
+    item = suite.items[run.item]
+    lines = item.turns[0].rstrip("\n").split("\n")
+    asked = "\n".join(["..."] * (len(lines) > _PROMPT_LINES) + lines[-_PROMPT_LINES:])
+    tokens = [token for ids in run.tokens for token in ids]
+    pieces = []
+    for piece, source in painted(tokenizer, tokens, _sources(run)):
+        text = escape(piece)
+        if source in colours:
+            tint = f"{colours[source]}{_TINT}"
+            text = f'<i style="background:{tint}" title="{escape(source)}">{text}</i>'
+        pieces.append(text)
+    rounds = sum(run.num_rounds)
+    title = f"{item.domain}: {len(tokens)} tokens in {rounds} rounds"
+    body = f'<span class="asked">{escape(asked)}</span>\n{"".join(pieces)}'
+    return f"<h3>{escape(title)}</h3><pre>{body}</pre>"
+
 
 FILE = "report.html"
 SECTIONS = {
@@ -37,28 +135,36 @@ def report_colours(drafters: Iterable[str], runs: Sequence[Run]) -> dict[str, st
     Stop rules and fixed plans, which some policies choose among, get the colours after those.
     """
     arms = {arm for run in runs if run.course for arm in run.course["arms"]}
-    return {NONE: canvas.SOFT} | drafter_colours([*drafters, *sorted(arms - {NONE})])
+    return {NONE: charts.SOFT} | drafter_colours([*drafters, *sorted(arms - {NONE})])
 
 
 def write_report(
     results: Mapping[str, Any], runs: Sequence[Run], suite: Suite, tokenizer: Any, folder: Path
 ) -> Path:
-    """Draw everything and write one file; returns its path."""
     hindsight = look_back(folder / TRACE)
     colours = report_colours(results["drafters"], runs)
-    with canvas.style():
+    with charts.style():
         parts = [
             _top(results),
-            _methods(results),
-            _domains(results),
-            _phases(results),
-            _cost(results),
+            _section("methods", *_methods(results)),
+            _section(
+                "domains", _drawn(charts.speedups(results), "domains", "speedups by domain"),
+                _by_domain(results),
+            ),
+            _section(
+                "phases",
+                _drawn(charts.phases(results), "phases", "milliseconds a token by phase"),
+            ),
+            _section("cost", _drawn(charts.mat_against_cost(results), "cost", "MAT against cost")),
             section("writers", SECTIONS["writers"], *samples(runs, suite, tokenizer, colours)),
             _learning(runs, hindsight, colours),
             _regret(results, runs),
-            _plane(results, hindsight, colours),
-            _environment(results),
-        ]
+            _section(
+                "plane",
+                _drawn(charts.plane(results, hindsight, colours), "plane", "discards, forwards"),
+            ),
+            _section("environment", _environment(results)),
+        ]  # fmt: skip
     path = folder / FILE
     path.write_text(page(f"draftwise bench: {results['suite']}", parts), "utf-8")
     return path
@@ -72,7 +178,7 @@ def _top(results: Mapping[str, Any]) -> str:
         heads.append(
             f'<div class="head"><b>{row["median"]:.2f}x</b>'
             f"<span>{interval(row) or 'no interval'}</span>"
-            f"<span>{escape(label)}<br>{escape(canvas.short(which))}</span></div>"
+            f"<span>{escape(label)}<br>{escape(charts.short(which))}</span></div>"
         )
     links = " ".join(f'<a href="#{key}">{escape(title)}</a>' for key, title in SECTIONS.items())
     top = (
@@ -87,22 +193,62 @@ def _top(results: Mapping[str, Any]) -> str:
     return f"{top}<nav>{links}</nav>"
 
 
-def _methods(results: Mapping[str, Any]) -> str:
-    words = (
+WORDS = {
+    "methods": (
         "Speeds are tokens over seconds of all prompts together, prefill included; intervals are "
         "95% of a bootstrap over prompts, of the <em>ratio</em> to plain decoding in the same "
         "loop. MAT counts the bonus token."
-    )
+    ),
+    "domains": (
+        "Points are ratios to plain decoding, bars their 95% intervals (none with a single "
+        "prompt). Names without a prefix are presets and fixed plans of draftwise; <code>hf</code> "
+        "is transformers."
+    ),
+    "phases": "Where a token's time goes, all prompts together; the fastest methods of each kind.",
+    "cost": (
+        "Up is more tokens a round, right is a dearer round; on a line through the origin all are "
+        "equally fast (prompts included, so plain decoding is at 1, 1). A long draft buys height "
+        "with width."
+    ),
+    "plane": (
+        "Each discarded token cost a draft step, each target forward a verification. Lines are one "
+        "drafter at every fixed length, from a replay of the trace; stars are oracles that end "
+        "every draft just before its first rejection (SpecDec++, figure 3). A method can lie below "
+        "a line by choosing its drafter, but not below the last star."
+    ),
+    "environment": (
+        "All methods ran in one process on the same weights, in random order for every prompt; an "
+        "answer of each was not counted. We report the median over repeats. cpu_share is what this "
+        "process had of the processor, in processors, while it answered: well below the number of "
+        "threads, others used the machine."
+    ),
+}
+"""What to see in a section, as HTML."""
+
+
+def _section(key: str, *body: str, words: str = "") -> str:
+    return section(key, SECTIONS[key], words or WORDS[key], *body)
+
+
+def _drawn(figure: Any, name: str, alt: str) -> str:
+    return chart(charts.to_svg(figure, name), alt)
+
+
+def _by_speed(results: Mapping[str, Any]) -> list[str]:
     rows = results["methods"]
-    order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
+    return sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
+
+
+def _methods(results: Mapping[str, Any]) -> tuple[str, str]:
+    order = _by_speed(results)
     heads = ("method", "tok/s", "x plain", "95%", "MAT", "accepted / drafted", "same text")
-    body = table(heads, [_row(name, rows[name]) for name in order], [n == DEFAULT for n in order])
+    cells = [_row(name, results["methods"][name]) for name in order]
     skipped = results["settings"].get("skipped", {})
     left_out = "".join(
         f'<p class="soft">{escape(name)} did not take part: {escape(reason)}</p>'
         for name, reason in skipped.items()
     )
-    return section("methods", SECTIONS["methods"], words, body, left_out)
+    return table(heads, cells, [n == DEFAULT for n in order]), left_out
 
 
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
@@ -117,46 +263,21 @@ def _row(name: str, row: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _domains(results: Mapping[str, Any]) -> str:
-    words = (
-        "Points are ratios to plain decoding, bars their 95% intervals (none with a single "
-        "prompt). Names without a prefix are presets and fixed plans of draftwise; <code>hf</code> "
-        "is transformers."
-    )
-    drawn = chart(canvas.to_svg(speed.speedups(results), "domains"), "speedups by domain")
-    parts = results["domains"]
-    rows = results["methods"]
-    order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
+def _by_domain(results: Mapping[str, Any]) -> str:
+    parts, order = results["domains"], _by_speed(results)
     cells = [
         [escape(name), *(f"{parts[d][name]['speedup']['median']:.2f}" for d in parts)]
         for name in order
     ]
     whole = table(["times plain", *parts], cells, [name == DEFAULT for name in order])
-    more = f"<details><summary>every method in every domain</summary>{whole}</details>"
-    return section("domains", SECTIONS["domains"], words, drawn, more)
-
-
-def _phases(results: Mapping[str, Any]) -> str:
-    words = "Where a token's time goes, all prompts together; the fastest methods of each kind."
-    drawn = chart(canvas.to_svg(speed.phases(results), "phases"), "milliseconds a token by phase")
-    return section("phases", SECTIONS["phases"], words, drawn)
-
-
-def _cost(results: Mapping[str, Any]) -> str:
-    words = (
-        "Up is more tokens a round, right is a dearer round; on a line through the origin all are "
-        "equally fast (prompts included, so plain decoding is at 1, 1). A long draft buys height "
-        "with width."
-    )
-    drawn = chart(canvas.to_svg(speed.mat_against_cost(results), "cost"), "MAT against cost")
-    return section("cost", SECTIONS["cost"], words, drawn)
+    return f"<details><summary>every method in every domain</summary>{whole}</details>"
 
 
 def _learning(runs: Sequence[Run], hindsight: Hindsight, colours: Mapping[str, str]) -> str:
-    learners = [run for run in runs if run.course and canvas.family(run.method) != "fixed"]
+    learners = [run for run in runs if run.course and charts.family(run.method) != "fixed"]
     several = [run for run in learners if len((run.course or {})["arms"]) > 1]
     if not several:
-        return section("learning", SECTIONS["learning"], "No method here chooses among plans.")
+        return _section("learning", words="No method here chooses among plans.")
     domains = [run.domain for run in several]
     domain = "mixed" if "mixed" in domains else domains[0]
     words = (
@@ -166,45 +287,26 @@ def _learning(runs: Sequence[Run], hindsight: Hindsight, colours: Mapping[str, s
         "went to the drafter which, alone and at its best length, would have been fastest there."
     )
     one = [run for run in several if run.domain == domain]
-    drawn = canvas.to_svg(learning.courses(one, colours), "courses")
-    return section(
-        "learning", SECTIONS["learning"], words,
-        chart(drawn, "estimates and pulls by round"),
+    return _section(
+        "learning", _drawn(charts.courses(one, colours), "courses", "estimates and pulls by round"),
         "<h3>Rounds with the best drafter</h3>",
-        chart(canvas.to_svg(learning.best_arm(several, hindsight), "best"), "share of them"),
+        _drawn(charts.best_arm(several, hindsight), "best", "share of them"), words=words,
     )  # fmt: skip
 
 
 def _regret(results: Mapping[str, Any], runs: Sequence[Run]) -> str:
-    rows = results["methods"]
-    fixed = [name for name in rows if canvas.family(name) == "fixed"]
-    if not fixed:
-        return section("regret", SECTIONS["regret"], "No fixed plan was measured: add some.")
-    best = max(fixed, key=lambda name: float(rows[name]["tok_per_s"]))
-    order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
-    names = [n for n in order if canvas.family(n) in {"draftwise", "preset"}][:7]
+    order = _by_speed(results)
+    best = next((name for name in order if charts.family(name) == "fixed"), None)
+    if best is None:
+        return _section("regret", words="No fixed plan was measured: add some.")
+    names = [n for n in order if charts.family(n) in {"draftwise", "preset"}][:7]
     words = (
         f"What learning costs: rounds, and time of rounds, above <code>{escape(best)}</code>, the "
         "fixed plan that was fastest over all prompts of this run, up to the same number of "
         "tokens; means over prompts. Below zero is better than any plan fixed in advance."
     )
-    drawn = canvas.to_svg(
-        learning.regret(runs, names, best, results["settings"]["clock"]), "regret"
-    )
-    return section("regret", SECTIONS["regret"], words, chart(drawn, "regret by tokens emitted"))
-
-
-def _plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str, str]) -> str:
-    words = (
-        "Each discarded token cost a draft step, each target forward a verification. Lines are one "
-        "drafter at every fixed length, from a replay of the trace; stars are oracles that end "
-        "every draft just before its first rejection (SpecDec++, figure 3). A method can lie below "
-        "a line by choosing its drafter, but not below the last star."
-    )
-    drawn = chart(
-        canvas.to_svg(learning.plane(results, hindsight, colours), "plane"), "discards, forwards"
-    )
-    return section("plane", SECTIONS["plane"], words, drawn)
+    figure = charts.regret(runs, names, best, results["settings"]["clock"])
+    return _section("regret", _drawn(figure, "regret", "regret by tokens emitted"), words=words)
 
 
 def _environment(results: Mapping[str, Any]) -> str:
@@ -212,10 +314,4 @@ def _environment(results: Mapping[str, Any]) -> str:
     versions = found.pop("versions", {})
     found |= {f"version of {name}": value for name, value in versions.items()}
     rows = [[escape(key), f"<code>{escape(str(value))}</code>"] for key, value in found.items()]
-    words = (
-        "All methods ran in one process on the same weights, in random order for every prompt; an "
-        "answer of each was not counted. We report the median over repeats. cpu_share is what this "
-        "process had of the processor, in processors, while it answered: well below the number of "
-        "threads, others used the machine."
-    )
-    return section("environment", SECTIONS["environment"], words, table(("", ""), rows))
+    return table(("", ""), rows)

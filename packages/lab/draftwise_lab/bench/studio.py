@@ -1,10 +1,68 @@
-"""The lab's side of ``draftwise bench``: see ``draftwise.bench.Studio``."""
+"""The lab's side of ``draftwise bench`` (``draftwise.bench.Studio``); Spec-Bench's answer files."""
 
 from __future__ import annotations
 
-from draftwise_lab.bench.charts.canvas import check_matplotlib as check_report
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftwise.bench.runs import Run
+from draftwise.bench.suites import Item
 from draftwise_lab.bench.report import write_report
 from draftwise_lab.bench.scout import look, scout
-from draftwise_lab.bench.spec_bench import write_answers
+from draftwise_lab.plotting import require_matplotlib
+
+
+def write_answers(
+    folder: Path, items: Sequence[Item], runs: Sequence[Run], tokenizer: Any
+) -> list[Path]:
+    """A file for every method, a line for every question; repeats are its choices."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for method in dict.fromkeys(run.method for run in runs):
+        mine = [run for run in runs if run.method == method]
+        path = folder / f"{file_name(method)}.jsonl"
+        lines = [
+            json.dumps(_answer(items[index], [r for r in mine if r.item == index], tokenizer))
+            for index in sorted({run.item for run in mine})
+        ]
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+        paths.append(path)
+    return paths
+
+
+def file_name(method: str) -> str:
+    """A method's name without what file systems refuse.
+
+    >>> file_name("transformers:tinyx5/heuristic")
+    'transformers-tinyx5-heuristic'
+    """
+    return "".join(c if c.isalnum() or c in "._@=+-" else "-" for c in method)
+
+
+def _answer(item: Item, runs: Sequence[Run], tokenizer: Any) -> dict[str, Any]:
+    number = int(item.id) if item.id.isdigit() else item.id
+    return {
+        "question_id": number,
+        "category": item.category or item.domain,
+        "choices": [
+            {
+                "index": index,
+                "turns": [tokenizer.decode(ids, skip_special_tokens=True) for ids in run.tokens],
+                "decoding_steps": run.num_rounds,
+                "new_tokens": [len(ids) for ids in run.tokens],
+                "wall_time": run.seconds,
+                "accept_lengths": run.emitted,
+            }
+            for index, run in enumerate(sorted(runs, key=lambda run: run.repeat))
+        ],
+    }
+
 
 __all__ = ["check_report", "look", "scout", "write_answers", "write_report"]
+
+
+def check_report() -> None:
+    """Raise DraftwiseError if no report can be drawn."""
+    require_matplotlib("the report needs", ", or use --no-report")

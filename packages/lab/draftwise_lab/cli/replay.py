@@ -11,7 +11,6 @@ import typer
 from rich import box
 from rich.table import Table
 
-from draftwise import registry
 from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.cli import options as o
 from draftwise.cli.command import command
@@ -29,39 +28,13 @@ from draftwise_lab.bench.replay import (
     play_trace,
     replay_report,
 )
+from draftwise_lab.cli.options import AsJson, Costs, Feedback, Lengths, Policies, Reward, Seeds
 
 Trace = Annotated[
     Path,
     typer.Argument(
         metavar="TRACE", help="Rounds (.jsonl, of generate --trace or bench) or arrays (.npz)."
     ),
-]
-Policies = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--policy",
-        metavar="SPEC",
-        help=f"{', '.join(registry.POLICIES)}; repeatable, as POLICY[@LENGTHS][/REWARD[/FEEDBACK]]."
-        f" Default: {ADAPTIVE}.",
-    ),
-]
-Reward = Annotated[
-    str | None,
-    typer.Option(help=f"{', '.join(registry.REWARDS)}. Default: that of each policy's paper."),
-]
-Feedback = Annotated[
-    str | None,
-    typer.Option(help=f"{', '.join(registry.FEEDBACKS)}. Default: that of each policy's paper."),
-]
-Lengths = Annotated[str | None, typer.Option(help="Draft lengths: `8`, `2,4,8`, `0-16`.")]
-CostsOf = Annotated[
-    str | None,
-    typer.Option(
-        "--costs", help="gpu, cpu, loaded or a JSON file. Default: the trace's own seconds."
-    ),
-]
-Seeds = Annotated[
-    int, typer.Option(min=1, max=10**6, help="Times that chance is drawn anew, for sampled text.")
 ]
 OptionalTrace = Annotated[
     Path | None,
@@ -97,7 +70,6 @@ _NAME = 40
 """Room for a name in a table of 80 columns."""
 _MEASURED = "tok/s"
 """The unit of a replay with the trace's own seconds."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print one object.")]
 
 
 @refusals()
@@ -107,7 +79,7 @@ def replay(
     reward: Reward = None,
     feedback: Feedback = None,
     lengths: Lengths = None,
-    costs: CostsOf = None,
+    costs: Costs = None,
     seeds: Seeds = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -133,7 +105,7 @@ def advise_(
     trace: OptionalTrace = None,
     prompts: Prompts = None,
     engines: Engines = None,
-    costs: CostsOf = None,
+    costs: Costs = None,
     seeds: Seeds = 5,
     as_json: AsJson = False,
     target: o.Target = "zoo",

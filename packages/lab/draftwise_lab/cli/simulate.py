@@ -14,14 +14,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from draftwise import registry
 from draftwise.cli.failures import Output
 from draftwise.cli.show import broken, regret_note, signed
 from draftwise.errors import DraftwiseError, shown
+from draftwise_lab.cli import options as o
+from draftwise_lab.sim.match import Match, Outcome, make_match, report, run_match
 from draftwise_lab.sim.presets import SETTINGS, setting
-from draftwise_lab.sim.report import report
-from draftwise_lab.sim.run import Match, Outcome, run_match
-from draftwise_lab.sim.setup import make_match
 from draftwise_lab.sim.traces import trace_setting
 
 _NAME, _DOMAINS = 22, 4
@@ -29,54 +27,31 @@ _NAME, _DOMAINS = 22, 4
 _DEFAULT_PRESET = "hedgespec-llama"
 
 PresetName = Annotated[str | None, typer.Option("--preset", help=f"{', '.join(SETTINGS)}.")]
-Policies = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--policy",
-        metavar="SPEC",
-        help=f"{', '.join(registry.POLICIES)}; repeatable, as POLICY[@LENGTHS][/REWARD[/FEEDBACK]]."
-        " Default: the preset's panel.",
-    ),
-]
-Reward = Annotated[
-    str | None,
-    typer.Option(help=f"{', '.join(registry.REWARDS)}. Default: that of each policy's paper."),
-]
-Feedback = Annotated[
-    str | None,
-    typer.Option(help=f"{', '.join(registry.FEEDBACKS)}. Default: that of each policy's paper."),
-]
 Tokens = Annotated[int | None, typer.Option(min=1, max=10**7, help="Tokens of each text.")]
-Seeds = Annotated[int, typer.Option(min=1, max=10**6, help="Texts drawn for each domain.")]
 Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
-Lengths = Annotated[
-    str | None, typer.Option(help="Draft lengths: `8`, `2,4,8`, `0-16` (0 = plain decoding).")
-]
 Drafters = Annotated[
     str | None, typer.Option(help="Sizes of the pool to compare, such as `2,8,32` (hedgespec-*).")
 ]
 Trace = Annotated[
     Path | None, typer.Option(help="Replay a trace instead: rounds (.jsonl) or arrays (.npz).")
 ]
-CostsOf = Annotated[str | None, typer.Option("--costs", help="gpu, cpu, loaded or a JSON file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one object.")]
 Plot = Annotated[Path | None, typer.Option(help="Folder for PNGs (needs the extra `bench`).")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes; seeds are shared among them.")]
 
 
 def simulate(
     preset: PresetName = None,
-    policy: Policies = None,
-    reward: Reward = None,
-    feedback: Feedback = None,
+    policy: o.Policies = None,
+    reward: o.Reward = None,
+    feedback: o.Feedback = None,
     tokens: Tokens = None,
-    seeds: Seeds = 20,
+    seeds: o.Seeds = 20,
     seed: Seed = 0,
-    lengths: Lengths = None,
+    lengths: o.Lengths = None,
     drafters: Drafters = None,
     trace: Trace = None,
-    costs: CostsOf = None,
-    as_json: AsJson = False,
+    costs: o.Costs = None,
+    as_json: o.AsJson = False,
     plot: Plot = None,
     jobs: Jobs = 1,
 ) -> None:

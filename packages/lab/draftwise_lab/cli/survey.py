@@ -1,4 +1,4 @@
-"""What ``draftwise models --check`` does: every type of causal LM, built tiny and put to the test.
+"""``draftwise models --check``: every type of causal LM, built tiny and put to the test.
 
 Each piece of the list runs in a process of its own, which writes a line of JSON a type: one that
 crashes costs its own row. ``python -m draftwise_lab.cli.survey TYPE ...`` is such a piece.
@@ -6,13 +6,19 @@ crashes costs its own row. ``python -m draftwise_lab.cli.survey TYPE ...`` is su
 
 from __future__ import annotations
 
+import difflib
 import json
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from draftwise.cli.failures import Output
+from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.nn.model import CausalModel
@@ -48,12 +54,10 @@ class Finding:
 
     @property
     def is_served(self) -> bool:
-        """Whether everything was right."""
         return not self.reason
 
 
 def all_types() -> list[str]:
-    """The causal-LM types of the installed transformers, in order."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -251,6 +255,103 @@ def _short(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[-1] if lines and "Error" in lines[-1] else " ".join(lines) or repr(error)
     return text[:160]
+
+
+_HEAD = Path(__file__).with_name("models.md").read_text("utf-8")
+_TAIL = """
+## Refused, and why
+
+| type | reason |
+|---|---|
+"""
+
+
+def page(findings: Sequence[Finding], path: Path) -> str:
+    """The page in Markdown; path: where it is to lie."""
+    served = [finding for finding in findings if finding.is_served]
+    rows = [finding.rows for finding in served]
+    head = _HEAD.format(
+        version=version("transformers"),
+        path=path,
+        tokens=NUM_TOKENS,
+        served=len(served),
+        all=len(findings),
+        states=sum(finding.has_states for finding in served),
+        packed=rows.count("packed"),
+        padded=rows.count("padded"),
+        alone=rows.count("alone"),
+        trees=sum(finding.has_trees for finding in served),
+        refused=len(findings) - len(served),
+    )
+    refused = [f"| {f.type} | {_cell(f.reason)} |" for f in findings if not f.is_served]
+    return head + "\n".join(map(_row, served)) + "\n" + _TAIL + "\n".join(refused) + "\n"
+
+
+def findings_of(text: str) -> dict[str, Finding]:
+    """What a page says of each type; nothing where it was another transformers, or fewer tokens."""
+    head, _, tables = text.partition("| type |")
+    if (
+        f" {version('transformers')} are served" not in head
+        or f" {NUM_TOKENS} tokens of" not in head
+    ):
+        return {}
+    rows = [
+        [cell.strip() for cell in line[1:-1].split("|")]
+        for line in tables.splitlines()
+        if line.startswith("| ")
+    ]
+    found = [_served(*row) if len(row) > 2 else Finding(row[0], row[1]) for row in rows]
+    return {finding.type: finding for finding in found if finding.reason != "reason"}
+
+
+def _served(name: str, kinds: str, rows: str, trees: str, states: str, law: str) -> Finding:
+    told = tuple(kinds.split(", ")) if kinds else ()
+    p = None if law == "-" else float(law)
+    return Finding(name, "", states == "yes", rows, trees == "yes", told, p)
+
+
+def _row(finding: Finding) -> str:
+    law = "-" if finding.law is None else f"{finding.law:.2g}"
+    kinds = ", ".join(finding.kinds)
+    marks = ["yes" if has else "" for has in (finding.has_trees, finding.has_states)]
+    return f"| {finding.type} | {kinds} | {finding.rows} | {marks[0]} | {marks[1]} | {law} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/").replace("<", "(").replace(">", ")")
+
+
+def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None) -> None:
+    """Check one type, several (by commas), all or the rest, print a line each, and write the page.
+
+    The page is written with each type that is done, and keeps its rows of types not checked now:
+    what broke off is taken up by ``rest``, the types that it has no row of.
+    Raises DraftwiseError for a type that the installed transformers does not have.
+    """
+    known = all_types()
+    written = {} if write is None or not write.is_file() else findings_of(write.read_text("utf-8"))
+    left = {"all": known, "rest": [name for name in known if name not in written]}
+    types = left.get(wanted, wanted.split(","))
+    for name in types:
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known)) or "see --check all"
+            raise DraftwiseError(f"no causal-LM type {name!r} in this transformers; near: {near}")
+
+    def show(finding: Finding) -> None:
+        if write is not None:
+            written[finding.type] = finding
+            write.write_text(page([written[name] for name in known if name in written], write))
+        if not finding.is_served:
+            console.print(f"{finding.type:24} refused: {finding.reason}", markup=False)
+            return
+        trees = "trees" if finding.has_trees else "chains"
+        states = ", states" if finding.has_states else ""
+        texts = "" if finding.law is None else f", texts equal, p = {finding.law:.2g}"
+        console.print(f"{finding.type:24} {finding.rows}, {trees}{states}{texts}", markup=False)
+
+    found = survey(types, show, is_quick)
+    served = sum(finding.is_served for finding in found)
+    console.print(f"{served} of {len(found)} are served", style="bold")
 
 
 def main() -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from draftwise.cli import options as o
 from draftwise.cli import training as t
@@ -17,10 +14,7 @@ from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.prompts import read_batch
 from draftwise.types import DraftwiseError
-
-if TYPE_CHECKING:
-    from draftwise_lab.bench.sweep.numbers import Point
-    from draftwise_lab.bench.sweep.runs import Field, Run, Way
+from draftwise_lab.plotting import require_matplotlib
 
 PromptFiles = Annotated[
     list[str],
@@ -85,33 +79,35 @@ def sweep(
     with quiet(), refused_values():
         from draftwise.bench.environment import command as command_line
         from draftwise.bench.environment import environment
-        from draftwise_lab.bench.sweep.figure import draw, require_plots
 
-        require_plots()
+        require_matplotlib()
         panels = {name: read_batch(file)[:num_prompts] for name, file in map(_named, prompts)}
         sizes, levels = _numbers("--lengths", lengths), _numbers("--thresholds", thresholds)
         if missing := [folder for folder in head or () if not folder.is_dir()]:
             raise DraftwiseError(f"there is no acceptance head in {missing[0]}")
         t.check_inputs(target, hardware, drafter=drafter)
-        from draftwise_lab.bench.sweep.runs import Field, fixed_ways, head_ways
+        from draftwise_lab.bench import sweep as s
 
         scene = t.load_scene(target, hardware)
         loaded = t.load_drafter(drafter, scene, hardware)
         folders = head or ([loaded.home / "head"] if loaded.home else [])
-        ways = fixed_ways([int(n) for n in sizes])
-        ways += head_ways(folders, levels, lag)
-        field = Field(
+        ways = s.fixed_ways([int(n) for n in sizes])
+        ways += s.head_ways(folders, levels, lag)
+        field = s.Field(
             scene.target, loaded, ways, max_new_tokens=max_new_tokens, temperature=temperature
         )
         out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[s.Point]] = {}
     with quiet(), t.keeping(out):
         for name, given in panels.items():
             rows = [scene.encode(one.prompt) for one in given]
-            runs = _run(field, ways, rows, repeats, batch_size, name)
-            points[name], found[name] = _panel(ways, runs, batch_size)
-        draw(points, out / "sweep.png")
+            with t.Bars() as bars:
+                tick = bars.stage(name, s.num_turns(ways, rows, repeats, batch_size))
+                runs = s.play(field, ways, rows, repeats, batch_size, tick)
+            points[name] = [s.point(way, runs[way.name]) for way in ways]
+            found[name] = s.panel(points[name], runs if batch_size == 1 else None)
+        s.draw(points, out / "sweep.png")
         record = {
             "command": command_line(),
             "environment": environment(hardware.threads),
@@ -123,8 +119,8 @@ def sweep(
     if as_json:
         print(json.dumps(record))
         return
-    for name, panel in found.items():
-        _show(name, panel)
+    for name, found_there in found.items():
+        _show(name, found_there)
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -140,70 +136,14 @@ def _numbers(option: str, text: str) -> list[float]:
         raise DraftwiseError(f"{option} {text!r}: write numbers with commas") from None
 
 
-def _run(
-    field: Field, ways: Sequence[Way], rows: Sequence[list[int]], repeats: int, size: int, name: str
-) -> dict[str, list[Run]]:
-    """Every way on every prompt, in turn, beginning with another way each time."""
-    found: dict[str, list[Run]] = {way.name: [] for way in ways}
-    starts = range(0, len(rows), size)
-    done = 0
-    for way in ways:  # warm-up, not counted
-        field.run(way, rows[:1], 0, 0)
-    with t.Bars() as bars:
-        update = bars.stage(name, repeats * len(starts) * len(ways))
-        for repeat in range(repeats):
-            for turn, start in enumerate(starts):
-                shift = (turn + repeat) % len(ways)
-                for way in [*ways[shift:], *ways[:shift]]:
-                    found[way.name] += field.run(way, rows[start : start + size], start, repeat)
-                    done += 1
-                    update(done)
-    return found
-
-
-def _panel(
-    ways: Sequence[Way], runs: Mapping[str, Sequence[Run]], batch_size: int
-) -> tuple[list[Point], dict[str, Any]]:
-    """All that is said about one set of prompts."""
-    from draftwise_lab.bench.sweep import numbers as n
-
-    points = [n.point(way, runs[way.name]) for way in ways]
-    fixed = [p for p in points if p.way.is_fixed]
-    heads = [p for p in points if not p.way.is_fixed]
-    found: dict[str, Any] = {
-        "points": [n.as_json(p) for p in points],
-        "frontier": [p.way.name for p in n.frontier(heads)],
-        "dominated": {
-            p.way.name: [q.way.name for q in n.frontier(heads) if n.dominates(q, p)] for p in fixed
-        },
-    }
-    if batch_size == 1:
-        everything = [run for own in runs.values() for run in own]
-        found["regression"] = asdict(n.regress(everything))
-        found["regression_with_verified"] = asdict(n.regress(everything, with_verified=True))
-        base = max(fixed, key=lambda p: p.tok_per_s).way.name
-        found["best_fixed"] = base
-        found["over_best_fixed"] = {
-            p.way.name: [round(x, 3) for x in n.gain(runs, p.way.name, base)] for p in points
-        }
-    return points, found
-
-
 def _show(name: str, panel: dict[str, Any]) -> None:
-    table = Table("stops", "discarded", "verified", "oracle", "length", "tok/s", title=name)
-    timed = "regression" in panel
-    for row in panel["points"]:
-        table.add_row(
-            row["way"], f"{row['discard_rate']:.3f}", f"{row['verification_rate']:.3f}",
-            f"{row['oracle_verification_rate']:.3f}", f"{row['mean_length']:.2f}",
-            f"{row['tok_per_s']:.1f}" if timed else "",
-        )  # fmt: skip
+    from draftwise_lab.bench.sweep import panel_table
+
     console = Output()
-    console.print(table)
+    console.print(panel_table(name, panel))
     beaten = [way for way, by in panel["dominated"].items() if by]
     console.print(f"fewer of both than a fixed length: {', '.join(beaten) or 'none'}")
-    for key in ("regression", "regression_with_verified") if timed else ():
-        fit = panel[key]
+    for fit in (panel[key] for key in ("regression", "regression_with_verified") if key in panel):
         console.print(
             f"a draft forward {1000 * fit['draft_s']:.2f} ms, a target forward "
             f"{1000 * fit['target_s']:.2f} ms, a token verified {1000 * fit['verified_s']:.2f} ms; "

@@ -1,8 +1,9 @@
-"""Playing: one policy on one text, as a generator of flat rows that everything else consumes."""
+"""One policy on one text, round by round; fixed plans on it in hindsight; labels of contestants."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,79 @@ import numpy as np
 
 from draftwise import registry
 from draftwise.protocols import Looking, Mixing, PlayingAll, Policy, PricingPlans, StopRule
-from draftwise.types import Decision, DraftwiseError, Evidence, Plan
+from draftwise.types import NONE, PLAIN, Decision, DraftwiseError, Evidence, Floats, Ints, Plan
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.hindsight import rounds_to_reach
 from draftwise_lab.sim.request import SimulatedRequest
 from draftwise_lab.sim.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """[K] rounds and seconds of every plan, played alone from the text's start to its end.
+
+    tokens: of the text; plain_s: seconds of decoding it plainly.
+    """
+
+    rounds: Floats
+    seconds: Floats
+    tokens: int
+    plain_s: float
+
+
+def fixed_path(
+    text: Text, plan: Plan, guides: Mapping[str, StopRule]
+) -> tuple[list[int], list[int]]:
+    """Where each round of a fixed plan ends (in tokens), and how many tokens it drafted."""
+    ends: list[int] = []
+    drafted: list[int] = []
+    position, guide = 0, guides.get(plan.rule)
+    track = None if plan.drafter == NONE else text.tracks[plan.drafter]
+    while position < text.length:
+        num = accepted = 0
+        if track is not None:
+            most = min(plan.length, text.limit - position - 1)
+            num = track.num_drafted(position, most, plan.length, guide)
+            accepted = track.num_accepted(position, num)
+        position = min(position + accepted + 1, text.length)
+        ends.append(position)
+        drafted.append(num)
+    return ends, drafted
+
+
+def totals(
+    text: Text, plans: Sequence[Plan], costs: CostTable, guides: Mapping[str, StopRule]
+) -> Totals:
+    longest = max(plan.length for plan in plans)
+    known = costs.at(text.batch_size, list(text.tracks), longest)
+    rounds, seconds = np.zeros(len(plans)), np.zeros(len(plans))
+    for index, plan in enumerate(plans):
+        _, drafted = fixed_path(text, plan, guides)
+        counts = np.bincount(drafted, minlength=longest + 1)
+        rounds[index] = len(drafted)
+        draft_s = known.draft_s.get(plan.drafter, 0.0)
+        seconds[index] = counts @ (known.target_s + draft_s * np.arange(longest + 1))
+    plain_s = text.length * float(known.target_s[0])
+    return Totals(rounds, seconds, text.length, plain_s)
+
+
+def best_plan(found: Sequence[Totals], *, by_seconds: bool, among: Ints | None = None) -> int:
+    """The plan that took least over all texts together; ties go to the first.
+
+    among: indices of the plans that count; None = all.
+    """
+    total = np.sum([t.seconds if by_seconds else t.rounds for t in found], axis=0)
+    chosen = np.arange(len(total)) if among is None else among
+    return int(chosen[total[chosen].argmin()])
+
+
+def rounds_to_reach(ends: Sequence[int], position: int) -> int:
+    """Rounds after which a path has emitted ``position`` tokens.
+
+    >>> rounds_to_reach([3, 4, 9], 4), rounds_to_reach([3, 4, 9], 5), rounds_to_reach([3], 0)
+    (2, 3, 0)
+    """
+    return bisect_left(ends, position) + 1 if position > 0 else 0
+
 
 Row = dict[str, Any]
 """One round: seed, domain, text, policy, round, plan, plan_index, drafted, accepted, emitted,
@@ -140,8 +209,6 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy on one text, in sums."""
-
     seed: int
     domain: str
     text: str
@@ -157,7 +224,6 @@ class Run:
 
 
 def fold(rows: Iterator[Row], *, with_trail: bool = False) -> Run:
-    """All rows of one run as its sums."""
     seen = list(rows)
     first, last = seen[0], seen[-1]
     trail = None
@@ -182,3 +248,97 @@ def fold(rows: Iterator[Row], *, with_trail: bool = False) -> Run:
         best_plan_ratio=sum(row["is_best"] for row in seen) / len(seen),
         trail=trail,
     )
+
+
+_HEDGING = ("expected-length", "panoramic")
+_METASD = ("divergence", "bandit")
+_TAPOUT = ("blend", "bandit")
+_DEFAULT = ("length", "bandit")
+
+HABITS: dict[str, tuple[str, str]] = {
+    "ucb1": _METASD,
+    "exp3": _METASD,
+    "sequential-halving": _METASD,
+    "petc": _METASD,
+    "discounted-ucb": _METASD,
+    "sliding-ucb": _METASD,
+    "ucb-tuned": _TAPOUT,
+    "thompson-gaussian": _TAPOUT,
+    "thompson-bernoulli": _TAPOUT,
+    "hedge": _HEDGING,
+    "normalhedge": _HEDGING,
+    "adanormalhedge": _HEDGING,
+    "goodput": ("length", "free"),
+}
+"""Reward and feedback of each policy's own paper; every other policy has ``length``, ``bandit``."""
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """``"8"``, ``"2,4,8"`` or ``"0-16"`` (0 = the plan ``none``) as numbers.
+
+    >>> parse_lengths("0-3,8")
+    (0, 1, 2, 3, 8)
+    """
+    lengths: list[int] = []
+    try:
+        for part in text.split(","):
+            low, dash, high = part.partition("-")
+            lengths.extend(range(int(low), int(high if dash else low) + 1))
+    except ValueError as error:
+        raise DraftwiseError(f"lengths {text!r}: write 8, 2,4,8 or 0-16 (0 = none)") from error
+    if not lengths or min(lengths) < 0:
+        raise DraftwiseError(f"lengths {text!r} name no length: write 8, 2,4,8 or 0-16")
+    return tuple(dict.fromkeys(lengths))
+
+
+def make_plans(
+    drafters: Sequence[str], lengths: Sequence[int], rules: Sequence[str] = ("fixed",)
+) -> tuple[Plan, ...]:
+    """Drafters x lengths x rules, with ``none`` first if 0 is among the lengths."""
+    plans = [
+        Plan(drafter, length, rule)
+        for drafter in drafters
+        for length in lengths
+        if length > 0
+        for rule in rules
+    ]
+    return tuple([PLAIN, *plans] if 0 in lengths else plans)
+
+
+def make_contestant(
+    label: str, drafters: Sequence[str], lengths: Sequence[int], rules: Sequence[str] = ("fixed",),
+    *, reward: str | None = None, feedback: str | None = None,
+) -> Contestant:  # fmt: skip
+    """A contestant from its label; what the label leaves open is ``reward``, ``feedback``, or the
+    habit of the policy's own paper.
+
+    Raises DraftwiseError for an unknown policy, reward, feedback or length.
+    """
+    head, *others = label.split("/")
+    spec, _, own_lengths = head.partition("@")
+    if len(others) > 2:
+        raise DraftwiseError(f"{label!r}: write POLICY[@LENGTHS][/REWARD[/FEEDBACK]]")
+    habit = HABITS.get(_learner(spec), _DEFAULT)
+    chosen_reward = others[0] if others else reward or habit[0]
+    chosen_feedback = others[1] if len(others) > 1 else feedback or habit[1]
+    plans = make_plans(drafters, parse_lengths(own_lengths) if own_lengths else lengths, rules)
+    _try(spec, chosen_reward, chosen_feedback, plans)
+    return Contestant(label, spec, chosen_reward, chosen_feedback, plans)
+
+
+def _learner(spec: str) -> str:
+    """The name of the policy that learns: the base's, where one policy wraps another.
+
+    >>> _learner("ucb1:beta=1"), _learner("delayed:base=hedge,rounds=2")
+    ('ucb1', 'hedge')
+    """
+    name, _, options = spec.partition(":")
+    bases = [part for part in options.split(",") if part.startswith("base=")]
+    return bases[0].removeprefix("base=") if bases else name
+
+
+def _try(policy: str, reward: str, feedback: str, plans: Sequence[Plan]) -> None:
+    """Build everything once, so that a mistake is told before the work begins."""
+    registry.make_policy(policy, len(plans), plans=plans)
+    made = registry.make_reward(reward)
+    registry.make_feedback(feedback, plans=plans, reward=made)

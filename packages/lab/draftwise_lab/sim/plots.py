@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from draftwise.colours import PALETTE, drafter_colours
-from draftwise.install import hint
 from draftwise.types import NONE, DraftwiseError
+from draftwise_lab.plotting import band, dress, panels, require_matplotlib
+from draftwise_lab.sim.match import Match, Outcome
 from draftwise_lab.sim.play import Contestant, Run
 from draftwise_lab.sim.regret import (
     Curve,
@@ -20,22 +21,17 @@ from draftwise_lab.sim.regret import (
     regret_curve,
     ucbspec_bound,
 )
-from draftwise_lab.sim.run import Match, Outcome
 
 _MOST_LINES = 8
 _PLAIN = "#767676"
 """Of plain decoding."""
-_SIZE = (8.4, 4.4)
 
 
 def prepare(folder: Path) -> None:
     """Make the folder; raise DraftwiseError, before any work is done, if plots cannot be drawn."""
+    require_matplotlib()
     try:
-        import matplotlib  # noqa: F401
-
         folder.mkdir(parents=True, exist_ok=True)
-    except ImportError as error:
-        raise DraftwiseError(f"plots need matplotlib: {hint('bench')}") from error
     except OSError as error:
         raise DraftwiseError(f"plots cannot go to {folder}: {error.strerror}") from error
 
@@ -60,37 +56,27 @@ def draw(
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_SIZE, dpi=150, layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, 1, 8.4, 4.4)
     _dress(axes, title, x, y)
     return figure, axes
 
 
 def _dress(axes: Any, title: str, x: str, y: str) -> None:
+    dress(axes, xlabel=x, ylabel=y)
     axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Any, path: Path) -> Path:
+def _save(figure: Any, path: Path, *, with_legend: bool = True) -> Path:
+    if with_legend:  # beside the axes, where it covers nothing
+        figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Software": None})  # no version: the same bytes every time
     return path
 
 
-def _legend(figure: Any) -> None:
-    """Beside the axes, where it covers nothing."""
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-
-
 def _line(axes: Any, curve: Curve, colour: str, label: str) -> None:
-    axes.plot(curve.xs, curve.means, color=colour, label=label, linewidth=1.6)
     low, high = curve.means - curve.halves, curve.means + curve.halves
-    axes.fill_between(curve.xs, low, high, color=colour, alpha=0.15, linewidth=0)
+    band(axes, curve.xs, (curve.means, low, high), colour, label=label)
 
 
 def _of(runs: Sequence[Run], contestant: Contestant) -> list[Run]:
@@ -120,7 +106,6 @@ def _regret(
     if highest > 200.0:
         axes.set_yscale("symlog", linthresh=10.0)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    _legend(figure)
     return _save(figure, path)
 
 
@@ -138,28 +123,19 @@ def _bound(contestant: Contestant, mats: Sequence[float], curve: Curve) -> Any:
 
 
 def _best_plan(title: str, match: Match, runs: Sequence[Run], path: Path) -> Path:
-    """Share of rounds with the best plan, by round."""
     figure, axes = _axes(title, "round", "share of rounds with the best fixed plan")
     for index, contestant in enumerate(match.contestants[:_MOST_LINES]):
         _line(axes, best_plan_curve(_of(runs, contestant)), PALETTE[index], contestant.label)
     axes.set_ylim(-0.02, 1.02)
-    _legend(figure)
     return _save(figure, path)
 
 
 def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Path:
     """Each policy's own values of its plans over one run; a panel for each policy."""
-    from matplotlib.figure import Figure
-
     shown = match.contestants[:_MOST_LINES]
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
     colours = drafter_colours(p.drafter for p in match.plans if p.drafter != NONE)
-    figure = Figure(figsize=(5.4 * columns, 2.9 * rows), dpi=150, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in grid[len(shown) :]:
-        axes.set_visible(False)
-    for axes, contestant in zip(grid, shown, strict=False):
+    figure, grid = panels(len(shown), 2, 5.4, 2.9)
+    for axes, contestant in zip(grid, shown, strict=True):
         trail = _of(runs, contestant)[0].trail
         assert trail is not None
         values = np.array(trail.estimates)
@@ -172,7 +148,7 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
             )  # fmt: skip
         axes.legend(fontsize=6.5, frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left")
     figure.suptitle(f"{title}: estimates of one run", fontsize=10)
-    return _save(figure, path)
+    return _save(figure, path, with_legend=False)
 
 
 def _to_show(values: Any, contestant: Contestant) -> list[int]:
@@ -198,5 +174,4 @@ def _pool_sizes(reports: Sequence[dict[str, Any]], path: Path) -> Path:
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    _legend(figure)
     return _save(figure, path)

@@ -1,16 +1,183 @@
-"""The papers' experiments as settings of the simulator."""
+"""The papers' experiments: their tables, the worlds made of them, and settings to play in them."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from draftwise.types import DraftwiseError
-from draftwise_lab.sim import tables, worlds
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments import (
+    Confident,
+    Cycles,
+    Drifting,
+    Environment,
+    IndependentAlphas,
+    Load,
+    Piecewise,
+    TruncatedGeometric,
+)
 
+PAPERS = tomllib.loads(Path(__file__).with_name("papers.toml").read_text("utf-8"))
+"""Numbers of the papers' tables."""
+Table = Mapping[str, Sequence[float]]
+
+DOMAINS = ("Python", "Math", "Biology", "Chemistry", "MedQA", "CNN_DM", "SQL")
+"""HedgeSpec's columns."""
+HEDGESPEC_DRAFTERS = ("python", "math", "biology", "chemistry", "medqa", "cnn_dm", "sql")
+"""HedgeSpec's rows: a specialist for each domain."""
+HEDGESPEC_LLAMA: Table = PAPERS["hedgespec"]["llama"]
+HEDGESPEC_QWEN8B: Table = PAPERS["hedgespec"]["qwen8b"]
+HEDGESPEC_QWEN32B: Table = PAPERS["hedgespec"]["qwen32b"]
+HEDGESPEC_LENGTH = 8
+"""Chunk depth of HedgeSpec's figures: at most 9 tokens a round."""
+METASD_MULTILINGUAL: Table = PAPERS["metasd"]["multilingual"]
+METASD_JAPANESE_BE = (0.232, 0.099, 0.081, 0.074, 0.106)
+"""MetaSD, table 2: mean accepted / 5 on Japanese queries, drafters in the order of table 9."""
+METASD_LENGTH = 5
+"""MetaSD's N_max."""
+
+
+def metasd_table(name: str) -> Table:
+    """Speedups of each drafter alone, by task."""
+    return {task: row[:-1] for task, row in PAPERS["metasd"]["tables"][name].items()}
+
+
+def mean_tokens(alpha: float, length: int) -> float:
+    """Expected emitted tokens of a draft of ``length`` under one acceptance probability.
+
+    Source: the mean of BanditSpec's eq. (4), ``(1 - p^(L+1)) / (1 - p)``.
+
+    >>> mean_tokens(0.5, 2), mean_tokens(1.0, 8)
+    (1.75, 9.0)
+    """
+    return sum(alpha**j for j in range(length + 1))
+
+
+def alpha_of(tokens: float, length: int) -> float:
+    """The acceptance probability whose mean is ``tokens``; cut to [0, 1] outside 1 .. L + 1.
+
+    >>> round(alpha_of(1.75, 2), 9)
+    0.5
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if mean_tokens(middle, length) < tokens else (low, middle)
+    return (low + high) / 2.0
+
+
+def multilingual_overhead() -> float:
+    """A round's seconds over a plain forward's, in MetaSD's multilingual experiment.
+
+    ``speedup = (1 + 5 BE) / overhead`` for each drafter on Japanese queries (tables 2 and 9); this
+    is the mean of the five.
+
+    >>> round(multilingual_overhead(), 3)
+    1.327
+    """
+    pairs = zip(METASD_JAPANESE_BE, METASD_MULTILINGUAL["Ja"], strict=True)
+    ratios = [(1.0 + METASD_LENGTH * efficiency) / speedup for efficiency, speedup in pairs]
+    return sum(ratios) / len(ratios)
+
+
+Maker = Callable[[int | None], Environment]
+"""An environment for a number of drafters; None = as many as the paper has."""
+
+
+def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> dict[str, float]:
+    """alphas of ``num`` drafters: a domain's specialist, and others about as good as the rest.
+
+    The specialist stands in the middle; the others go round the rest of the column, each time a
+    little (3% of a token) worse, so that no two are alike.
+    """
+    rest = [tokens for name, tokens in column.items() if name != best]
+    others = [
+        max(1.05, rest[i % len(rest)] * (1.0 - 0.03 * (i // len(rest)))) for i in range(num - 1)
+    ]
+    others.insert(num // 2, column[best])
+    return {f"drafter{i + 1}": alpha_of(t, length) for i, t in enumerate(others)}
+
+
+def hedgespec(
+    table: Mapping[str, Sequence[float]], plain_tok_per_s: float, mat: float, tok_per_s: float
+) -> Maker:
+    """Tables 1, 6, 7; seconds are those of table 3's rows: plain decoding, and Eagle's MAT and
+    speed."""
+
+    def make(num_drafters: int | None) -> Environment:
+        length, names = HEDGESPEC_LENGTH, HEDGESPEC_DRAFTERS
+        plain_s, means = 1.0 / plain_tok_per_s, {}
+        costs = CostTable({1: (plain_s,)}, other_s=(mat / tok_per_s - plain_s) / length)
+        for place, (domain, best) in enumerate(zip(DOMAINS, names, strict=True)):
+            column = {name: table[name][place] for name in names}
+            means[domain] = (
+                {name: alpha_of(tokens, length) for name, tokens in column.items()}
+                if num_drafters is None
+                else pool_of(column, best, num_drafters, length)
+            )
+        return TruncatedGeometric(means, costs)
+
+    return make
+
+
+def from_speedups(
+    table: Mapping[str, Sequence[float]], overhead: float, drafters: Sequence[str]
+) -> IndependentAlphas:
+    """Drafters whose speedups a table of MetaSD prints: MAT = speedup x overhead, alphas i.i.d.
+
+    overhead: a round's seconds over a plain forward's.
+    """
+    means = {
+        domain: {
+            name: alpha_of(max(1.0, speedup * overhead), METASD_LENGTH)
+            for name, speedup in zip(drafters, speedups, strict=True)
+        }
+        for domain, speedups in table.items()
+    }
+    return IndependentAlphas(means, CostTable({1: (1.0,)}, other_s=(overhead - 1) / METASD_LENGTH))
+
+
+def multilingual() -> IndependentAlphas:
+    names = [f"{language.lower()}-drafter" for language in METASD_MULTILINGUAL]
+    return from_speedups(METASD_MULTILINGUAL, multilingual_overhead(), names)
+
+
+def two_languages() -> Piecewise:
+    world = multilingual()
+    return Piecewise({"Fr then Zh": ("Fr", "Zh")}, world.means, world.costs)
+
+
+def busy_server() -> Load:
+    """Rows are free until the machine's arithmetic is busy, at about 64 tokens a forward."""
+    sizes, busy = (1, 8, 16, 32, 50), 64.0
+    target_s = {
+        size: [float(np.hypot(1.0, size * tokens / busy)) for tokens in range(1, 6)]
+        for size in sizes
+    }
+    return Load(sizes, (0.3, 0.9), CostTable(target_s, other_s=0.05))
+
+
+_EVEN = CostTable({1: (1.0,)}, other_s=0.05)
+_UNEVEN = CostTable({1: (1.0, 1.06)}, {"large": 0.15, "lookup": 0.002}, other_s=0.04)
+_BLOCK = 50
+_MISLEADING = {
+    "alternating": {"a": [1.0] * _BLOCK + [0.0] * _BLOCK, "b": [0.0] * _BLOCK + [1.0] * _BLOCK},
+    "first good, then bad": {"a": [1.0] * _BLOCK + [0.2] * 10 * _BLOCK, "b": [0.6]},
+}
+_STOPPING = Confident(
+    {"coding": 0.75, "math": 0.65, "writing": 0.45}, CostTable({1: (1.0, 1.01)}, other_s=0.12)
+)
 _BANDITS = ("ucbspec", "exp3spec", "ucb1:beta=0.01")
 _EVERYBODY = (*_BANDITS, "normalhedge", "goodput@0-8")
 _METASD = ("ucb1:beta=0.01", "exp3", "sequential-halving", "draft-all", "goodput@0-8")
 _CHANGING = ("ucb1:beta=0.1", "discounted-ucb", "sliding-ucb", "normalhedge", "goodput@0-8")
+_TAPOUT = ("ucb1:beta=1/blend", "ucb-tuned/blend", "ucb1:beta=1/simple")
 
 
 @dataclass(frozen=True)
@@ -22,80 +189,85 @@ class Setting:
     """
 
     source: str
-    make: worlds.Maker
+    make: Maker
     lengths: tuple[int, ...]
     panel: tuple[str, ...] = _EVERYBODY
     tokens: int = 500
     rules: tuple[str, ...] = ("fixed",)
 
 
-_LLAMA = worlds.hedgespec(tables.HEDGESPEC_LLAMA, "llama", 5.69, 74.34)
-_QWEN8B = worlds.hedgespec(tables.HEDGESPEC_QWEN8B, "qwen8b", 4.23, 47.53)
-_QWEN32B = worlds.hedgespec(tables.HEDGESPEC_QWEN32B, "qwen32b", 2.88, 20.76)
-_CENSORED = "normalhedge/expected-length/panoramic:delay=0"
-_DELAYED = "normalhedge/expected-length/panoramic:per_token=true"
-_RULES = ("fixed", "max-confidence:0.8", "max-confidence:0.5")
-_MORE_RULES = ("fixed", *(f"max-confidence:0.{tenth}" for tenth in range(2, 10)))
-_TAPOUT = ("ucb1:beta=1/blend", "ucb-tuned/blend", "ucb1:beta=1/simple")
+def _of(source: str, world: Callable[[], Environment], *rest: Any, **more: Any) -> Setting:
+    """A setting whose number of drafters is the paper's."""
+
+    def make(num_drafters: int | None) -> Environment:
+        environment = world()
+        if num_drafters not in {None, len(environment.drafters)}:
+            raise DraftwiseError(
+                "only the hedgespec presets take another number of drafters; leave --drafters out"
+            )
+        return environment
+
+    return Setting(source, make, *rest, **more)
+
 
 SETTINGS: dict[str, Setting] = {
-    "hedgespec-llama": Setting("HedgeSpec, table 1", _LLAMA, (8,)),
-    "hedgespec-qwen8b": Setting("HedgeSpec, table 6", _QWEN8B, (8,)),
-    "hedgespec-qwen32b": Setting("HedgeSpec, table 7", _QWEN32B, (8,)),
-    "metasd-multilingual": Setting(
-        "MetaSD, tables 2 and 9", worlds.fixed_pool(worlds.multilingual), (5,), _METASD, 200
+    "hedgespec-llama": Setting(
+        "HedgeSpec, table 1", hedgespec(HEDGESPEC_LLAMA, 18.13, 5.69, 74.34), (8,)
     ),
-    "metasd-black-box": Setting(
-        "MetaSD, table 3", worlds.fixed_pool(worlds.black_box), (5,), _METASD, 200
+    "hedgespec-qwen8b": Setting(
+        "HedgeSpec, table 6", hedgespec(HEDGESPEC_QWEN8B, 14.57, 4.23, 47.53), (8,)
     ),
-    "metasd-eagle": Setting(
-        "MetaSD, table 4", worlds.fixed_pool(worlds.metasd_eagle), (5,), _METASD, 200
+    "hedgespec-qwen32b": Setting(
+        "HedgeSpec, table 7", hedgespec(HEDGESPEC_QWEN32B, 8.21, 2.88, 20.76), (8,)
     ),
-    "banditspec-load": Setting(
-        "BanditSpec, section 6.2",
-        worlds.fixed_pool(worlds.load),
-        (0, 1, 2, 3, 4),
-        ("ucbspec/throughput", "ucb1:beta=0.1/throughput", "goodput"),
-        tokens=200,
+    "metasd-multilingual": _of("MetaSD, tables 2 and 9", multilingual, (5,), _METASD, 200),
+    "metasd-black-box": _of(
+        "MetaSD, table 3",
+        lambda: from_speedups(
+            metasd_table("3"), multilingual_overhead(), [f"drafter{i}" for i in range(1, 6)]
+        ),
+        *((5,), _METASD, 200),
     ),
-    "nonstationary": Setting(
-        "MetaSD, table 19",
-        worlds.fixed_pool(worlds.two_languages),
-        (5,),
-        _CHANGING,
-        tokens=400,
+    "metasd-eagle": _of(  # HedgeSpec 4.3.1: a draft step is 1/25 of a target forward
+        "MetaSD, table 4",
+        lambda: from_speedups(
+            metasd_table("4"), 1.0 + METASD_LENGTH / 25.0, [f"eagle{i}" for i in range(1, 6)]
+        ),
+        *((5,), _METASD, 200),
     ),
-    "geometric": Setting(
+    "banditspec-load": _of(
+        "BanditSpec, section 6.2", busy_server, (0, 1, 2, 3, 4),
+        ("ucbspec/throughput", "ucb1:beta=0.1/throughput", "goodput"), 200,
+    ),
+    "nonstationary": _of("MetaSD, table 19", two_languages, (5,), _CHANGING, 400),
+    "geometric": _of(
         "BanditSpec, eq. (4)",
-        worlds.fixed_pool(worlds.geometric),
+        lambda: TruncatedGeometric({"tgd": {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}}, _EVEN),
+        *((4,), ("ucbspec", "exp3spec"), 5000),
+    ),
+    "drifting": _of(
+        "wandering alphas, drafters of unequal cost",
+        lambda: Drifting({"drift": {"small": 0.5, "other": 0.5, "large": 0.75}}, _UNEVEN),
         (4,),
-        ("ucbspec", "exp3spec"),
-        tokens=5000,
     ),
-    "drifting": Setting(
-        "wandering alphas, drafters of unequal cost", worlds.fixed_pool(worlds.drifting), (4,)
+    "adversarial": _of(
+        "BanditSpec, assumption 5.1", lambda: Cycles(_MISLEADING, _EVEN), (4,), tokens=2000
     ),
-    "adversarial": Setting(
-        "BanditSpec, assumption 5.1", worlds.fixed_pool(worlds.adversarial), (4,), tokens=2000
+    "censoring": _of(
+        "HedgeSpec, example 7",
+        lambda: Cycles({"example 7": {"two-token": [1.0, 0.0], "steady": [0.6]}}, _EVEN),
+        (8,),
+        tuple(f"normalhedge/expected-length/panoramic:{o}" for o in ("delay=0", "per_token=true")),
     ),
-    "censoring": Setting(
-        "HedgeSpec, example 7", worlds.fixed_pool(worlds.censoring), (8,), (_CENSORED, _DELAYED)
+    "stop-rules": _of(
+        "TapOut, table 1", lambda: _STOPPING, (16,), _TAPOUT,
+        rules=("fixed", "max-confidence:0.8", "max-confidence:0.5"),
     ),
-    "stop-rules": Setting(
-        "TapOut, table 1",
-        worlds.fixed_pool(worlds.stop_rules),
-        (16,),
-        _TAPOUT,
-        rules=_RULES,
+    "stop-rules-many": _of(
+        "TapOut, appendix A.2", lambda: _STOPPING, (16,), _TAPOUT,
+        rules=("fixed", *(f"max-confidence:0.{tenth}" for tenth in range(2, 10))),
     ),
-    "stop-rules-many": Setting(
-        "TapOut, appendix A.2",
-        worlds.fixed_pool(worlds.stop_rules),
-        (16,),
-        _TAPOUT,
-        rules=_MORE_RULES,
-    ),
-}
+}  # fmt: skip
 """``draftwise simulate --preset`` NAME."""
 
 

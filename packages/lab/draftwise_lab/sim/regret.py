@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwise.types import Floats
-from draftwise_lab.sim.hindsight import Totals
-from draftwise_lab.sim.play import Run
+from draftwise_lab.sim.play import Run, Totals
 
 
 def ucbspec_bound(mats: Sequence[float], length: int, tokens: float, delta: float = 0.5) -> float:

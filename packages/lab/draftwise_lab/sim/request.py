@@ -2,15 +2,179 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from draftwise.protocols import Mixer, StopRule
-from draftwise.types import PLAIN, Evidence, Plan, Scores
+from draftwise.types import NONE, PLAIN, DraftStep, Evidence, Floats, Plan, Scores
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.drafts import Drafted, can_mix, draft, draft_mixed
-from draftwise_lab.sim.reading import Reading
-from draftwise_lab.sim.text import PROMPT_TOKENS, Text
+from draftwise_lab.sim.text import PROMPT_TOKENS, Text, Track
+
+MIXED = "mixed"
+"""The rule in the plan of a draft that several drafters wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One draft and its fate.
+
+    plan: as it was played. writers: of each token. alphas: [num_drafted]. caller: the LM
+    drafter among the writers, or none. confidences: as in ``Evidence``.
+    """
+
+    plan: Plan
+    writers: tuple[str, ...]
+    num_accepted: int
+    alphas: Floats
+    caller: str = NONE
+    confidences: tuple[float, ...] = ()
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.writers)
+
+    @property
+    def num_steps(self) -> int:
+        """Forwards of the caller: one for each token that it wrote."""
+        return self.writers.count(self.caller)
+
+    @property
+    def num_fed(self) -> int:
+        """Tokens of the draft that the caller read: all before the last that it wrote."""
+        places = [place for place, name in enumerate(self.writers) if name == self.caller]
+        return places[-1] if places else 0
+
+
+def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, StopRule]) -> Drafted:
+    """A draft of one drafter from ``start`` on, as far as its rule goes on."""
+    if plan.drafter == NONE:
+        return Drafted(plan, (), 0, np.zeros(0))
+    track = text.tracks[plan.drafter]
+    most = min(plan.length, text.limit - start - 1)
+    num = track.num_drafted(start, most, plan.length, guides.get(plan.rule))
+    caller = plan.drafter if track.retrieval is None and num else NONE
+    alphas = track.drafted_alphas(start, num)
+    return Drafted(plan, (plan.drafter,) * num, track.num_accepted(start, num), alphas, caller)
+
+
+def can_mix(text: Text, mixer: Mixer | None) -> bool:
+    """Whether a mixer's drafts can be played: its drafter's confidences are known."""
+    track = text.tracks.get(mixer.drafter) if mixer is not None else None
+    return track is not None and track.retrieval is None and track.max_probs is not None
+
+
+def draft_mixed(text: Text, mixer: Mixer, start: int) -> Drafted:
+    """A draft whose mixer names each token's writer before it, as in the engine.
+
+    Differs from it: behind a token that will be rejected, matches, confidences and alphas are those
+    of the verified text.
+    """
+    length = min(mixer.length, text.limit - start - 1)
+    retrieving = {name: t.retrieval for name, t in text.tracks.items() if t.retrieval is not None}
+    writers: list[str] = []
+    alphas: list[float] = []
+    confidences: list[float] = []
+    hits: list[bool] = []
+    step = DraftStep(0, length)
+    while len(writers) < length:
+        place = start + len(writers)
+        matches = {name: int(found.matches[place]) for name, found in retrieving.items()}
+        writer = mixer.pick(step, matches)
+        if writer is None:
+            break
+        confidence, hit, alpha = _token(text.tracks[writer], place)
+        writers.append(writer)
+        alphas.append(alpha)
+        confidences.append(confidence)
+        hits.append(hit)
+        step = DraftStep(len(writers), length, max_prob=confidence)
+    accepted = hits.index(False) if False in hits else len(hits)
+    caller = mixer.drafter if mixer.drafter in writers else NONE
+    plan, found = _as_played(writers), tuple(confidences)
+    return Drafted(plan, tuple(writers), accepted, np.array(alphas), caller, found)
+
+
+def _token(track: Track, place: int) -> tuple[float, bool, float]:
+    """A drafter's token at a position: its confidence (NaN if copied), whether it is accepted, and
+    its alpha."""
+    if track.retrieval is not None:
+        found = track.retrieval
+        return float("nan"), bool(found.hits[place, 0]), float(found.alphas[place, 0])
+    assert track.max_probs is not None
+    return float(track.max_probs[place]), bool(track.runs[place]), float(track.alphas[place])
+
+
+def _as_played(writers: list[str]) -> Plan:
+    """The plan of a mixed draft, as the engine records it: the main writer, and how far."""
+    found = Counter(writers).most_common()
+    if not found:
+        return PLAIN
+    return Plan(found[0][0], len(writers), "fixed" if len(found) == 1 else MIXED)
+
+
+GLANCE = 32
+"""Tokens at the end of a text from which the engine makes a first impression, or takes a look."""
+
+LEAST_PIECE = 32
+"""Missed tokens up to which a drafter reads them with its draft; more have a forward before it."""
+
+GLANCE_WEIGHT = 0.25
+"""What the engine counts alphas for that come from so short a text."""
+
+
+class Reading:
+    """The caches of all LM drafters of one request, as positions of the text.
+
+    A forward over n tokens takes a drafter's step and its reading seconds for each of the n - 1
+    others. The last token of a text is always fed again, as the engine does.
+    State: by drafter, the position up to which its cache holds the text; prompts are below 0.
+    """
+
+    def __init__(
+        self, prompt_length: int, step_s: Mapping[str, float], read_s: Mapping[str, float]
+    ) -> None:
+        self._step_s, self._read_s = step_s, read_s
+        self._ends = dict.fromkeys(step_s, -prompt_length)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ends
+
+    def draft_s(self, name: str, position: int, own: int, copied: int = 0) -> float:
+        """Seconds of a draft behind ``position`` tokens: ``own`` steps, the first of them over what
+        was missed unless that is much, and ``copied`` tokens of others read on the way."""
+        missed = position - self._ends[name] - 1
+        seconds = own * self._step_s[name] + (missed + copied) * self._read_s[name]
+        if missed > LEAST_PIECE:
+            seconds += self._step_s[name] - self._read_s[name]
+        return seconds
+
+    def keep(self, name: str, start: int, fed: int, accepted: int, position: int) -> None:
+        """A draft that fed so many of its tokens was verified; the text has ``position`` now."""
+        self._ends[name] = min(start + min(fed, accepted), position - 1)
+
+    def catch_up(self, name: str, position: int) -> float:
+        """Seconds of reading all that was missed, for a score; 0 where nothing was."""
+        missed = position - self._ends[name] - 1
+        self._ends[name] = max(self._ends[name], position - 1)
+        return self._step_s[name] + (missed - 1) * self._read_s[name] if missed > 0 else 0.0
+
+    def glance(self, name: str, position: int) -> tuple[float, int, float]:
+        """Seconds of a look at the text's end, the positions it scores, and what they count for.
+
+        Where more was missed than a look reads, the cache stays as it was.
+
+        >>> reading = Reading(100, {"a": 1.0}, {"a": 0.1})
+        >>> reading.glance("a", 0), reading.glance("a", 10)
+        ((4.1, 32, 0.25), (4.1, 32, 0.25))
+        """
+        missed = position - self._ends[name] - 1
+        if missed > GLANCE:
+            return self._step_s[name] + (GLANCE - 1) * self._read_s[name], GLANCE, GLANCE_WEIGHT
+        return self.catch_up(name, position), max(missed, 0), 1.0
+
 
 MAX_BACKLOG = 64
 """Verified positions that a drafter is scored on when it catches up: what the engine keeps p of."""
@@ -51,7 +215,6 @@ class SimulatedRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether the target has ended the text."""
         return self.position >= self._text.length
 
     def prompt_evidence(self, drafters: Collection[str] | None = None) -> Evidence:

@@ -1,16 +1,407 @@
-"""A recorded trace as a setting of the simulator, like a paper's table."""
+"""Recorded traces as environments: arrays of generations, and the engine's own Round records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
-from draftwise.types import DraftwiseError
-from draftwise_lab.sim.costs import load_costs
-from draftwise_lab.sim.environments import Environment
-from draftwise_lab.sim.environments.recorded import Recorded
-from draftwise_lab.sim.environments.rounds import RoundTrace
+import numpy as np
+
+from draftwise.lines import TRACE_BYTES, numbered_lines, strict_json
+from draftwise.types import DraftwiseError, Floats
+from draftwise_lab.sim.costs import CostTable, load_costs
+from draftwise_lab.sim.environments import Environment, stream
 from draftwise_lab.sim.presets import Setting
+from draftwise_lab.sim.text import PROMPT_TOKENS, Retrieval, Text, Track, runs_of
+
+Record = Mapping[str, Any]
+LONGEST = 1 << 20
+"""Tokens of a round, and positions of a text: what is above would only ask for memory."""
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of a jsonl file; DraftwiseError names the first line that is none."""
+    if not path.is_file():
+        raise DraftwiseError(f"there is no trace {path}: write one with draftwise generate --trace")
+    records: list[Record] = []
+    try:
+        lines = numbered_lines(path, TRACE_BYTES)
+    except ValueError as error:
+        raise DraftwiseError(f"{path} is no trace: {error}") from error
+    for number, line in lines:
+        try:
+            records.append(_checked(strict_json(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+            raise DraftwiseError(
+                f"{path}, line {number}: this is no round of a trace ({why}); traces are written "
+                "by draftwise generate --trace and draftwise bench"
+            ) from error
+    if not records:
+        raise DraftwiseError(f"{path} is empty: write a trace with draftwise generate --trace")
+    return records
+
+
+def _checked(record: Any) -> Record:
+    """The record; ValueError, KeyError, TypeError or AttributeError for any other thing."""
+    hash(record["request"])
+    for key in ("position", "num_drafted", "num_emitted"):
+        _whole(key, record[key])
+    _whole("batch_size", record.get("batch_size", 1), least=1)
+    for phase, seconds in record["seconds"].items():
+        _number(phase, seconds, 0.0, inf)
+    if record["num_drafted"]:
+        hash(record["drafter"])
+    for name, scores in record["scores"].items():
+        _whole(f"{name}: start", scores["start"])
+        for key in ("alphas", "ratios"):
+            for value in scores[key]:
+                _number(f"{name}: {key}", value, 0.0, 1.0)
+        for match in scores.get("matches", ()):
+            _whole(f"{name}: matches", match)
+    return dict(record)
+
+
+def _whole(name: str, value: Any, least: int = 0) -> None:
+    if type(value) is not int or not least <= value <= LONGEST:
+        raise ValueError(f"{name} is {value!r}, not a whole number from {least} to {LONGEST}")
+
+
+def _number(name: str, value: Any, least: float, most: float) -> None:
+    if type(value) not in {int, float} or isnan(value) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}, not a number from {least} to {most}")
+
+
+ARRAYS = (
+    "fam", "temp", "drafters", "gam", "r", "conf", "conf2", "ent", "pgam", "avail", "mlen",
+    "propP", "match",
+)  # fmt: skip
+"""What a replay file holds; shapes in docs/simulator.md."""
+OPTIONAL = ("plen", "pprop", "pmlen")
+"""What it may hold besides: prompt lengths, and the prompt's end as retrieval drafters saw it."""
+
+
+class Recorded:
+    """Traces of a real model, replayed exactly in law for fixed lengths and one drafter a round.
+
+    Given the text's token, a model's token is accepted with probability ``min(1, q/p)`` (the coin
+    is the seed's), a retrieved one if it is that token. State: the arrays of the file.
+    Errors: DraftwiseError if the file or one of its arrays is missing.
+    """
+
+    def __init__(self, path: str | Path, costs: CostTable) -> None:
+        self.costs = costs
+        self._arrays = _read(Path(path))
+        names = [str(name) for name in self._arrays["drafters"]]
+        self._num_models = self._arrays["gam"].shape[2]
+        self.drafters = names
+        families = zip(self._arrays["fam"].tolist(), self._arrays["temp"].tolist(), strict=True)
+        self._domain_of = [f"{family}@{temperature:g}" for family, temperature in families]
+        self.domains = list(dict.fromkeys(self._domain_of))
+
+    @property
+    def num_tokens(self) -> int:
+        """The longest text that leaves room for the longest draft at its end."""
+        positions, depth = self._arrays["propP"].shape[2:]
+        return int(positions) - int(depth) - 1
+
+    def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
+        """All of the family's traces, each with the seed's coins."""
+        if num_tokens + longest + 1 > self._arrays["gam"].shape[1]:
+            raise DraftwiseError(
+                f"{num_tokens} tokens and drafts of {longest} do not fit into traces of "
+                f"{self._arrays['gam'].shape[1]} positions: ask for fewer tokens"
+            )
+        traces = [i for i, name in enumerate(self._domain_of) if name == domain]
+        return [self._text(trace, seed, num_tokens) for trace in traces]
+
+    def _text(self, trace: int, seed: int, num_tokens: int) -> Text:
+        tracks = {}
+        for index, name in enumerate(self.drafters):
+            if index < self._num_models:
+                rng = stream(seed, str(trace), name, "coins")
+                tracks[name] = self._model_track(trace, index, rng)
+            else:
+                tracks[name] = self._retrieval_track(trace, index - self._num_models)
+        prompt = PROMPT_TOKENS
+        if "plen" in self._arrays:
+            prompt = int(self._arrays["plen"][trace])
+        return Text(f"trace {trace}", num_tokens, num_tokens, tracks, prompt_length=prompt)
+
+    def _model_track(self, trace: int, index: int, rng: np.random.Generator) -> Track:
+        def column(name: str) -> Any:
+            return self._arrays[name][trace, :, index].astype(np.float64)
+
+        ratios = column("r")
+        return Track(
+            alphas=np.clip(column("gam"), 0.0, 1.0),
+            ratios=np.clip(ratios, 0.0, 1.0),
+            runs=runs_of(rng.random(len(ratios)) < ratios),
+            prompt=np.clip(column("pgam"), 0.0, 1.0),
+            max_probs=column("conf"),
+            entropies=column("ent"),
+            margins=column("conf") - column("conf2"),
+        )
+
+    def _retrieval_track(self, trace: int, index: int) -> Track:
+        num = self._arrays["avail"][trace, index].astype(np.int64)
+        matches = np.where(num > 0, self._arrays["mlen"][trace, index], 0).astype(np.int64)
+        alphas = np.clip(self._arrays["propP"][trace, index].astype(np.float64), 0.0, 1.0)
+        hits = self._arrays["match"][trace, index] == 1
+        leading = np.logical_and.accumulate(hits, axis=1).sum(axis=1)
+        return Track(
+            alphas=np.where(matches > 0, alphas[:, 0], 0.0),
+            ratios=np.where(matches > 0, hits[:, 0], False).astype(np.float64),
+            runs=np.minimum(leading, num),
+            **self._prompt_of(trace, index),
+            retrieval=Retrieval(np.minimum(num, hits.shape[1]), matches, alphas, hits),
+        )
+
+    def _prompt_of(self, trace: int, index: int) -> dict[str, Any]:
+        """What a retrieval drafter would have copied along the prompt's end, if that is known."""
+        if "pprop" not in self._arrays:
+            return {}
+        alphas = np.clip(self._arrays["pprop"][trace, index].astype(np.float64), 0.0, 1.0)
+        matches = self._arrays["pmlen"][trace, index].astype(np.int64)
+        return {"prompt": alphas, "prompt_matches": matches}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DraftwiseError(f"there is no trace {path}: give the path of a replay file")
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            names = found.keys()
+            if missing := [name for name in ARRAYS if name not in names]:
+                raise DraftwiseError(
+                    f"{path} lacks the array {missing[0]!r}: see docs/simulator.md"
+                )
+            size = sum(entry.file_size for entry in found.zip.infolist())
+            if size > TRACE_BYTES:
+                raise ValueError(f"its arrays take {size:,} bytes: {TRACE_BYTES:,} are the most")
+            return {name: found[name] for name in [*ARRAYS, *OPTIONAL] if name in names}
+    except (ValueError, OSError, AttributeError, MemoryError, EOFError, BadZipFile) as error:
+        why = "it holds no arrays" if "pickle" in str(error) else error  # numpy's words for that
+        raise DraftwiseError(f"{path} is no replay file ({why})") from error
+
+
+DEPTH = 16
+"""Tokens that a replayed retrieval drafter proposes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The recorded rounds in sums; seconds of a batch are shared out among its rows."""
+
+    rounds: int
+    tokens: int
+    seconds: float
+
+
+class RoundTrace:
+    """Requests of a trace that ``generate --trace`` wrote, each a text; those without scores not.
+
+    Records may have a ``domain``, as those of ``bench`` do; else all are of the domain ``trace``.
+    A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the seed's.
+    Differs: (1) where a drafter was not scored its latest known value stands in, or its first, so
+    record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft goes on as
+    its later proposals do, each from its own match; (3) prompts are not in a trace.
+    costs: None = medians of the seconds that the trace itself holds. costs_by_batch: these for each
+    batch size that was timed without drafts, too. Errors: DraftwiseError.
+    """
+
+    def __init__(self, path: str | Path, costs: CostTable | None = None) -> None:
+        records = read_records(Path(path))
+        self.costs = measured_costs(records) if costs is None else costs
+        self.costs_by_batch = costs_by_batch(records, need_plain=True)
+        by_request: dict[Any, list[Record]] = {}
+        for record in records:
+            by_request.setdefault(record["request"], []).append(record)
+        self._recorded = list(by_request.values())
+        # a request that nobody drafted for says nothing about anybody's drafts
+        self._requests = [some for some in self._recorded if any(r["scores"] for r in some)]
+        self._domain_of = [str(found[0].get("domain", "trace")) for found in self._requests]
+        names = dict.fromkeys(name for record in records for name in record["scores"])
+        self.drafters = list(names)
+        self.domains = list(dict.fromkeys(self._domain_of))
+        if not names:
+            raise DraftwiseError(f"{path} has no scores of any drafter: record a trace that drafts")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the longest request."""
+        return max(_num_tokens(records) for records in self._requests)
+
+    def played(self) -> Played:
+        """What really happened, all requests together."""
+        records = [record for records in self._recorded for record in records]
+        seconds = sum(
+            sum(record["seconds"].values()) / record.get("batch_size", 1) for record in records
+        )
+        return Played(len(records), sum(map(_num_tokens, self._recorded)), seconds)
+
+    def coverage(self) -> dict[str, float]:
+        """By drafter, the share of emitted tokens at which it was scored: the rest is guessed."""
+        known = dict.fromkeys(self.drafters, 0)
+        for records in self._recorded:
+            first = records[0]["position"]
+            last = first + _num_tokens(records)
+            for record in records:
+                for name, scores in record["scores"].items():
+                    start, end = scores["start"], scores["start"] + len(scores["alphas"])
+                    known[name] += max(0, min(end, last) - max(start, first))
+        num_tokens = self.played().tokens
+        return {name: min(1.0, num / num_tokens) for name, num in known.items()}
+
+    def is_retrieval(self, drafter: str) -> bool:
+        """Whether a drafter copies from text instead of computing: it has match lengths."""
+        return any(
+            "matches" in record["scores"].get(drafter, {})
+            for records in self._requests
+            for record in records
+        )
+
+    def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
+        """One text a request of this domain, cut to ``num_tokens``."""
+        return [
+            self._text(index, records, seed, num_tokens, longest)
+            for index, records in enumerate(self._requests)
+            if self._domain_of[index] == domain
+        ]
+
+    def _text(
+        self, index: int, records: Sequence[Record], seed: int, num_tokens: int, longest: int
+    ) -> Text:
+        length = min(num_tokens, _num_tokens(records))
+        start = records[0]["position"]
+        tracks = {}
+        for name in self.drafters:
+            found = [r["scores"][name] for r in records if name in r["scores"]]
+            alphas, ratios, matches = _columns(found, start, length + longest + 1)
+            if any("matches" in scores for scores in found):
+                tracks[name] = _retrieval_track(alphas, ratios, matches)
+            else:
+                rng = stream(seed, str(index), name, "coins")
+                tracks[name] = Track(alphas, ratios, runs_of(rng.random(len(ratios)) < ratios))
+        return Text(f"request {index}", length, length, tracks, records[0]["batch_size"])
+
+
+def measured_costs(records: Iterable[Record]) -> CostTable:
+    """Medians of a trace's own seconds: by batch size those of forwards, and draft steps.
+
+    Draft steps are pooled over batch sizes. Errors: DraftwiseError where no forward was timed.
+    """
+    tables = costs_by_batch(records)
+    steps: dict[str, list[float]] = {}
+    for table in tables.values():
+        for name, seconds in table.draft_s.items():
+            steps.setdefault(name, []).append(seconds)
+    curves = {size: table.target_s[size] for size, table in tables.items()}
+    if not curves:
+        raise DraftwiseError("the trace holds no seconds of the verify phase: give --costs")
+    draft_s = {name: statistics.median(found) for name, found in steps.items()}
+    return CostTable(curves, draft_s, other_s=max(draft_s.values(), default=0.0))
+
+
+def costs_by_batch(records: Iterable[Record], need_plain: bool = False) -> dict[int, CostTable]:
+    """The same for each batch size apart; sizes whose forwards were not timed are left out.
+
+    The requests of a step share its seconds: its forward counts as one over the mean of their
+    tokens, and its drafting as that of the one drafter that wrote, as long as its longest draft.
+    need_plain: leave out sizes without a step in which nobody drafted.
+    """
+    verify: dict[int, dict[int, list[float]]] = {}
+    steps: dict[int, dict[str, list[float]]] = {}
+    for step in _steps(records):
+        size, seconds = step[0].get("batch_size", 1), step[0]["seconds"]
+        drafted = [record["num_drafted"] for record in step]
+        width = 1 + max(round(sum(drafted) / len(step)), any(drafted))
+        verify.setdefault(size, {}).setdefault(width, []).append(seconds.get("verify", 0.0))
+        names = {record["drafter"] for record in step if record["num_drafted"]}
+        if len(names) == 1:
+            each = seconds.get("draft", 0.0) / max(drafted)
+            steps.setdefault(size, {}).setdefault(names.pop(), []).append(each)
+    found = {}
+    for size, by_width in verify.items():
+        curve = _curve({width: statistics.median(times) for width, times in by_width.items()})
+        if curve[0] > 0.0 and (1 in by_width or not need_plain):
+            own = {name: statistics.median(times) for name, times in steps.get(size, {}).items()}
+            found[size] = CostTable({size: curve}, own, other_s=max(own.values(), default=0.0))
+    return found
+
+
+def _steps(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records of rounds that ran together: neighbours with the same batch size and seconds."""
+    step: list[Record] = []
+    for record in records:
+        size = record.get("batch_size", 1)
+        if step and (
+            len(step) == step[0].get("batch_size", 1)
+            or size != step[0].get("batch_size", 1)
+            or record["seconds"] != step[0]["seconds"]
+        ):
+            yield step
+            step = []
+        step.append(record)
+    if step:
+        yield step
+
+
+def _curve(points: Mapping[int, float]) -> list[float]:
+    """Seconds of 1, 2, .. tokens: straight between those that are known, and never falling."""
+    known = sorted(points)
+    seconds_of = np.minimum.accumulate([points[n] for n in reversed(known)])[::-1]
+    return np.interp(np.arange(1, known[-1] + 1), known, seconds_of).tolist()
+
+
+def _num_tokens(records: Sequence[Record]) -> int:
+    return sum(record["num_emitted"] for record in records)
+
+
+def _columns(found: Sequence[Record], start: int, num: int) -> tuple[Floats, Floats, Floats]:
+    """alphas, ratios and matches [num] by position from ``start`` on, gaps filled."""
+    columns = np.full((3, num), np.nan)
+    for scores in found:
+        keys = ("alphas", "ratios", "matches")
+        for row, key in enumerate(keys):
+            for offset, value in enumerate(scores.get(key, [])):
+                place = scores["start"] + offset - start
+                if 0 <= place < num:
+                    columns[row, place] = value
+    for row in range(3):
+        columns[row] = _filled(columns[row])
+    return columns[0], columns[1], columns[2]
+
+
+def _filled(values: Floats) -> Floats:
+    """Gaps take the latest known value before them, or the first known one; all gaps are 0."""
+    known = np.flatnonzero(~np.isnan(values))
+    if not len(known):
+        return np.zeros(len(values))
+    latest = np.searchsorted(known, np.arange(len(values)), side="right") - 1
+    filled: Floats = values[known[np.maximum(latest, 0)]]
+    return filled
+
+
+def _retrieval_track(alphas: Floats, ratios: Floats, matches: Floats) -> Track:
+    """A retrieval drafter whose draft goes on as its proposals at the next positions do."""
+    lengths = matches.astype(np.int64)
+    padded = np.concatenate([alphas, np.zeros(DEPTH)])
+    hits = np.concatenate([(ratios > 0.0) & (lengths > 0), np.zeros(DEPTH, dtype=bool)])
+    places = np.arange(len(alphas))[:, np.newaxis] + np.arange(DEPTH)
+    num = np.where(lengths > 0, DEPTH, 0)
+    return Track(
+        alphas=alphas,
+        ratios=ratios,
+        runs=np.minimum(runs_of(hits)[: len(alphas)], num),
+        retrieval=Retrieval(num, lengths, padded[places], hits[places]),
+    )
+
 
 _LONGEST = 16
 _PANEL = ("ucbspec@4", "exp3spec@4", "ucb1:beta=0.1@4", "normalhedge@4", "goodput")

@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress as Bar
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.lines import write_text
-from draftwise.train.eagle import pack
-from draftwise.train.lesson import load
-from draftwise_lab.zoo.corpus import load_tokenizer, train_tokenizer
-from draftwise_lab.zoo.domains import SHARES
-from draftwise_lab.zoo.drafters import distill_drafter, pretrain_drafter
-from draftwise_lab.zoo.eagles import depth_matrix, pack_eagle, train_zoo_eagle
-from draftwise_lab.zoo.evaluate import acceptance_matrix, heldout_answers, heldout_loss
-from draftwise_lab.zoo.publish import publish
-from draftwise_lab.zoo.recipe import (
-    DRAFTERS,
-    EAGLES,
-    GENERALIST,
-    NOMINAL_MINUTES,
-    SEED,
-    TARGET_PHASES,
+from draftwise.nn.heads.eagle_files import load_head, save_head
+from draftwise.nn.model import CausalModel
+from draftwise.train.distill import distill, measure_acceptance
+from draftwise.train.eagle import (
+    Observed,
+    acceptance_by_depth,
+    deepen,
+    make_llama,
+    new_head,
+    observe,
+    observed_batches,
+    pack,
+    train_eagle,
 )
-from draftwise_lab.zoo.samples import make_lesson
-from draftwise_lab.zoo.stops import stop_texts, train_stop
-from draftwise_lab.zoo.target import train_target
+from draftwise.train.head import HeadOptions, Setting, judge_texts, make_head
+from draftwise.train.lesson import Text, answer_logits, groups, load, pad
+from draftwise.train.loop import Settings, cross_entropy, fit
+from draftwise_lab.zoo import recipe as r
+from draftwise_lab.zoo.copying import prime_copying
+from draftwise_lab.zoo.corpus import (
+    batches,
+    drawn,
+    encode,
+    encode_prompt,
+    heldout_answers,
+    heldout_prompts,
+    load_tokenizer,
+    make_lesson,
+    stop_texts,
+    train_tokenizer,
+)
+from draftwise_lab.zoo.domains import DOMAINS, SHARES
 
 
 @dataclass(frozen=True)
@@ -48,24 +66,262 @@ class Site:
 
     @property
     def device(self) -> str:
-        """CUDA where there is one."""
         return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return load_tokenizer(self.work / "tokenizer")
 
     def model(self, name: str) -> PreTrainedModel:
         """A packed model of this build, loaded as a user's."""
         return AutoModelForCausalLM.from_pretrained(self.work / name).to(self.device).eval()
 
+    def settings(self, phase: r.Phase) -> Settings:
+        """How a phase trains, with its share of the steps."""
+        steps = max(2, round(phase.steps * self.scale))
+        decay = steps // 2 if phase.decay == "half" else steps if phase.decay else 0
+        return Settings(steps, phase.lr, min(40, steps // 2), decay, bf16=True)
 
-def build(out: Path, work: Path, *, minutes: float = NOMINAL_MINUTES, processes: int = 1) -> None:
+    def heldout(self, target: PreTrainedModel, domain: str) -> list[Text]:
+        return heldout_answers(target, self.tokenizer, domain, self.work)
+
+    def documents(self, phase: r.Phase, seed: int, domains: Sequence[str] = ()) -> Any:
+        """step -> tokens of documents, as many as the phase's context leaves rows for."""
+        rows = r.TOKENS_PER_STEP // phase.context
+        return batches(
+            self.tokenizer, seed=seed, rows=rows, context=phase.context, domains=tuple(domains)
+        )
+
+    def fit(self, model: torch.nn.Module, tokens: Any, phase: r.Phase, name: str) -> None:
+        """Teach a model the next token; its checkpoint in ``work`` makes that resumable."""
+
+        def progress(step: int, loss: float) -> None:
+            if step % 100 == 0:
+                Console().print(f"  {name}, step {step}, loss {loss:.3f}")
+
+        fit(
+            model, lambda m, rows: cross_entropy(m, rows.to(self.device)), tokens,
+            self.settings(phase), checkpoint=self.work / f"{name}.pt", progress=progress,
+        )  # fmt: skip
+
+
+def _tokenizer(site: Site) -> None:
+    if not (site.work / "tokenizer" / "tokenizer.json").exists():
+        train_tokenizer(site.work / "tokenizer", seed=r.SEED)
+
+
+def _llama(site: Site, num_layers: int) -> Any:
+    tokenizer = site.tokenizer
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: getattr(tokenizer, name) for name in names}
+    return make_llama(vocab_size=len(tokenizer), num_layers=num_layers, token_ids=ids, seed=r.SEED)
+
+
+def _target(site: Site) -> None:
+    """Three phases, from a shallow model on short texts to a deep one on long."""
+    if (site.work / "target" / "config.json").exists():
+        return
+    model = _llama(site, r.TARGET_PHASES[0].num_layers)
+    prime_copying(model, seed=r.SEED, matchers=(1,))
+    model = model.to(site.device)
+    for number, phase in enumerate(r.TARGET_PHASES):
+        depth = model.config.num_hidden_layers
+        if phase.num_layers != depth:
+            torch.manual_seed(r.SEED + number)
+            model = deepen(model, phase.num_layers // depth).to(site.device)
+        site.fit(model, site.documents(phase, r.SEED + number), phase, f"target-{phase.name}")
+    pack(model.cpu(), site.work / "target")
+
+
+def _lesson(site: Site, domain: str) -> None:
+    if not (site.work / f"lesson-{domain}" / "texts.json").exists():
+        target = site.model("target")
+        site.heldout(target, domain)
+        make_lesson(domain, target, site.tokenizer, site.work, scale=site.scale)
+
+
+def _drafter(site: Site, name: str) -> None:
+    """A one-layer model, first taught its domain's text, then what the target would say.
+
+    Source: MetaSD, appendix F.1, with soft targets in place of sampled tokens.
+    """
+    folder = site.work / "drafters" / name
+    if (folder / "config.json").exists():
+        return
+    model, everything = _llama(site, 1).to(site.device), name == r.GENERALIST
+    documents = site.documents(r.PRETRAINING, r.SEED + 10, () if everything else (name,))
+    site.fit(model, documents, r.PRETRAINING, f"pretrained-{name}")
+    domains = tuple(SHARES) if everything else (name,)
+    lessons = [load(site.work / f"lesson-{domain}") for domain in domains]
+    distill(
+        model, lessons, site.settings(r.DISTILLATION), seed=r.SEED + 30,
+        checkpoint=site.work / f"distilled-{name}.pt",
+    )  # fmt: skip
+    pack(model.cpu(), folder)
+
+
+def _eagle(site: Site, name: str) -> None:
+    """A head, taught what the target says of documents of its domains, then of lessons.
+
+    Specialists begin as the generalist, whose last checkpoint is in ``work``. What the target says
+    of lessons is kept in ``work/states``, which heads share.
+    """
+    folder = site.work / "eagles" / name
+    if (folder / "config.json").exists():
+        return
+    target, is_general = site.model("target"), name == r.EAGLE_GENERALIST
+    texts = {domain: load(site.work / f"lesson-{domain}").texts for domain in r.EAGLES[name]}
+    head = new_head(target, None, seed=r.SEED)
+    if not is_general:
+        start = torch.load(site.work / f"lessons-{r.EAGLE_GENERALIST}.pt", weights_only=True)
+        head.load_state_dict(start["model"])
+    taps = head.config.taps
+    tokens = site.documents(r.EAGLE_DOCUMENTS, r.SEED + 70, () if is_general else tuple(texts))
+
+    def documents(step: int) -> Observed:
+        rows = [Text(tuple(row), 1) for row in tokens(step).tolist()]
+        with torch.autocast(target.device.type, torch.bfloat16):
+            return observe(target, rows, taps)
+
+    lessons = observed_batches(target, texts, taps, seed=r.SEED + 50, keep=site.work / "states")
+    first, last = r.EAGLE_PHASES if is_general else r.SPECIAL_PHASES
+    for phase, observed in ((first, documents), (last, lessons)):
+        train_eagle(
+            head, observed, site.settings(phase), num_passes=r.EAGLE_PASSES[phase.name],
+            checkpoint=site.work / f"{phase.name}-{name}.pt",
+        )  # fmt: skip
+    save_head(head.cpu(), folder, dtype=torch.float16)
+
+
+def _stop_answers(site: Site, domain: str) -> None:
+    stop_texts(site.model("target"), site.tokenizer, domain, site.work, scale=site.scale)
+
+
+def _stop(site: Site, name: str) -> None:
+    """The acceptance head of a drafter, written beside its weights, as ``head``.
+
+    Source: SpecDec++, section 4.4. The same functions as ``draftwise train head``.
+    """
+    folder = site.work / "drafters" / name / "head"
+    if (folder / "config.json").exists():
+        return
+    target, tokenizer = site.model("target"), site.tokenizer
+    texts = [
+        text
+        for domain in (tuple(SHARES) if name == r.GENERALIST else (name,))
+        for text in stop_texts(target, tokenizer, domain, site.work, scale=site.scale)
+    ]
+    setting = Setting(target, site.model(f"drafters/{name}"), seed=r.SEED + 60)
+    make_head(
+        setting, judge_texts(setting, texts, site.work / f"head-judged-{name}"),
+        HeadOptions(r.STOP_LAYERS, r.STOP_W_REJ, "analytic", seed=r.SEED), folder,
+        checkpoint=site.work / f"head-{name}.pt",
+    )  # fmt: skip
+
+
+def _acceptance(site: Site) -> None:
+    """At temperature 1, on the target's own held-out answers: by drafter (and depth) and domain."""
+    path = site.work / "acceptance.json"
+    if path.exists():
+        return
+    target = site.model("target")
+    heldout = {domain: site.heldout(target, domain) for domain in SHARES}
+    drafters = {name: site.model(f"drafters/{name}") for name in r.DRAFTERS}
+    columns = {d: measure_acceptance(target, drafters, texts) for d, texts in heldout.items()}
+    adapter = CausalModel(target, "target")
+    heads = {name: load_head(site.work / "eagles" / name, adapter) for name in r.EAGLES}
+    found = {
+        "acceptance": {n: {d: round(columns[d][n], 4) for d in SHARES} for n in drafters},
+        "acceptance_by_depth": {
+            name: {
+                domain: [
+                    round(a, 4) for a in acceptance_by_depth(head, target, texts, r.EAGLE_DEPTHS)
+                ]
+                for domain, texts in heldout.items()
+            }
+            for name, head in heads.items()
+        },
+        "heldout_loss": {d: round(heldout_loss(target, site.tokenizer, d), 4) for d in SHARES},
+    }
+    write_text(path, json.dumps(found))
+
+
+@torch.inference_mode()
+def heldout_loss(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, domain: str) -> float:
+    """The target's loss, in nats a token, on the answers of held-out documents of `domain`."""
+    document = drawn(domain, "held out", heldout=True)
+    texts = []
+    for number in range(2 * r.NUM_HELDOUT):
+        found = document(number)
+        tokens = encode(tokenizer, found)[:512]
+        start = len(encode_prompt(tokenizer, found.prompt))
+        texts.append(Text(tuple(tokens), min(start, len(tokens) - 1)))
+    total, count = 0.0, 0
+    for group in groups(texts, 4096):
+        tokens_, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
+        logits = answer_logits(target, tokens_, positions).float()
+        truth = tokens_.flatten()[positions + 1]
+        loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum")
+        total, count = total + float(loss), count + len(truth)
+    return total / count
+
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+def publish(work: Path, out: Path) -> None:
+    """Copy the models of `work` to `out/weights` and write `manifest.json` and `prompts.json`."""
+    weights = out / "weights"
+    shutil.rmtree(weights, ignore_errors=True)
+    for name in r.EAGLES:
+        shutil.copytree(work / "eagles" / name, weights / "eagles" / name)
+    for name in ("target", *(f"drafters/{drafter}" for drafter in r.DRAFTERS)):
+        shutil.copytree(work / name, weights / name)
+        for file in _TOKENIZER:
+            shutil.copy(work / "tokenizer" / file, weights / name / file)
+    measured = json.loads((work / "acceptance.json").read_text("utf-8"))
+    seconds = json.loads((work / "seconds.json").read_text("utf-8"))
+    _write(weights / "manifest.json", _manifest(weights, measured, seconds))
+    _write(out / "prompts.json", {domain: heldout_prompts(domain) for domain in SHARES})
+
+
+def _manifest(weights: Path, measured: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    return {
+        "domains": list(DOMAINS),
+        "drafters": list(r.DRAFTERS),
+        "eagles": list(r.EAGLES),
+        **measured,
+        "seed": r.SEED,
+        "versions": {"python": platform.python_version()}
+        | {library: version(library) for library in _LIBRARIES},
+        "seconds": {stage: round(value, 1) for stage, value in seconds.items()},
+        "build_seconds": round(sum(seconds.values()), 1),
+        "files": {
+            path.relative_to(weights).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            }
+            for path in sorted(weights.rglob("*.safetensors"))
+        },
+    }
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def build(out: Path, work: Path, *, minutes: float = r.NOMINAL_MINUTES, processes: int = 1) -> None:
     """Make the whole zoo in `work` and publish it in `out` (a package's `zoo` folder).
 
-    `minutes` scales the number of steps and samples, measured against `NOMINAL_MINUTES`.
+    `minutes` scales the number of steps and samples, measured against `r.NOMINAL_MINUTES`.
     Every process uses one thread. Errors: ValueError for a budget that is not positive.
     """
     if minutes <= 0 or processes < 1:
         raise ValueError(f"minutes and processes must be positive, got {minutes}, {processes}")
     torch.set_num_threads(1)
-    site = Site(work, minutes / NOMINAL_MINUTES, processes)
+    site = Site(work, minutes / r.NOMINAL_MINUTES, processes)
     work.mkdir(parents=True, exist_ok=True)
     console = Console()
     for name, stage in STAGES.items():
@@ -88,109 +344,7 @@ def _timed(path: Path, stage: str) -> Iterator[None]:
         write_text(path, json.dumps(seconds, indent=2) + "\n")
 
 
-def _tokenizer(site: Site) -> None:
-    if not (site.work / "tokenizer" / "tokenizer.json").exists():
-        train_tokenizer(site.work / "tokenizer", seed=SEED)
-
-
-def _target(site: Site) -> None:
-    if (site.work / "target" / "config.json").exists():
-        return
-    total = sum(max(2, round(phase.steps * site.scale)) for phase in TARGET_PHASES)
-    with Bar() as bar:
-        task = bar.add_task("target", total=total)
-        model = train_target(
-            load_tokenizer(site.work / "tokenizer"),
-            site.work,
-            device=site.device,
-            scale=site.scale,
-            progress=lambda _, loss: bar.update(
-                task, advance=1, description=f"target, loss {loss:.3f}"
-            ),
-        )
-    pack(model.cpu(), site.work / "target")
-
-
-def _samples(site: Site) -> None:
-    _spread(site, _one_lesson, tuple(SHARES))
-
-
-def _one_lesson(site: Site, domain: str) -> None:
-    if not (site.work / f"lesson-{domain}" / "texts.json").exists():
-        tokenizer, target = load_tokenizer(site.work / "tokenizer"), site.model("target")
-        heldout_answers(target, tokenizer, domain, site.work)
-        make_lesson(domain, target, tokenizer, site.work, scale=site.scale)
-
-
-def _drafters(site: Site) -> None:
-    _spread(site, _one_drafter, DRAFTERS)
-
-
-def _one_drafter(site: Site, name: str) -> None:
-    folder = site.work / "drafters" / name
-    if (folder / "config.json").exists():
-        return
-    tokenizer = load_tokenizer(site.work / "tokenizer")
-    model = pretrain_drafter(name, tokenizer, site.work, device=site.device, scale=site.scale)
-    domains = tuple(SHARES) if name == GENERALIST else (name,)
-    lessons = [load(site.work / f"lesson-{domain}") for domain in domains]
-    distill_drafter(name, model, lessons, site.work, scale=site.scale)
-    pack(model.cpu(), folder)
-
-
-def _eagles(site: Site) -> None:
-    first, *others = EAGLES  # the others begin as the first
-    _spread(site, _one_eagle, (first,))
-    _spread(site, _one_eagle, others)
-
-
-def _one_eagle(site: Site, name: str) -> None:
-    folder = site.work / "eagles" / name
-    if (folder / "config.json").exists():
-        return
-    lessons = {domain: load(site.work / f"lesson-{domain}").texts for domain in EAGLES[name]}
-    tokenizer, target = load_tokenizer(site.work / "tokenizer"), site.model("target")
-    head = train_zoo_eagle(name, target, tokenizer, lessons, site.work, scale=site.scale)
-    pack_eagle(head.cpu(), folder)
-
-
-def _stops(site: Site) -> None:
-    _spread(site, _stop_answers, tuple(SHARES))
-    _spread(site, _one_stop, DRAFTERS)
-
-
-def _stop_answers(site: Site, domain: str) -> None:
-    tokenizer = load_tokenizer(site.work / "tokenizer")
-    stop_texts(site.model("target"), tokenizer, domain, site.work, scale=site.scale)
-
-
-def _one_stop(site: Site, name: str) -> None:
-    if (site.work / "drafters" / name / "head" / "config.json").exists():
-        return
-    tokenizer = load_tokenizer(site.work / "tokenizer")
-    models = site.model("target"), site.model(f"drafters/{name}")
-    train_stop(name, *models, tokenizer, site.work, scale=site.scale)
-
-
-def _acceptance(site: Site) -> None:
-    path = site.work / "acceptance.json"
-    if path.exists():
-        return
-    tokenizer, target = load_tokenizer(site.work / "tokenizer"), site.model("target")
-    drafters = {name: site.model(f"drafters/{name}") for name in DRAFTERS}
-    found = {
-        "acceptance": acceptance_matrix(target, drafters, tokenizer, site.work),
-        "acceptance_by_depth": depth_matrix(
-            target,
-            {name: site.work / "eagles" / name for name in EAGLES},
-            {d: heldout_answers(target, tokenizer, d, site.work) for d in SHARES},
-        ),
-        "heldout_loss": {d: round(heldout_loss(target, tokenizer, d), 4) for d in SHARES},
-    }
-    write_text(path, json.dumps(found))
-
-
-def _spread(site: Site, job: Callable[[Site, str], None], names: Sequence[str]) -> None:
+def _spread(job: Callable[[Site, str], None], names: Sequence[str], site: Site) -> None:
     """Run `job` for every name, in `site.processes` processes of one thread each."""
     context = get_context("spawn")
     with ProcessPoolExecutor(
@@ -205,9 +359,11 @@ def _spread(site: Site, job: Callable[[Site, str], None], names: Sequence[str]) 
 STAGES: dict[str, Callable[[Site], None]] = {
     "tokenizer": _tokenizer,
     "target": _target,
-    "samples": _samples,
-    "drafters": _drafters,
-    "eagles": _eagles,
-    "stops": _stops,
+    "samples": partial(_spread, _lesson, tuple(SHARES)),
+    "drafters": partial(_spread, _drafter, r.DRAFTERS),
+    "eagles, the first": partial(_spread, _eagle, tuple(r.EAGLES)[:1]),  # others begin as it
+    "eagles": partial(_spread, _eagle, tuple(r.EAGLES)[1:]),
+    "answers for stops": partial(_spread, _stop_answers, tuple(SHARES)),
+    "stops": partial(_spread, _stop, r.DRAFTERS),
     "acceptance": _acceptance,
 }

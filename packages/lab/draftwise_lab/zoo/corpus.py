@@ -1,17 +1,30 @@
-"""Tokens for the zoo: the tokenizer, and batches that are pure functions of (seed, step)."""
+"""Tokens for the zoo: tokenizer, batches, prompts, and what the drafters learn from."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from draftwise.train.answers import answers as sample_answers
+from draftwise.train.lesson import Lesson, Text, teach
 from draftwise_lab.zoo.domains import Document, documents, sample
+from draftwise_lab.zoo.recipe import (
+    MAX_NEW_TOKENS,
+    NUM_HELDOUT,
+    NUM_REAL,
+    NUM_SAMPLES,
+    NUM_STOP_PROMPTS,
+    ROWS_PER_SAMPLING,
+    SEED,
+    TEMPERATURES,
+)
 
 VOCAB_SIZE = 2048
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
@@ -50,7 +63,6 @@ def train_tokenizer(folder: Path, *, seed: int, num_documents: int = 6000) -> No
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer saved in `folder`."""
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
@@ -61,7 +73,6 @@ def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[int]:
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
-    """<bos> and the prompt."""
     tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False)
     return [tokenizer.bos_token_id, *tokens]
 
@@ -98,3 +109,106 @@ def batches(
         return torch.tensor(table)
 
     return batch
+
+
+def drawn(domain: str, purpose: str, *, heldout: bool = False) -> Callable[[int], Document]:
+    """number -> document of `domain`; every purpose has a stream of its own."""
+
+    def document(number: int) -> Document:
+        rng = random.Random(f"{SEED} {purpose} {domain} {number}")
+        return sample(domain, rng, heldout=heldout)
+
+    return document
+
+
+def heldout_prompts(domain: str) -> list[str]:
+    """Prompts from sources or seeds that no training document comes from.
+
+    Prompts longer than 700 characters and empty answers are passed over, so that a prompt and
+    a long answer fit comfortably into 512 tokens.
+    """
+    document = drawn(domain, "held out", heldout=True)
+    found = (document(number) for number in count())
+    good = (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
+    return list(islice(good, NUM_HELDOUT))
+
+
+def answers(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[str],
+    temperatures: list[float],
+    path: Path,
+    *,
+    seed: int,
+) -> list[Text]:
+    """The target's answers to `prompts`, in batches; `path` keeps finished ones for a resume."""
+    return sample_answers(
+        target,
+        [encode_prompt(tokenizer, prompt) for prompt in prompts],
+        temperatures,
+        path,
+        max_new_tokens=MAX_NEW_TOKENS,
+        eos_token_id=tokenizer.eos_token_id,
+        seed=seed,
+        rows=ROWS_PER_SAMPLING,
+    )
+
+
+def heldout_answers(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, domain: str, work: Path
+) -> list[Text]:
+    """The target's answers, at temperature 1, to the held-out prompts of `domain`."""
+    prompts = heldout_prompts(domain)
+    return answers(
+        target,
+        tokenizer,
+        prompts,
+        [1.0] * len(prompts),
+        work / f"heldout-{domain}.json",
+        seed=SEED + 40,
+    )
+
+
+def stop_texts(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    domain: str,
+    work: Path,
+    *,
+    scale: float = 1.0,
+) -> list[Text]:
+    """The target's answers at temperature 1 to prompts that no drafter learned from."""
+    number, document = max(2, round(NUM_STOP_PROMPTS * scale)), drawn(domain, "head prompts")
+    short = (p for p in (document(i).prompt for i in count()) if len(p) <= 700)
+    prompts = list(islice(short, number))
+    heats = [1.0] * len(prompts)
+    path = work / f"head-answers-{domain}.json"
+    return answers(target, tokenizer, prompts, heats, path, seed=SEED + 50)
+
+
+def make_lesson(
+    domain: str,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    work: Path,
+    *,
+    scale: float = 1.0,
+) -> Lesson:
+    """The lesson of one domain: sampled answers at four temperatures, and real documents.
+
+    Prompts are endless, so every sample has a prompt of its own and the temperatures alternate.
+    """
+    number = max(len(TEMPERATURES), round(NUM_SAMPLES * scale))
+    document = drawn(domain, "samples")
+    prompts = [document(i).prompt for i in range(number)]
+    heat = [TEMPERATURES[i % len(TEMPERATURES)] for i in range(number)]
+    texts = answers(
+        target, tokenizer, prompts, heat, work / f"samples-{domain}.json", seed=SEED + 20
+    )
+    document = drawn(domain, "real")
+    for i in range(max(1, round(NUM_REAL * scale))):
+        real = document(i)
+        start = len(encode_prompt(tokenizer, real.prompt))
+        texts.append(Text(tuple(encode(tokenizer, real)[:512]), min(start, 511)))
+    return teach(target, texts, work / f"lesson-{domain}")

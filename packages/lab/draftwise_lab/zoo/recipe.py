@@ -34,7 +34,7 @@ class Phase:
     steps: int
     context: int
     lr: float
-    decay: bool = False
+    decay: bool | str = False  # to nought over all steps, or over the last half
 
 
 # A shallow model learns the same tokens three times faster; it is then made deeper, layer by
@@ -45,14 +45,16 @@ TARGET_PHASES = (
     Phase("long", 24, 450, 512, 2e-3, decay=True),
 )
 
-PRETRAINING = Phase("drafter", 1, 900, 256, 4e-3)
-DISTILLATION = Phase("drafter", 1, 600, 0, 2e-3)
+PRETRAINING = Phase("drafter", 1, 900, 256, 4e-3, decay="half")
+DISTILLATION = Phase("drafter", 1, 600, 0, 2e-3, decay=True)
 # A head reads endless documents first, or it learns its lessons by heart; specialists begin as the
 # generalist, which costs them a quarter of the steps.
 EAGLE_DOCUMENTS = Phase("documents", 1, 450, 256, 4e-3)
-EAGLE_LESSONS = Phase("lessons", 1, 250, 0, 2e-3, decay=True)
-SPECIAL_DOCUMENTS = Phase("documents", 1, 80, 256, 2e-3)
-SPECIAL_LESSONS = Phase("lessons", 1, 100, 0, 1e-3, decay=True)
+EAGLE_PHASES = (EAGLE_DOCUMENTS, Phase("lessons", 1, 250, 0, 2e-3, decay=True))
+SPECIAL_PHASES = (
+    Phase("documents", 1, 80, 256, 2e-3),
+    Phase("lessons", 1, 100, 0, 1e-3, decay=True),
+)
 EAGLE_PASSES = {"documents": 2, "lessons": 5}  # tokens of a draft that training unrolls
 EAGLE_DEPTHS = 6  # tokens of a draft that are measured
 

@@ -1,0 +1,75 @@
+"""Methods side by side on the same prompts, in turns of random order; prompts of the zoo."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from shared.script import show, track
+
+from draftwise import Speculator, zoo
+from draftwise.bench.paired import Timing, ratio, turns
+
+Method = Callable[[Any], Sequence[int]]
+"""A prompt to the tokens of its answer."""
+
+
+def zoo_texts(num: int) -> list[str]:
+    return [text for found in zoo.prompts().values() for text in found[:num]]
+
+
+def method(made: Speculator, **options: Any) -> Method:
+    """draftwise with these options of ``generate``."""
+    return lambda prompt: made.generate(prompt, **options).tokens
+
+
+def measure(
+    methods: Mapping[str, Method],
+    prompts: Sequence[Any],
+    base: str,
+    repeats: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> Timing:
+    """Every method on every prompt: medians over the repeats, after one answer that is not counted.
+
+    clock: of the processor as it is, so that other work on the machine counts less.
+    """
+    names = list(methods)
+    seconds, counts = np.zeros((2, repeats, len(names), len(prompts)))
+    same = dict.fromkeys(names, True)
+    for answer in methods.values():
+        answer(prompts[0])
+    for repeat, prompt, order in track(turns(names, len(prompts), repeats)):
+        found = {}
+        for name in order:
+            gc.collect()
+            start, place = clock(), (repeat, names.index(name), prompt)
+            found[name] = list(methods[name](prompts[prompt]))
+            seconds[place], counts[place] = clock() - start, len(found[name])
+        same = {name: same[name] and found[name] == found[base] for name in names}
+    return Timing(names, np.median(seconds, axis=0), np.median(counts, axis=0), same)
+
+
+def report(timing: Timing, *bases: str, title: str | None = None) -> dict[str, dict[str, Any]]:
+    """Print and return tokens a second, over each base with 95% intervals; whether texts agree."""
+    rows = {
+        name: {
+            "tok_per_s": round(timing.tok_per_s(name), 2),
+            **{f"over {base}": span(*timing.of(name), *timing.of(base)) for base in bases},
+            "identical": timing.identical[name],
+        }
+        for name in timing.names
+    }
+    show(rows, title)
+    return rows
+
+
+def span(tokens: Any, seconds: Any, base_tokens: Any, base_seconds: Any) -> list[float]:
+    """Tokens a second over the base's, paired by prompt: [value, low, high] of a 95% interval."""
+    found = ratio(
+        *(np.asarray(each, float) for each in (tokens, seconds, base_tokens, base_seconds))
+    )
+    return [round(value, 3) for value in (found.value, found.low, found.high)]

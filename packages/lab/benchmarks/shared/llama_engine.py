@@ -1,0 +1,47 @@
+"""llama.cpp's side of ``precision.py``: for an environment with xllamacpp alone.
+
+    python llama_engine.py FILE.gguf THREADS plain|lookup
+
+Reads a JSON line with prompt (token ids), num and temperature; writes one with num and cpu_s.
+"""
+
+import json
+import os
+import sys
+import time
+
+import xllamacpp
+
+
+def main() -> None:
+    gguf, threads, kind = sys.argv[1:]
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what the library prints goes elsewhere
+    params = xllamacpp.CommonParams()
+    params.model.path = gguf
+    params.n_ctx, params.n_parallel = 8192, 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
+    if kind == "lookup":
+        types = xllamacpp.common_speculative_type
+        params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+    server = xllamacpp.Server(params)
+    for line in sys.stdin:
+        ask = json.loads(line)
+        start = time.process_time()
+        said = server.handle_completions(
+            {
+                "prompt": ask["prompt"],
+                "n_predict": ask["num"],
+                "temperature": ask["temperature"],
+                "cache_prompt": False,
+                "seed": 0,
+            }
+        )
+        spent = time.process_time() - start
+        usage = (said if isinstance(said, dict) else json.loads(said))["usage"]
+        found = {"num": usage["completion_tokens"], "cpu_s": spent}
+        os.write(answers, (json.dumps(found) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

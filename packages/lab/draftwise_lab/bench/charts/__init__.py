@@ -1,1 +1,0 @@
-"""The report's figures, one file a subject; each function returns a matplotlib figure."""

@@ -1,1 +1,0 @@
-"""Load on any OpenAI-compatible server: when to ask, what came back and when, in numbers."""

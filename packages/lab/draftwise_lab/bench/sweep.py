@@ -1,0 +1,389 @@
+"""Fixed lengths against acceptance heads, on the plane of verification and discard rates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from draftwise.drafters.lm import LMDrafter
+from draftwise.engine.records import Round
+from draftwise.nn.model import CausalModel
+from draftwise.presets import Preset
+from draftwise.speculator import Speculator
+from draftwise.types import DraftwiseError, Floats
+from draftwise_lab.plotting import panels
+
+MAX_LENGTH = 20
+"""SpecDec++, section 5.1: no draft of a head is longer."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to stop: after ``length`` tokens, or by a head at a threshold.
+
+    about: what the head's config says of it (num_layers, w_rej, label, ...).
+    """
+
+    name: str
+    length: int
+    rule: str
+    about: dict[str, Any]
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.rule == "fixed"
+
+
+def fixed_ways(lengths: Sequence[int]) -> list[Way]:
+    return [Way(f"K={length}", length, "fixed", {}) for length in lengths]
+
+
+def head_ways(folders: Sequence[Path], thresholds: Sequence[float], lag: bool) -> list[Way]:
+    """Each head at each threshold; ``lag`` judges one token late, as the released code does.
+
+    Raises DraftwiseError for a folder without a head.
+    """
+    ways = []
+    for folder in folders:
+        try:
+            about = json.loads((folder / "config.json").read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise DraftwiseError(f"there is no acceptance head in {folder}: {error}") from error
+        name = f"{folder.name} " if len(folders) > 1 else ""
+        more = ",lag=true" if lag else ""
+        ways += [
+            Way(f"{name}h={h:g}", MAX_LENGTH, f"head:{folder},h={h:g}{more}", {**about, "h": h})
+            for h in thresholds
+        ]
+    return ways
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt answered one way: SpecDec++'s N, N_target, N_discarded, N_draft, and seconds.
+
+    num_draft_forwards: forwards of the drafter; a head that stops behind a token has read it, and
+    so has one more of them than tokens in its draft. oracle: |S| + 1, the target forwards of
+    theorem 4.1. seconds: without the prompt's; of a batch its share.
+    """
+
+    way: str
+    prompt: int
+    num_tokens: int
+    num_target: int
+    num_drafted: int
+    num_discarded: int
+    num_draft_forwards: int
+    seconds: float
+    oracle: float
+
+
+def play(
+    field: Field,
+    ways: Sequence[Way],
+    prompts: Sequence[list[int]],
+    repeats: int,
+    size: int,
+    tick: Callable[[int], object] = lambda done: None,
+) -> dict[str, list[Run]]:
+    """Every way on every prompt, ``size`` prompts at a time, each turn led by another way.
+
+    tick: told how many of the ``num_turns`` are done. An answer of each way is not counted.
+    """
+    found: dict[str, list[Run]] = {way.name: [] for way in ways}
+    for way in ways:
+        field.run(way, prompts[:1], 0, 0)
+    turns = [(r, start) for r in range(repeats) for start in range(0, len(prompts), size)]
+    for turn, (repeat, start) in enumerate(turns):
+        shift = turn % len(ways)
+        for place, way in enumerate([*ways[shift:], *ways[:shift]], 1):
+            found[way.name] += field.run(way, prompts[start : start + size], start, repeat)
+            tick(turn * len(ways) + place)
+    return found
+
+
+def num_turns(ways: Sequence[Way], prompts: Sequence[Any], repeats: int, size: int) -> int:
+    """How often ``play`` ticks."""
+    return len(ways) * repeats * -(-len(prompts) // size)
+
+
+def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> float:
+    """|S| + 1: the target forwards if it were known in advance where drafts are rejected.
+
+    Source: SpecDec++, theorem 4.1, for greedy decoding: S are the positions of the answer at which
+        the drafter, reading the target's own text, disagrees; stopping before each, nothing is
+        discarded. Differs: with sampling |S| is the expected number of rejections along the
+        sampled text, the sum of 1 - alpha, which the theorem does not cover; the few positions
+        that no forward of the drafter reached (the last) count like the others.
+    Assumes drafts as long as it takes, a drafter that is asked at every position, and, as the
+    theorem does, that nothing but forwards costs.
+    """
+    alphas: dict[int, float] = {}
+    for round_ in rounds:
+        if (scores := round_.scores.get(drafter)) is not None:
+            alphas.update(enumerate(scores.alphas.tolist(), scores.start))
+    first = rounds[0].position
+    seen = [1 - alpha for at, alpha in alphas.items() if at >= first]
+    return (float(np.mean(seen)) * num_tokens if seen else float(num_tokens)) + 1
+
+
+class Field:
+    """A loaded pair on which every way is run; each way has speculators of its own."""
+
+    def __init__(
+        self, target: CausalModel, drafter: LMDrafter, ways: Sequence[Way], **options: Any
+    ) -> None:
+        self._target, self._drafter, self._options = target, drafter, options
+        self._made = {way.name: self._speculator(way) for way in ways}
+
+    def _speculator(self, way: Way) -> Speculator:
+        # a wrapper of its own: only the ways that read hidden states pay for them
+        own = CausalModel(self._drafter.model.module, self._drafter.model.name)
+        drafter = LMDrafter(self._drafter.name, own, self._target, self._drafter.home)
+        setting = Preset("fixed:0", "length", "bandit", (way.length,), rules=(way.rule,))
+        return Speculator(self._target, None, [drafter], setting)
+
+    def run(self, way: Way, prompts: Sequence[list[int]], first: int, seed: int) -> list[Run]:
+        """Answer these prompts, the ``first`` and following ones, together."""
+        seeds = [1000 * seed + first + i for i in range(len(prompts))]
+        generation = self._made[way.name].start(
+            list(prompts), seed=seeds, ignore_eos=True, **self._options
+        )
+        by_row: list[list[Round]] = [[] for _ in prompts]
+        for round_ in generation:
+            by_row[round_.request].append(round_)
+        return [_summary(way, first + i, own, self._drafter.name) for i, own in enumerate(by_row)]
+
+
+def _summary(way: Way, prompt: int, rounds: Sequence[Round], drafter: str) -> Run:
+    num_tokens = sum(round_.num_emitted for round_ in rounds)
+    drafted = sum(round_.num_drafted for round_ in rounds)
+    seconds = sum(
+        s / r.batch_size for r in rounds for phase, s in r.seconds.items() if phase != "prefill"
+    )
+    return Run(
+        way=way.name,
+        prompt=prompt,
+        num_tokens=num_tokens,
+        num_target=len(rounds),
+        num_drafted=drafted,
+        num_discarded=drafted - sum(round_.num_accepted for round_ in rounds),
+        num_draft_forwards=drafted + _read_in_vain(way, rounds, num_tokens),
+        seconds=seconds,
+        oracle=oracle_forwards(rounds, drafter, num_tokens),
+    )
+
+
+def _read_in_vain(way: Way, rounds: Sequence[Round], num_tokens: int) -> int:
+    """Rounds whose last token was read by a head that then stopped: a forward without a token."""
+    if way.is_fixed or "lag=true" in way.rule:
+        return 0
+    left, found = num_tokens, 0
+    for round_ in rounds:
+        found += round_.num_drafted < min(way.length, left - 1)
+        left -= round_.num_emitted
+    return found
+
+
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way over all prompts: the plane of figure 3, the limit on it, and measured speed."""
+
+    way: Way
+    discard_rate: float
+    verification_rate: float
+    draft_forward_rate: float
+    oracle_rate: float
+    mean_length: float
+    tok_per_s: float
+
+
+def point(way: Way, runs: Sequence[Run]) -> Point:
+    """N_discarded / N and N_target / N (SpecDec++, section 5.1), over all tokens."""
+    total = sum(run.num_tokens for run in runs)
+    rounds = sum(run.num_target for run in runs)
+    return Point(
+        way,
+        sum(run.num_discarded for run in runs) / total,
+        rounds / total,
+        sum(run.num_draft_forwards for run in runs) / total,
+        sum(run.oracle for run in runs) / total,
+        sum(run.num_drafted for run in runs) / rounds,
+        total / sum(run.seconds for run in runs),
+    )
+
+
+def dominates(one: Point, other: Point) -> bool:
+    """Whether a point is better in one rate and no worse in the other."""
+    ours = (one.discard_rate, one.verification_rate)
+    theirs = (other.discard_rate, other.verification_rate)
+    return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """The points that no other dominates, from few verifications to many."""
+    best = [p for p in points if not any(dominates(other, p) for other in points)]
+    return sorted(best, key=lambda p: p.verification_rate)
+
+
+def discard_at(points: Sequence[Point], verification_rate: float) -> float | None:
+    """The discard rate of a frontier at a verification rate, between its points; else None."""
+    rates = [p.verification_rate for p in points]
+    if not rates or not rates[0] <= verification_rate <= rates[-1]:
+        return None
+    return float(np.interp(verification_rate, rates, [p.discard_rate for p in points]))
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Seconds as a sum of forwards: what one of each costs, and how much of the spread it explains.
+
+    verified_s: seconds for each drafted token that the target verifies, on top of its forward; the
+    paper's equation has none (0 there).
+    """
+
+    draft_s: float
+    target_s: float
+    verified_s: float
+    r2: float
+
+    def tok_per_s(self, p: Point) -> float:
+        """Tokens a second by equation 5.1, from rates alone; forwards in vain are counted, too."""
+        drafted = 1 - p.verification_rate + p.discard_rate  # N_draft + N_target = N + N_discarded
+        seconds = self.draft_s * p.draft_forward_rate + self.target_s * p.verification_rate
+        return 1 / (seconds + self.verified_s * drafted)
+
+
+def regress(runs: Sequence[Run], with_verified: bool = False) -> Regression:
+    """Least squares of seconds on draft and target forwards, without a constant.
+
+    Source: SpecDec++, section 5.2 and equation 3.1. ``with_verified`` adds a cost for each token
+    verified: on a CPU a target forward over more tokens takes longer, which 3.1 assumes away.
+    """
+    columns = [
+        [run.num_draft_forwards for run in runs],
+        [run.num_target for run in runs],
+        *([[run.num_drafted for run in runs]] if with_verified else []),
+    ]
+    table, seconds = np.array(columns, float).T, np.array([run.seconds for run in runs])
+    found, *_ = np.linalg.lstsq(table, seconds, rcond=None)
+    missed = seconds - table @ found
+    spread = ((seconds - seconds.mean()) ** 2).sum()
+    r2 = 1 - float((missed**2).sum() / spread) if spread else 1.0
+    verified = float(found[2]) if with_verified else 0.0
+    return Regression(float(found[0]), float(found[1]), verified, r2)
+
+
+def gain(runs: Mapping[str, Sequence[Run]], ours: str, base: str) -> tuple[float, float, float]:
+    """How many times the speed of ``base`` ``ours`` has: value and 95% bootstrap interval.
+
+    Both answered the same prompts; prompts are drawn, with all their repeats.
+    """
+    fast, slow = (_by_prompt(runs[name]) for name in (ours, base))
+    picks = np.random.default_rng(0).integers(0, len(fast), (_DRAWS, len(fast)))
+    samples = slow[picks].sum(1) / fast[picks].sum(1)
+    low, high = np.quantile(samples, [0.025, 0.975])
+    return float(slow.sum() / fast.sum()), float(low), float(high)
+
+
+def panel(points: Sequence[Point], runs: Mapping[str, Sequence[Run]] | None) -> dict[str, Any]:
+    """All that is said about one set of prompts; runs: where seconds count, None elsewhere."""
+    heads = frontier([p for p in points if not p.way.is_fixed])
+    fixed = [p for p in points if p.way.is_fixed]
+    found: dict[str, Any] = {
+        "points": [as_json(p) for p in points],
+        "frontier": [p.way.name for p in heads],
+        "dominated": {p.way.name: [q.way.name for q in heads if dominates(q, p)] for p in fixed},
+        "discards_of_heads_at_its_verification_rate": {
+            p.way.name: discard_at(heads, p.verification_rate) for p in fixed
+        },
+    }
+    if runs is not None:
+        every = [run for own in runs.values() for run in own]
+        found["regression"] = asdict(regress(every))
+        found["regression_with_verified"] = asdict(regress(every, with_verified=True))
+        base = max(fixed, key=lambda p: p.tok_per_s).way.name
+        found["best_fixed"] = base
+        found["over_best_fixed"] = {
+            p.way.name: [round(x, 3) for x in gain(runs, p.way.name, base)] for p in points
+        }
+    return found
+
+
+def panel_table(name: str, found: Mapping[str, Any]) -> Table:
+    over = found.get("over_best_fixed", {})
+    heads = ["stops", "discarded", "verified", "oracle", "length", "heads discard"]
+    table = Table(*heads, *(["tok/s", f"x {found['best_fixed']}"] if over else []), title=name)
+    better = found["discards_of_heads_at_its_verification_rate"]
+    for row in found["points"]:
+        less = better.get(row["way"])
+        cells = [row["discard_rate"], row["verification_rate"], row["oracle_verification_rate"]]
+        timed = []
+        if over:
+            timed = [
+                f"{row['tok_per_s']:.1f}",
+                "{:.3f} ({:.3f} to {:.3f})".format(*over[row["way"]]),
+            ]
+        table.add_row(
+            row["way"], *(f"{cell:.3f}" for cell in cells), f"{row['mean_length']:.2f}",
+            "" if less is None else f"{less:.3f}", *timed,
+        )  # fmt: skip
+    return table
+
+
+def _by_prompt(runs: Sequence[Run]) -> Floats:
+    """[prompts] seconds a token."""
+    prompts = sorted({run.prompt for run in runs})
+    return np.array(
+        [
+            sum(run.seconds for run in runs if run.prompt == prompt)
+            / sum(run.num_tokens for run in runs if run.prompt == prompt)
+            for prompt in prompts
+        ]
+    )
+
+
+def as_json(p: Point) -> dict[str, Any]:
+    return {
+        "way": p.way.name,
+        **p.way.about,
+        "length": p.way.length,
+        "rule": p.way.rule,
+        "discard_rate": round(p.discard_rate, 4),
+        "verification_rate": round(p.verification_rate, 4),
+        "oracle_verification_rate": round(p.oracle_rate, 4),
+        "mean_length": round(p.mean_length, 3),
+        "tok_per_s": round(p.tok_per_s, 2),
+    }
+
+
+def draw(panels_of: Mapping[str, Sequence[Point]], path: Path) -> None:
+    """SpecDec++'s figure 3: a panel for each set of prompts, with the frontiers; a PNG."""
+    figure, grid = panels(len(panels_of), len(panels_of), 4.6, 4.2)
+    for axes, (name, points) in zip(grid, panels_of.items(), strict=True):
+        fixed = sorted((p for p in points if p.way.is_fixed), key=lambda p: p.way.length)
+        heads = [p for p in points if not p.way.is_fixed]
+        axes.plot(*_xy(fixed), "o-", color="#444444", markersize=4, label="fixed length")
+        for p in fixed:
+            at = (p.discard_rate, p.verification_rate)
+            axes.annotate(p.way.name, at, xytext=(4, 3), textcoords="offset points", fontsize=7)
+        axes.scatter(*_xy(heads), s=12, color="#0072b2", alpha=0.35)
+        axes.plot(*_xy(frontier(heads)), color="#0072b2", label="heads, Pareto frontier")
+        oracle = sum(p.oracle_rate for p in points) / len(points)
+        axes.scatter([0], [oracle], marker="*", s=90, color="#d55e00", label="oracle (theorem 4.1)")
+        axes.set(title=name, xlabel="discarded / tokens", ylabel="target forwards / tokens")
+    grid[0].legend(frameon=False)
+    figure.savefig(path)
+
+
+def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [p.discard_rate for p in points], [p.verification_rate for p in points]

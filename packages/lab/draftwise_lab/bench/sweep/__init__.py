@@ -1,1 +1,0 @@
-"""Fixed lengths against acceptance heads, on the plane of verification and discard rates."""

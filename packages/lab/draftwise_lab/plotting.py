@@ -1,0 +1,43 @@
+"""What all figures of the lab share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwise.install import hint
+from draftwise.types import DraftwiseError
+
+
+def require_matplotlib(what: str = "plots need", instead: str = "") -> None:
+    """Raise DraftwiseError, before any work is done, if figures cannot be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise DraftwiseError(f"{what} matplotlib: {hint('bench')}{instead}") from error
+
+
+def dress(axes: Any, **texts: Any) -> None:
+    """A light grid and two spines; texts: as of ``Axes.set``."""
+    axes.set(**texts)
+    axes.title.set_fontsize(10)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def panels(num: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """A figure with ``num`` axes in a grid, each of this size in inches."""
+    from matplotlib.figure import Figure
+
+    columns = min(columns, num)
+    rows = -(-num // columns)
+    figure = Figure(figsize=(width * columns, height * rows), dpi=150, layout="constrained")
+    found = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in found[num:]:
+        axes.set_visible(False)
+    return figure, list(found[:num])
+
+
+def band(axes: Any, xs: Any, values: tuple[Any, Any, Any], colour: str, **line: Any) -> None:
+    """A line with its interval; values: the line, the lower and the upper end."""
+    axes.plot(xs, values[0], color=colour, linewidth=1.6, **line)
+    axes.fill_between(xs, values[1], values[2], color=colour, alpha=0.15, linewidth=0)
