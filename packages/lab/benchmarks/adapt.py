@@ -22,8 +22,8 @@ from shared.results import save
 from draftwise import Speculator, zoo
 from draftwise.nn.heads.eagle_files import load_head
 from draftwise.train.adapt import Adapter
+from draftwise.train.data import Text
 from draftwise.train.eagle import acceptance_by_depth
-from draftwise.train.lesson import Text
 
 
 def main() -> None:

@@ -32,9 +32,9 @@ from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target
 from draftwise.real.bundled import own_specs
 from draftwise.train.answers import answers
-from draftwise.train.distill import measure_acceptance
+from draftwise.train.data import Text
+from draftwise.train.drafter import measure_acceptance
 from draftwise.train.eagle import acceptance_by_depth
-from draftwise.train.lesson import Text
 
 GREEDY = 1e6
 """Times the logits, so that all is on the favourite."""

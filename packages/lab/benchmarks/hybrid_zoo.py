@@ -20,8 +20,9 @@ import torch
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, LlamaForCausalLM
 
 from draftwise import zoo
-from draftwise.train.loop import Loss, Settings, cross_entropy, fit
+from draftwise.train.loop import Loss, Settings, fit
 from draftwise_lab.zoo.corpus import batches, load_tokenizer
+from draftwise_lab.zoo.models import cross_entropy
 
 SEED = 20261122
 MAMBA = (9, 12, 15, 18, 21)

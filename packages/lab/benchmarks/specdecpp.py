@@ -25,8 +25,8 @@ from shared.results import save
 
 from draftwise import zoo
 from draftwise.drafters.lm import LMDrafter
-from draftwise.nn.acceptance_head import save as save_head
 from draftwise.nn.load import load_model
+from draftwise.train.data import Text
 from draftwise.train.head import (
     HeadOptions,
     Judged,
@@ -38,7 +38,7 @@ from draftwise.train.head import (
     measure_head,
     train_head,
 )
-from draftwise.train.lesson import Text
+from draftwise.train.head import save as save_head
 from draftwise_lab.bench.sweep import numbers as n
 from draftwise_lab.bench.sweep.figure import draw
 from draftwise_lab.bench.sweep.runs import Field, Run, Way, fixed_ways, head_ways

@@ -22,8 +22,7 @@ from rich.table import Table
 from shared.results import save
 from specdecpp import LENGTHS, Scene
 
-from draftwise.nn.acceptance_head import load
-from draftwise.train.head import Chains, draft_chains
+from draftwise.train.head import Chains, draft_chains, load
 from draftwise.train.speedup import MAX_LENGTH, measure_costs
 from draftwise.types import Costs
 

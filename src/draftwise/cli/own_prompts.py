@@ -61,8 +61,9 @@ def make(
         scene = t.load_scene(target, hardware)
         everything = out.with_name(out.name + ".all")
         texts, share = t.own_prompts(
-            scene, everything, num, longest=max_tokens, rows=rows, seed=seed, avoid=avoid or ()
-        )
+            scene, everything, t.Answers(num, rows=rows, seed=seed), longest=max_tokens,
+            avoid=avoid or (),
+        )  # fmt: skip
         lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts]
         out.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     print(f"wrote {out}: {share}")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -16,9 +15,6 @@ from draftwise.cli import training as t
 from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.types import DraftwiseError
-
-if TYPE_CHECKING:
-    from draftwise.train.head import HeadOptions, Judged, Measured, Setting
 
 LABELS = ("sampled", "analytic")
 Drafter = Annotated[
@@ -42,7 +38,6 @@ Heat = Annotated[
 ]
 Tied = Annotated[bool, typer.Option("--tied", help="One residual layer D times, as released.")]
 Epochs = Annotated[float, typer.Option(help="Passes over all judged tokens.")]
-Rate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
 
 
 @command
@@ -59,12 +54,8 @@ def head(
     temperature: Heat = 1.0,
     tied: Tied = False,
     epochs: Epochs = 12.0,
-    lr: Rate = 2e-3,
-    max_new_tokens: t.MaxNewTokens = 256,
-    num_prompts: t.NumPrompts = 1000,
-    rows: t.Rows = 32,
-    work: t.Work = None,
-    seed: t.Seed = 0,
+    lr: t.Rate = 2e-3,
+    answers: t.Answers,
     as_json: o.AsJson = False,
     hardware: o.Hardware,
 ) -> None:
@@ -75,88 +66,43 @@ def head(
     `specdecpp` finds it. Answers and judged tokens are kept in the work folder, so that a second
     head for the same models costs its own training only.
     """
-    folder = work or out / "work"
+    folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
         if label not in LABELS:
             raise DraftwiseError(f"unknown label {label!r}; the labels are: {', '.join(LABELS)}")
         own = t.check_inputs(target, hardware, prompts, drafter)
         scene = t.load_scene(target, hardware)
-        texts = t.gather(own, scene, folder, num_prompts, rows=rows, seed=seed)
-        given = t.encode_prompts(scene, texts, max_new_tokens)
+        given = scene.encode_all(t.gather(own, scene, folder, answers), answers.max_new_tokens)
         loaded = t.load_drafter(drafter, scene, hardware)
-        from draftwise.train.head import HeadOptions, Setting
+        from draftwise.train import head as h
 
-        options = HeadOptions(depth, w_rej, label, tied, epochs, lr, seed=seed)  # type: ignore[arg-type]
-        setting = Setting(scene.target.module, loaded.model.module, temperature, mixing, seed)
+        options = h.HeadOptions(depth, w_rej, label, tied, epochs, lr, seed=seed)  # type: ignore[arg-type]
+        setting = h.Setting(scene.target.module, loaded.model.module, temperature, mixing, seed)
     inputs = {
         "target": scene.target.name,
         "drafter": loaded.model.name,
         "prompts": t.fingerprint(given),
-        "numbers": [temperature, mixing, max_new_tokens, rows, seed],
+        "numbers": [temperature, mixing, answers.max_new_tokens, answers.rows, seed],
     }
-    with quiet(), t.keeping(folder), t.Bars() as bars:
-        t.claim(folder, inputs)
-        judged = _judge(scene, setting, given, folder, max_new_tokens, rows, bars)
-        measured = _train(setting, judged, options, out, folder, bars)
-        report = out / "report.json"
-        report.write_text(json.dumps(measured.numbers, indent=1) + "\n", "utf-8")
-    _plot(measured, out / "reliability.png")
+    with quiet(), t.working_in(folder, inputs) as bars:
+        texts = scene.answers(given, [temperature], folder / "answers.jsonl", answers, bars)
+        judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
+        kind = "tied" if tied else "head"
+        name = f"{kind}-D{depth}-w{w_rej:g}-{label}-{seed}-{epochs:g}-{lr:g}.pt"
+        steps = h.head_settings(judged.taught, options).steps
+        measured = h.make_head(
+            setting, judged, options, out, checkpoint=folder / name,
+            progress=bars.stage("training", steps),
+        )  # fmt: skip
+        t.write_report(out, measured.numbers)
+    try:
+        h.plot_reliability(measured.curves, out / "reliability.png")
+    except DraftwiseError as error:  # matplotlib is missing
+        print(f"no reliability.png: {error}", file=sys.stderr)
     if as_json:
         print(json.dumps(measured.numbers))
     else:
         _show(measured.numbers, out)
-
-
-def _judge(
-    scene: t.Scene, setting: Setting, prompts: Sequence[list[int]], folder: Path,
-    max_new_tokens: int, rows: int, bars: t.Bars,
-) -> Judged:  # fmt: skip
-    """The target's answers, and what becomes of drafts along them."""
-    from draftwise.train.answers import answers
-    from draftwise.train.head import judge_texts
-
-    num = len(prompts)
-    texts = answers(
-        setting.target,
-        prompts,
-        [setting.temperature] * num,
-        folder / "answers.jsonl",
-        max_new_tokens=max_new_tokens,
-        eos_token_id=scene.eos_token_id,
-        seed=setting.seed,
-        rows=rows,
-        progress=bars.stage("answers", num),
-    )
-    return judge_texts(setting, texts, folder / "judged", bars.stage("judging", num))
-
-
-def _train(
-    setting: Setting, judged: Judged, options: HeadOptions, out: Path, folder: Path, bars: t.Bars
-) -> Measured:
-    from draftwise.train.head import head_settings, make_head
-
-    kind = "tied" if options.tied else "head"
-    name = f"{kind}-D{options.num_layers}-w{options.w_rej:g}-{options.label}-{options.seed}"
-    steps = head_settings(judged.taught, options).steps
-    return make_head(
-        setting,
-        judged,
-        options,
-        out,
-        checkpoint=folder / f"{name}-{options.epochs:g}-{options.lr:g}.pt",
-        progress=bars.stage("training", steps),
-    )
-
-
-def _plot(measured: Measured, path: Path) -> None:
-    """The reliability plot; a line on stderr where matplotlib is missing."""
-    from draftwise.train.calibration import plot_reliability
-    from draftwise.types import DraftwiseError
-
-    try:
-        plot_reliability(measured.curves, path)
-    except DraftwiseError as error:
-        print(f"no {path.name}: {error}", file=sys.stderr)
 
 
 def _show(numbers: dict[str, Any], out: Path) -> None:

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.nn.acceptance_head import AcceptanceHead as AcceptanceHead
-    from draftwise.nn.acceptance_head import load as load_acceptance_head
-    from draftwise.nn.acceptance_head import save as save_acceptance_head
     from draftwise.nn.attention import RAGGED as RAGGED
     from draftwise.nn.attention import attend_raggedly as attend_raggedly
     from draftwise.nn.cache import BLOCK as BLOCK

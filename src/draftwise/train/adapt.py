@@ -12,8 +12,8 @@ import torch
 
 from draftwise.nn.heads.eagle import EagleHead
 from draftwise.nn.model import CausalModel
-from draftwise.train.eagle import Observed, eagle_loss, observe
-from draftwise.train.lesson import Text
+from draftwise.train.data import Observed, Text, observe
+from draftwise.train.eagle import eagle_loss
 from draftwise.train.loop import Settings, make_optimizer
 
 

@@ -1,29 +1,188 @@
-"""What an acceptance head learns from: hidden states of drafted tokens, and how they fare."""
+"""SpecDec++'s acceptance head: module and files, labels, training, calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftwise.lines import replacing
-from draftwise.nn.acceptance_head import AcceptanceHead, save
-from draftwise.train.calibration import Reliability, binary_kl, reliability, unweighted
-from draftwise.train.generate import continue_prompts
-from draftwise.train.lesson import Text, answer_hidden, groups, head_logits, pad
+from draftwise.install import hint
+from draftwise.lines import replacing, write_text
+from draftwise.nn.heads.files import read_settings, read_weights
+from draftwise.nn.model import CausalModel
+from draftwise.train.answers import Ask, continuations
+from draftwise.train.data import Text, answer_hidden, groups, head_logits, pad
 from draftwise.train.loop import Loss, Progress, Settings, fit
 from draftwise.types import DraftwiseError, Floats
 
+
+class ResBlock(nn.Module):
+    """x + SiLU(Wx + b)."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., D] -> [.., D]."""
+        return hidden + nn.functional.silu(self.linear(hidden))
+
+
+class AcceptanceHead(nn.Module):
+    """Hidden state of a drafted token -> the log-odds that it is accepted.
+
+    Source: SpecDec++, section 5.1: a ResNet of ``num_layers`` + 1 layers with SiLU.
+    Differs: the residual layers are independent; the authors' code repeats one module, so that all
+    of theirs share their weights (``tied=True``).
+    """
+
+    def __init__(self, hidden_size: int, num_layers: int, *, tied: bool = False) -> None:
+        super().__init__()
+        if hidden_size < 1 or num_layers < 0:
+            raise ValueError(f"hidden_size {hidden_size} and num_layers {num_layers} make no head")
+        self.hidden_size, self.num_layers = hidden_size, num_layers
+        if tied:
+            blocks = [ResBlock(hidden_size)] * num_layers
+        else:
+            blocks = [ResBlock(hidden_size) for _ in range(num_layers)]
+        self.model = nn.Sequential(*blocks, nn.Linear(hidden_size, 2))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N], in float32."""
+        logits: Tensor = self.model(hidden).float()
+        return logits[:, 1] - logits[:, 0]
+
+
+def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | None = None) -> None:
+    """Write the authors' layout, in half precision; ``about`` adds keys to the config."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"hidden_size": head.hidden_size, "num_layers": head.num_layers, **(about or {})}
+    # tied layers are written out one by one, as the authors' checkpoints have them
+    tensors = {k: v.detach().cpu().half().clone() for k, v in head.state_dict().items()}
+    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    with replacing(folder / "model.safetensors") as unfinished:  # it may be being read
+        save_file(tensors, unfinished, {"format": "pt"})
+
+
+def load(folder: str | Path) -> AcceptanceHead:
+    """Read a head, ours or the authors' (``model.safetensors`` or ``pytorch_model.bin``).
+
+    Raises DraftwiseError where there is none.
+    """
+    folder = Path(folder)
+    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    if not (folder / "config.json").exists() or not (safe.exists() or pickled.exists()):
+        raise DraftwiseError(f"there is no acceptance head in {folder}: it needs config.json")
+    config = read_settings(folder, "acceptance head")
+    config = config.get("config", config)
+    head = AcceptanceHead(int(config["hidden_size"]), int(config.get("num_layers", 0)))
+    stored = read_weights([safe if safe.exists() else pickled])
+    first = {name: value for name, value in stored.items() if name.startswith("model.0.linear")}
+    for index in range(head.num_layers):  # a file of tied layers may hold them once
+        for name, value in first.items():
+            stored.setdefault(name.replace("model.0", f"model.{index}"), value)
+    head.load_state_dict({name: value.float() for name, value in stored.items()})
+    return head
+
+
+NUM_BINS = 10
+
+
+def binary_kl(truth: Floats, predicted: Floats) -> float:
+    """Mean divergence of predicted from true acceptance probabilities, in nats.
+
+    Source: SpecDec++, appendix D.3. Predictions count as at least 1e-6 away from 0 and 1.
+
+    >>> binary_kl(np.array([0.0, 1.0]), np.array([0.5, 0.5])).__round__(4)
+    0.6931
+    """
+    p, q = truth.clip(0, 1), predicted.clip(1e-6, 1 - 1e-6)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        accepted = np.where(p > 0, p * np.log(p / q), 0.0)
+        rejected = np.where(p < 1, (1 - p) * np.log((1 - p) / (1 - q)), 0.0)
+    return float((accepted + rejected).mean())
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Predictions in bins of equal width: mean predicted, mean true, and how many. [NUM_BINS]"""
+
+    predicted: Floats
+    truth: Floats
+    counts: Floats
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: the mean gap between predicted and true, by tokens."""
+        gaps = np.abs(self.predicted - self.truth)
+        return float((gaps * self.counts).sum() / self.counts.sum())
+
+
+def reliability(truth: Floats, predicted: Floats) -> Reliability:
+    """Sort predictions into bins.
+
+    >>> reliability(np.array([1.0, 0.0]), np.array([0.85, 0.05])).ece.__round__(3)
+    0.1
+    """
+    bins = np.minimum((predicted * NUM_BINS).astype(int), NUM_BINS - 1)
+    counts = np.bincount(bins, minlength=NUM_BINS).astype(float)
+    sums = [np.bincount(bins, weights=x, minlength=NUM_BINS) for x in (predicted, truth)]
+    means = [s / np.maximum(counts, 1) for s in sums]
+    return Reliability(means[0], means[1], counts)
+
+
+def unweighted(odds: Floats, w_rej: float) -> Floats:
+    """The probabilities that log-odds learned with rejections weighted ``w_rej`` stand for.
+
+    The weighted loss is least where the odds are those of the truth divided by the weight, so a
+    head with w_rej > 1 is wrong on purpose; this takes the weight out again.
+    """
+    probs: Floats = 0.5 + 0.5 * np.tanh(0.5 * (odds + math.log(w_rej)))
+    return probs
+
+
+def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
+    """Mean true over mean predicted acceptance, by bin, for each curve; a PNG.
+
+    Raises DraftwiseError where matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise DraftwiseError(f"plots need matplotlib: {hint('bench')}") from error
+    figure = Figure(figsize=(5.2, 4.8), layout="constrained")
+    axes: Any = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="calibrated")
+    for (name, curve), colour in zip(curves.items(), ("#0072b2", "#d55e00"), strict=False):
+        seen = curve.counts > 0
+        sizes = 12 + 300 * curve.counts[seen] / curve.counts.sum()
+        label = f"{name}, ECE {curve.ece:.3f}"
+        axes.plot(curve.predicted[seen], curve.truth[seen], color=colour, label=label)
+        axes.scatter(curve.predicted[seen], curve.truth[seen], s=sizes, color=colour, alpha=0.5)
+    axes.set(xlabel="predicted acceptance", ylabel="true acceptance", xlim=(0, 1), ylim=(0, 1))
+    axes.legend(loc="upper left", frameon=False)
+    figure.savefig(path, dpi=150)
+
+
 Label = Literal["sampled", "analytic"]
 
+
 TEXTS_A_CHUNK = 64
+
+
 _TOKENS_A_BATCH = 4096
+
+
 _MOST_LOGITS = 1 << 26
 
 
@@ -159,12 +318,16 @@ def draft_chains(
     """Let the drafter go on from random places of the texts, and judge each of its tokens."""
     rng = np.random.default_rng(seed)
     picks = [texts[int(i)] for i in rng.integers(0, len(texts), num_chains)]
-    prefixes = [list(t.tokens[: int(rng.integers(t.start, len(t.tokens)))]) for t in picks]
-    drafts = continue_prompts(
-        drafter, prefixes, [temperature] * num_chains, max_new_tokens=length, eos_token_id=-1,
-        seed=seed,
-    )  # fmt: skip
-    chains = [Text((*a, *b), len(a)) for a, b in zip(prefixes, drafts, strict=True)]
+    model = CausalModel(drafter, "drafter")
+    room = model.max_positions - length
+    prefixes = [t.tokens[: min(room, int(rng.integers(t.start, len(t.tokens))))] for t in picks]
+    asks = {i: Ask(prefix, temperature) for i, prefix in enumerate(prefixes)}
+    drafts = dict(
+        continuations(
+            model, asks, max_new_tokens=length, eos_token_ids=(), rows=num_chains, seed=seed
+        )
+    )
+    chains = [Text((*prefix, *drafts[i]), len(prefix)) for i, prefix in enumerate(prefixes)]
     hidden = torch.zeros(num_chains, length, drafter.config.get_text_config().hidden_size)
     truth = torch.zeros(num_chains, length)
     for group in groups(chains, 4096):

@@ -1,4 +1,4 @@
-"""The one training loop of draftwise: what is learned and from what are its arguments."""
+"""The training loop: a schedule of rates, and checkpoints that resume bit by bit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from torch import Tensor, nn
 from draftwise.lines import replacing
 from draftwise.types import DraftwiseError
 
-Loss = Callable[[nn.Module, Any], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 """(model, batch) -> a scalar, the mean loss in nats a token."""
+
+
 Batches = Callable[[int], Any]
 """step -> batch; a pure function, so that a resumed run sees what an uninterrupted one saw."""
+
+
 Progress = Callable[[int, float], None]
 """(steps done, loss of the last step), called after every step."""
 
@@ -49,12 +53,6 @@ class Settings:
         up = min(1.0, (step + 1) / max(1, self.warmup_steps))
         down = min(1.0, (self.steps - step) / max(1, self.decay_steps))
         return self.lr * min(up, down)
-
-
-def cross_entropy(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Next-token loss on `tokens` [B, T], in nats a token."""
-    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def fit(

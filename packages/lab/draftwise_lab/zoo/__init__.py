@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from draftwise_lab.zoo.domains.translate import TIMES as TIMES
     from draftwise_lab.zoo.domains.translate import VERBS as VERBS
     from draftwise_lab.zoo.evaluate import heldout_answers as heldout_answers
+    from draftwise_lab.zoo.lessons import distill as distill
+    from draftwise_lab.zoo.lessons import lesson_batches as lesson_batches
+    from draftwise_lab.zoo.lessons import reserve as reserve
+    from draftwise_lab.zoo.lessons import teach as teach
+    from draftwise_lab.zoo.models import cross_entropy as cross_entropy
+    from draftwise_lab.zoo.models import deepen as deepen
+    from draftwise_lab.zoo.models import make_llama as make_llama
+    from draftwise_lab.zoo.models import pack as pack
     from draftwise_lab.zoo.samples import drawn as drawn
     from draftwise_lab.zoo.stops import stop_texts as stop_texts
 

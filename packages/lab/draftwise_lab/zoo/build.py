@@ -17,13 +17,13 @@ from rich.progress import Progress as Bar
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftwise.lines import write_text
-from draftwise.train.eagle import pack
-from draftwise.train.lesson import load
 from draftwise_lab.zoo.corpus import load_tokenizer, train_tokenizer
 from draftwise_lab.zoo.domains import SHARES
 from draftwise_lab.zoo.drafters import distill_drafter, pretrain_drafter
 from draftwise_lab.zoo.eagles import depth_matrix, pack_eagle, train_zoo_eagle
 from draftwise_lab.zoo.evaluate import acceptance_matrix, heldout_answers, heldout_loss
+from draftwise_lab.zoo.lessons import load
+from draftwise_lab.zoo.models import pack
 from draftwise_lab.zoo.publish import publish
 from draftwise_lab.zoo.recipe import (
     DRAFTERS,

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftwise.train.distill import distill
-from draftwise.train.eagle import make_llama
-from draftwise.train.lesson import Lesson
-from draftwise.train.loop import Progress, Settings, cross_entropy, fit
+from draftwise.train.loop import Progress, Settings, fit
 from draftwise_lab.zoo.corpus import batches
+from draftwise_lab.zoo.lessons import Lesson, distill
+from draftwise_lab.zoo.models import cross_entropy, make_llama
 from draftwise_lab.zoo.recipe import DISTILLATION, GENERALIST, PRETRAINING, SEED, TOKENS_PER_STEP
 from draftwise_lab.zoo.target import token_ids
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,16 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from draftwise.nn.heads.eagle import EagleHead
 from draftwise.nn.heads.eagle_files import load_head, save_head
 from draftwise.nn.model import CausalModel
-from draftwise.train.eagle import (
-    Observed,
-    acceptance_by_depth,
-    new_head,
-    observe,
-    observed_batches,
-    train_eagle,
-)
-from draftwise.train.lesson import Text
-from draftwise.train.loop import Progress
+from draftwise.train.data import Observed, Text, observe, observed_batches
+from draftwise.train.eagle import acceptance_by_depth, eagle_loss, new_head
+from draftwise.train.loop import Progress, fit
 from draftwise_lab.zoo.corpus import batches as document_batches
 from draftwise_lab.zoo.recipe import (
     EAGLE_DEPTHS,
@@ -63,11 +57,11 @@ def train_zoo_eagle(
         (documents, _document_batches(target, tokenizer, taps, domains)),
         (last, observed_batches(target, lessons, taps, seed=SEED + 50, keep=work / "states")),
     ):
-        train_eagle(
+        fit(
             head,
+            partial(eagle_loss, num_passes=EAGLE_PASSES[phase.name]),
             batches,
             phase_settings(phase, scale),
-            num_passes=EAGLE_PASSES[phase.name],
             checkpoint=work / f"{phase.name}-{name}.pt",
             progress=progress,
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.train.distill import measure_acceptance
-from draftwise.train.lesson import Text, answer_logits, groups, pad
+from draftwise.train.data import Text, answer_logits, groups, pad
+from draftwise.train.drafter import measure_acceptance
 from draftwise_lab.zoo.corpus import encode, encode_prompt
 from draftwise_lab.zoo.domains import SHARES
 from draftwise_lab.zoo.recipe import NUM_HELDOUT, SEED

@@ -10,9 +10,10 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.train.answers import answers as sample_answers
-from draftwise.train.lesson import Lesson, Text, teach
+from draftwise.train.data import Text
 from draftwise_lab.zoo.corpus import encode, encode_prompt
 from draftwise_lab.zoo.domains import Document, sample
+from draftwise_lab.zoo.lessons import Lesson, teach
 from draftwise_lab.zoo.recipe import (
     MAX_NEW_TOKENS,
     NUM_HELDOUT,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from draftwise.train.data import Text
 from draftwise.train.head import HeadOptions, Measured, Setting, judge_texts, make_head
-from draftwise.train.lesson import Text
 from draftwise.train.loop import Progress
 from draftwise_lab.zoo.domains import SHARES
 from draftwise_lab.zoo.recipe import GENERALIST, NUM_STOP_PROMPTS, SEED, STOP_LAYERS, STOP_W_REJ

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftwise.train.eagle import deepen, make_llama
-from draftwise.train.loop import Progress, Settings, cross_entropy, fit
+from draftwise.train.loop import Progress, Settings, fit
 from draftwise_lab.zoo.copying import prime_copying
 from draftwise_lab.zoo.corpus import batches
+from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama
 from draftwise_lab.zoo.recipe import SEED, TARGET_PHASES, TOKENS_PER_STEP, Phase
 
 
