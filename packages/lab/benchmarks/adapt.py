@@ -20,7 +20,7 @@ from rich.table import Table
 from shared.results import save
 
 from draftwise import Speculator, zoo
-from draftwise.nn.heads.eagle_files import load_head
+from draftwise.nn.heads.eagle import load_head
 from draftwise.train.adapt import Adapter
 from draftwise.train.data import Text
 from draftwise.train.eagle import acceptance_by_depth

@@ -25,8 +25,7 @@ from torch import Tensor
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
 from draftwise.nn.heads.borrower import load_borrower
-from draftwise.nn.heads.eagle import EagleHead, LentHead
-from draftwise.nn.heads.eagle_files import load_head
+from draftwise.nn.heads.eagle import EagleHead, LentHead, load_head
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target

@@ -209,7 +209,7 @@ def _train(
     """Train a head and write it in the target's precision; what is reported of it."""
     import torch
 
-    from draftwise.nn.heads.eagle_files import save_head
+    from draftwise.nn.heads.eagle import save_head
     from draftwise.train import eagle as e
     from draftwise.train.data import groups, observed_batches
     from draftwise.train.loop import Settings

@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from draftwise.nn.heads.borrower import save_borrower as save_borrower
     from draftwise.nn.heads.dflash import BlockShape as BlockShape
     from draftwise.nn.heads.dflash import DFlashHead as DFlashHead
-    from draftwise.nn.heads.dflash_files import load_dflash_head as load_dflash_head
+    from draftwise.nn.heads.dflash import load_dflash_head as load_dflash_head
+    from draftwise.nn.heads.eagle import LAYOUTS as LAYOUTS
     from draftwise.nn.heads.eagle import EagleConfig as EagleConfig
     from draftwise.nn.heads.eagle import EagleHead as EagleHead
     from draftwise.nn.heads.eagle import LentHead as LentHead
+    from draftwise.nn.heads.eagle import default_taps as default_taps
+    from draftwise.nn.heads.eagle import load_head as load_head
     from draftwise.nn.heads.eagle import read as read_head
+    from draftwise.nn.heads.eagle import rope_of as rope_of
     from draftwise.nn.heads.eagle import rotary_table as rotary_table
+    from draftwise.nn.heads.eagle import save_head as save_head
     from draftwise.nn.heads.eagle import turned as turned
-    from draftwise.nn.heads.eagle_files import LAYOUTS as LAYOUTS
-    from draftwise.nn.heads.eagle_files import default_taps as default_taps
-    from draftwise.nn.heads.eagle_files import load_head as load_head
-    from draftwise.nn.heads.eagle_files import rope_of as rope_of
-    from draftwise.nn.heads.eagle_files import save_head as save_head
     from draftwise.nn.heads.files import read_weights as read_weights
     from draftwise.nn.heads.medusa import MedusaHeads as MedusaHeads
     from draftwise.nn.heads.medusa import load_medusa_heads as load_medusa_heads
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from draftwise.nn.hybrid.kernels import STEPS as STEPS
     from draftwise.nn.hybrid.kernels import Call as Call
     from draftwise.nn.hybrid.kernels import Family as Family
+    from draftwise.nn.hybrid.kernels import all_after as all_after
     from draftwise.nn.hybrid.kernels import given as given
-    from draftwise.nn.hybrid.rollback import all_after as all_after
     from draftwise.nn.hybrid.states import MOST_STEPS as MOST_STEPS
     from draftwise.nn.hybrid.states import States as States
     from draftwise.nn.hybrid.view import Watch as Watch

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache
 
-from draftwise.nn.hybrid.library_states import LibraryStates
-from draftwise.nn.hybrid.states import States
+from draftwise.nn.hybrid.states import LibraryStates, States
 
 
 def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as padded
 from transformers import PreTrainedModel
 
-from draftwise.nn.heads.eagle import EagleConfig, EagleHead, lent_rows, one_rope
-from draftwise.nn.heads.eagle_files import default_taps
+from draftwise.nn.heads.eagle import EagleConfig, EagleHead, default_taps, lent_rows, one_rope
 from draftwise.train.data import Observed, Text, groups, observe
 
 DECAY = 0.8

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.nn.heads.eagle import EagleHead
-from draftwise.nn.heads.eagle_files import load_head, save_head
+from draftwise.nn.heads.eagle import EagleHead, load_head, save_head
 from draftwise.nn.model import CausalModel
 from draftwise.train.data import Observed, Text, observe, observed_batches
 from draftwise.train.eagle import acceptance_by_depth, eagle_loss, new_head

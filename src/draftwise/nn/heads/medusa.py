@@ -48,7 +48,6 @@ class MedusaHeads(nn.ModuleList):
 
     @property
     def num_parameters(self) -> int:
-        """Weights of all heads."""
         return sum(weights.numel() for weights in self.parameters())
 
 

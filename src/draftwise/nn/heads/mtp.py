@@ -67,12 +67,10 @@ class MtpHead(nn.Module):
 
     @property
     def title(self) -> str:
-        """What it is, in a word."""
         return "MTP"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
         return self.proj.weight.dtype
 
     @property
@@ -92,7 +90,6 @@ class MtpHead(nn.Module):
         return own + sum(p.numel() for p in lent.parameters()) if lent is not None else own
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The target's states [..., D] are read as they are."""
         return states
 
     def forward(
@@ -116,7 +113,6 @@ class MtpHead(nn.Module):
         return normed
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., V] logits of its states."""
         if not self._style.returns_normed:
             states = self.norm(states)
         found: Tensor = (self.lm_head or self._borrowed[1])(states)
