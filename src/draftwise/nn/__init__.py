@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from draftwise.nn.model import Sight as Sight
     from draftwise.nn.model import read_again as read_again
     from draftwise.nn.sampling import Occurrences as Occurrences
+    from draftwise.nn.sampling import Shared as Shared
     from draftwise.nn.sampling import Span as SampledSpan
     from draftwise.nn.sampling import distributions as distributions
     from draftwise.nn.sampling import draw as draw
@@ -88,6 +89,5 @@ if TYPE_CHECKING:
     from draftwise.nn.verify import masses as masses
     from draftwise.nn.verify import overlaps as overlaps
     from draftwise.nn.verify import ratios as ratios
-    from draftwise.nn.vocabulary import Shared as Shared
 
 __getattr__, __dir__ = exports(__name__)

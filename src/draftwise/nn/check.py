@@ -78,7 +78,6 @@ def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who
 
 
 def _forgets(twin: CausalModel, way: tuple[bool, bool]) -> bool:
-    """Whether layers with windows may drop what lies behind them."""
     twin.forgets = True
     return twin.windows is not None and not _try(twin, way, _far(twin))
 
@@ -239,7 +238,6 @@ class _Trial:
 
 
 def _grows_trees(model: CausalModel) -> bool:
-    """Whether trees are read rightly."""
     try:
         return _tree_error(model) <= _TOLERANCE.get(model.dtype, 0.1)
     except Exception:

@@ -31,7 +31,6 @@ class Taps:
         self.places: tuple[int, ...] = ()
 
     def ask(self, places: Iterable[int]) -> None:
-        """From now on these, too."""
         self.places = tuple(sorted({*self.places, *places}))
         if self._layers is not None and not self._agrees():
             self._layers = None

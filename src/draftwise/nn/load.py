@@ -176,7 +176,6 @@ def without_bars() -> Iterator[None]:
 
 
 def _read(source: str, dtype: Any, spread: Any) -> Any:
-    """The library's module, with the adapter merged in if this is the folder of one."""
     base = base_of(source)
     with without_bars():
         # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
@@ -218,7 +217,6 @@ def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
 
 
 def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
-    """One of ours for whatever transformers raised."""
     said = f"cannot load a {what} from {source}"
     if not Path(source).is_dir() and isinstance(error, OSError):
         return DraftwiseError(

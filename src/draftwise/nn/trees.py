@@ -198,7 +198,6 @@ def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None
 
 
 def _layer_kinds(config: Any) -> list[str]:
-    """The kind of each layer, from the configuration's list or, without it, ``sliding_window``."""
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if kinds:
         return list(kinds)

@@ -74,7 +74,6 @@ class CompiledSteps:
         return storage
 
     def give(self, storage: Storage) -> None:
-        """Leave storage for the next request."""
         if storage.keys:
             self._shelf.setdefault(storage.num_slots, []).append(storage)
 
@@ -182,7 +181,6 @@ class CompiledSteps:
 
 
 def _in_order(tensors: Mapping[int, Tensor]) -> list[Tensor]:
-    """[layers] tensors by layer."""
     return [tensors[layer] for layer in range(len(tensors))]
 
 
@@ -203,13 +201,10 @@ class _WholeCache(Cache):  # type: ignore[misc]
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The masks tell."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """As ``get_seq_length``."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """All slots, from the first on."""
         return self._keys[0].shape[2], 0

@@ -60,7 +60,6 @@ class Prepacked(nn.Linear):
         _PREPACKED[self._number] = self
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
         if torch.is_grad_enabled() or not self._number or input.numel() < self._least_numel:
             return super().forward(input)
         if torch.compiler.is_compiling():

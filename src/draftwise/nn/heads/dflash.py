@@ -106,8 +106,6 @@ class DFlashHead(BorrowingHead):
 
 
 class _BlockLayer(nn.Module):
-    """A decoder layer of a block."""
-
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         self.self_attn = Attention(
