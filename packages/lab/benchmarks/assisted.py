@@ -20,9 +20,8 @@ from shared.paired import Method, measure, report
 from shared.results import save
 
 from draftwise import Speculator, zoo
+from draftwise.bench.contestants import Asked, PeerContestant
 from draftwise.bench.methods import Peer, parse_method
-from draftwise.bench.ours import Asked
-from draftwise.bench.peers import PeerContestant
 
 BASE = "model.generate"
 

@@ -33,10 +33,9 @@ from shared.results import COMMIT, save
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftwise import Speculator, zoo
+from draftwise.bench.contestants import Asked, PeerContestant
 from draftwise.bench.environment import environment
 from draftwise.bench.methods import Peer, parse_method
-from draftwise.bench.ours import Asked
-from draftwise.bench.peers import PeerContestant
 from draftwise.drafters import model_session
 from draftwise.engine import verification
 from draftwise.nn.attention import attend_raggedly

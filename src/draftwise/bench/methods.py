@@ -38,7 +38,6 @@ class Ours:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it plays one plan of one drafter and never learns."""
         return self.drafter is not None
 
 
@@ -69,7 +68,6 @@ class Known:
 
 
 def default_methods() -> list[str]:
-    """What is compared by default."""
     return [PLAIN, "presets", "fixed", "peers"]
 
 

@@ -87,7 +87,6 @@ class Timing:
         return found.value, found.low, found.high
 
     def compare(self, name: str, base: str) -> Ratio:
-        """As ``ratio``, by name."""
         return ratio(*self.of(name), *self.of(base))
 
     def tok_per_s(self, name: str) -> float:

@@ -39,8 +39,7 @@ from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.bench.session import Measured
-    from draftwise.bench.studio import Studio
+    from draftwise.bench.session import Measured, Studio
 
 SuiteName = Annotated[
     str,
@@ -175,7 +174,7 @@ def bench(
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)
-            from draftwise.bench.wish import Wish, prepare
+            from draftwise.bench.runs import Wish, prepare
 
             wish = Wish(
                 suite,

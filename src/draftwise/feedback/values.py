@@ -71,7 +71,6 @@ class Valuer:
             self._of.setdefault(plan.drafter, []).append(index)
 
     def longest_of(self, drafter: str) -> int:
-        """Tokens of this drafter's longest plan."""
         return max(self.plans[index].length for index in self._of[drafter])
 
     def note(self, evidence: Evidence) -> None:
@@ -194,7 +193,6 @@ def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
 
 
 def cut(plan: Plan, most: int) -> Plan:
-    """The plan with at most ``most`` tokens of length."""
     return plan if plan.length <= most else Plan(plan.drafter, most, plan.rule)
 
 

@@ -38,7 +38,6 @@ class Fixed:
     always_goes_on, waits_for_hidden, needs_hidden = True, False, 0
 
     def goes_on(self, step: DraftStep) -> bool:
-        """Always."""
         return True
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
