@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,7 @@ def heads(scene: Scene) -> dict[str, Any]:
     tests = {}
     for name, texts in scene.test_texts().items():
         folder = scene.work / "specdecpp" / "judged" / name.replace(" ", "-")
-        some = judge_all(
-            setting.target, setting.drafter, texts, folder, temperature=1.0,
-            mixing=setting.mixing, seed=1,
-        )  # fmt: skip
+        some = judge_all(replace(setting, temperature=1.0, seed=1), texts, folder)
         chains = draft_chains(setting.target, setting.drafter, texts, num_chains=512)
         tests[name] = Judged(judged.taught, some, chains)
     found: dict[str, Any] = {}

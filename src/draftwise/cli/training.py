@@ -13,20 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftwise.chat import Message, encode
-from draftwise.cli.failures import VOICE, note
+from draftwise.cli.failures import note
 from draftwise.cli.load import check_chat, check_models, loading
 from draftwise.cli.lock import alone_in
 from draftwise.cli.options import Hardware
+from draftwise.cli.progress import bars
 from draftwise.cli.prompts import Given, read_batch
 from draftwise.registry import DRAFTERS
 from draftwise.specs import BUNDLED, expand, name_and_spec
@@ -54,8 +48,7 @@ Out = Annotated[
     ),
 ]
 Work = Annotated[
-    Path | None,
-    typer.Option(help="Folder for answers and checkpoints. Default: OUT/work."),
+    Path | None, typer.Option(help="Folder for answers and checkpoints. Default: OUT/work.")
 ]
 MaxNewTokens = Annotated[
     int,
@@ -321,17 +314,8 @@ class Bars:
     """One bar for each stage of a run, on stderr; stages that were done before stand full."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not (VOICE.notes and console.is_terminal),
-        )
+        left = TextColumn("left"), TimeRemainingColumn()
+        self._progress = bars("{task.description}", TimeElapsedColumn(), *left, stays=True)
 
     def __enter__(self) -> Bars:
         self._progress.start()

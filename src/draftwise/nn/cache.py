@@ -320,12 +320,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.turns.copy(source, row, length)
         self.lengths[row] = self._settled[row] = length
 
-    def place(
-        self,
-        spans: Sequence[Span],
-        packed: bool = False,
-        fed: Sequence[Any] = (),
-    ) -> None:
+    def place(self, spans: Sequence[Span], packed: bool = False, fed: Sequence[Any] = ()) -> None:
         """Say where the coming forward writes; raises ValueError where it does not fit.
 
         packed: its rows come end to end, [1, sum of counts], and not side by side, [R, widest].

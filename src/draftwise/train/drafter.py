@@ -13,15 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftwise.nn.heads.eagle import LentHead
-from draftwise.train.data import (
-    Batch,
-    Text,
-    answer_logits,
-    groups,
-    observed_batches,
-    pad,
-    shuffled,
-)
+from draftwise.train.data import Batch, Text, answer_logits, groups, observed_batches, pad, shuffled
 from draftwise.train.eagle import draft_vocabulary
 from draftwise.train.loop import Loss, Settings
 from draftwise.types import DraftwiseError

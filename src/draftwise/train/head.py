@@ -20,7 +20,7 @@ from draftwise.lines import replacing, write_text
 from draftwise.nn.heads.files import read_settings, read_weights
 from draftwise.nn.model import CausalModel
 from draftwise.train.answers import Ask, continuations
-from draftwise.train.data import Text, answer_hidden, groups, head_logits, pad
+from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
 from draftwise.train.loop import Loss, Progress, Settings, fit
 from draftwise.types import DraftwiseError, Floats
 
@@ -198,10 +198,6 @@ class Judgements:
     sampled: Tensor
     analytic: Tensor
 
-    def labels(self, label: Label) -> Tensor:
-        """[N] the chosen label."""
-        return self.sampled if label == "sampled" else self.analytic
-
     def __len__(self) -> int:
         return len(self.sampled)
 
@@ -211,6 +207,19 @@ def distributions_of(logits: Tensor, temperature: float) -> Tensor:
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return (logits.float() / temperature).softmax(-1)
+
+
+def _distributions(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, temperature: float
+) -> Tensor:
+    """[A, V] on the host, at flat positions [A] of tokens [B, T]."""
+    ids, at = tokens.to(model.device), positions.to(model.device)
+    return distributions_of(answer_logits(model, ids, at), temperature).cpu()
+
+
+def _hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+    """[A, D] on the host."""
+    return answer_hidden(model, tokens.to(model.device), positions.to(model.device)).cpu()
 
 
 @torch.inference_mode()
@@ -224,18 +233,13 @@ def judge(
     target's own text; a share ``mixing`` of the positions keeps the text's token, the others take
     Y, and the drafter reads the mixture. Only tokens that were drawn are judged.
     """
-    tokens, positions = (x.to(target.device) for x in pad(texts))
-    p = distributions_of(head_logits(target, answer_hidden(target, tokens, positions)), temperature)
-    tokens, positions = tokens.to(drafter.device), positions.to(drafter.device)
-    q = distributions_of(
-        head_logits(drafter, answer_hidden(drafter, tokens, positions)), temperature
-    )
-    p, q = p.cpu(), q.cpu()
+    tokens, positions = pad(texts)
+    p, q = (_distributions(model, tokens, positions, temperature) for model in (target, drafter))
     drawn = torch.multinomial(q, 1, generator=generator)[:, 0]
     is_drawn = torch.rand(len(drawn), generator=generator) >= mixing
-    mixed, at = tokens.clone().flatten(), positions.cpu() + 1
-    mixed[at[is_drawn]] = drawn[is_drawn].to(mixed.device)
-    hidden = answer_hidden(drafter, mixed.view_as(tokens), positions + 1).cpu()[is_drawn]
+    mixed, at = tokens.clone().flatten(), positions + 1
+    mixed[at[is_drawn]] = drawn[is_drawn]
+    hidden = _hidden(drafter, mixed.view_as(tokens), at)[is_drawn]
     rows = torch.arange(len(drawn))
     sampled = (p[rows, drawn] / q[rows, drawn]).clamp(max=1.0)
     return Judgements(
@@ -246,56 +250,40 @@ def judge(
 
 
 def judge_all(
-    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text], folder: Path, *,
-    temperature: float, mixing: float, seed: int, progress: Callable[[int], None] | None = None,
+    setting: Setting, texts: Sequence[Text], folder: Path,
+    progress: Callable[[int], None] | None = None,
 ) -> Judgements:  # fmt: skip
     """Judge all texts, chunk by chunk; chunks that lie in ``folder`` are not made again.
 
     Errors: OSError where ``folder`` cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(target.config.vocab_size)))
+    size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(setting.target.config.vocab_size)))
     chunks = []
     for number, start in enumerate(range(0, len(texts), TEXTS_A_CHUNK)):
         path = folder / f"{number:05}.npz"
         if not path.exists():
-            generator = torch.Generator().manual_seed(seed + number)
+            generator = torch.Generator().manual_seed(setting.seed + number)
             chunk = texts[start : start + TEXTS_A_CHUNK]
             parts = [
                 judge(
-                    target, drafter, [chunk[i] for i in group], generator,
-                    temperature=temperature, mixing=mixing,
+                    setting.target, setting.drafter, [chunk[i] for i in group], generator,
+                    temperature=setting.temperature, mixing=setting.mixing,
                 )
                 for group in groups(chunk, size)
             ]  # fmt: skip
-            _save(path, _joined(parts))
-        chunks.append(_load(path))
+            with replacing(path) as unfinished, unfinished.open("wb") as file:
+                np.savez(file, **{k: v.numpy() for k, v in vars(_joined(parts)).items()})
+        with np.load(path) as kept:
+            chunks.append(Judgements(**{name: torch.from_numpy(kept[name]) for name in kept}))
         if progress is not None:
             progress(min(start + TEXTS_A_CHUNK, len(texts)))
     return _joined(chunks)
 
 
 def _joined(parts: Sequence[Judgements]) -> Judgements:
-    return Judgements(
-        torch.cat([part.hidden for part in parts]),
-        torch.cat([part.sampled for part in parts]),
-        torch.cat([part.analytic for part in parts]),
-    )
-
-
-def _save(path: Path, found: Judgements) -> None:
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
-        np.savez(
-            file,
-            hidden=found.hidden.numpy(),
-            sampled=found.sampled.numpy(),
-            analytic=found.analytic.numpy(),
-        )
-
-
-def _load(path: Path) -> Judgements:
-    with np.load(path) as stored:
-        return Judgements(*(torch.from_numpy(stored[k]) for k in ("hidden", "sampled", "analytic")))
+    names = vars(parts[0])
+    return Judgements(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
 
 
 @dataclass(frozen=True)
@@ -343,13 +331,12 @@ def _judged(
     """Of every drafted token of the chains: its hidden state [A, D], and min(1, p/q) [A]."""
     tokens, at = pad(chains)
     drawn = tokens.flatten()[at + 1]
-    mass = []
-    for model in (target, drafter):
-        ids, places = tokens.to(model.device), at.to(model.device)
-        logits = head_logits(model, answer_hidden(model, ids, places))
-        mass.append(distributions_of(logits, temperature).cpu()[torch.arange(len(drawn)), drawn])
-    hidden = answer_hidden(drafter, tokens.to(drafter.device), (at + 1).to(drafter.device))
-    return hidden.float().cpu(), (mass[0] / mass[1].clamp(min=1e-12)).clamp(max=1.0)
+    p, q = (
+        _distributions(model, tokens, at, temperature)[torch.arange(len(drawn)), drawn]
+        for model in (target, drafter)
+    )
+    hidden = _hidden(drafter, tokens, at + 1)
+    return hidden.float(), (p / q.clamp(min=1e-12)).clamp(max=1.0)
 
 
 HELD_OUT = 10
@@ -396,22 +383,13 @@ def judge_texts(
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
         raise DraftwiseError(f"{len(texts)} answers are too few to learn from: give more prompts")
-    before = 0
-
-    def judged(name: str, part: Sequence[Text]) -> Judgements:
-        return judge_all(
-            setting.target, setting.drafter, part, folder / name,
-            temperature=setting.temperature, mixing=setting.mixing, seed=setting.seed,
-            progress=None if progress is None else lambda done: progress(before + done),
-        )  # fmt: skip
-
-    first = judged("taught", taught)
-    before = len(taught)
+    first = judge_all(setting, taught, folder / "taught", progress)
+    after = None if progress is None else lambda done: progress(len(taught) + done)
     chains = draft_chains(
         setting.target, setting.drafter, held_out, temperature=setting.temperature,
         seed=setting.seed,
     )  # fmt: skip
-    return Judged(first, judged("held-out", held_out), chains)
+    return Judged(first, judge_all(setting, held_out, folder / "held-out", after), chains)
 
 
 @dataclass(frozen=True)
@@ -536,7 +514,7 @@ def judged_batches(data: Judgements, options: HeadOptions) -> Callable[[int], Ba
     """step -> batch; every epoch goes through all tokens in an order of its own."""
     size = min(options.tokens_per_batch, len(data))
     a_epoch = len(data) // size
-    labels = data.labels(options.label)
+    labels: Tensor = getattr(data, options.label)
 
     def batch(step: int) -> Batch:
         epoch, place = divmod(step, a_epoch)

@@ -129,10 +129,7 @@ def _advance(
 
 
 def _stopped(
-    checkpoint: Path | None,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    losses: list[float],
+    checkpoint: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]
 ) -> str:
     """Keep what was learned before the step that went wrong, and say what to do."""
     kept = ""
