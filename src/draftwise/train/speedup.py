@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def _seconds(model: CausalModel, counts: Sequence[int]) -> Floats:
     def step(count: int) -> None:
         model.extend(cache, [0], [[1] * count], keep=count).flat[-1, 0].item()
 
-    return np.array([_median(cache, base, lambda c=count: step(c)) for count in counts])
+    return np.array([_median(cache, base, partial(step, count)) for count in counts])
 
 
 def _head_seconds(target: CausalModel, head: EagleHead) -> float:

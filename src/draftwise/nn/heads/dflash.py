@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads.eagle import (
     Attend,
     Attention,
@@ -172,9 +171,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
             target.module.get_input_embeddings(),
             target.module.get_output_embeddings() if is_whole else None,
         )
-    fill(head, weights, target, what)
-    lay_out(head)
-    return head.eval().requires_grad_(False)
+    return fill(head, weights, target, what)
 
 
 def _block(settings: Mapping[str, Any], layer: Mapping[str, Any], what: str) -> BlockShape:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -20,9 +20,9 @@ from draftwise.nn.cache import RaggedCache, Span
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads.files import (
     find_folder,
+    put_weights,
     read_settings,
     read_weights,
-    refuse_mismatch,
     refuse_other_target,
 )
 from draftwise.nn.model import CausalModel
@@ -165,7 +165,8 @@ class BorrowingHead(nn.Module):
         )
         if config.draft_vocab_size != config.vocab_size:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self._borrowed = (embed, lm_head)  # in a tuple, so that torch does not count them as ours
+        # in a tuple, so that torch does not count them as ours
+        self._borrowed: tuple[Any, Any] = (embed, lm_head)
         self._angles = Angles(config)
 
     @property
@@ -184,7 +185,7 @@ class BorrowingHead(nn.Module):
 
     def draft_logits(self, states: Tensor) -> Tensor:
         """[..., draft_vocab_size] logits of states."""
-        found: Tensor = (self.lm_head or self._borrowed[1])(states)  # type: ignore[misc]
+        found: Tensor = (self.lm_head or self._borrowed[1])(states)
         return found
 
     def logits(self, states: Tensor) -> Tensor:
@@ -238,7 +239,7 @@ class EagleHead(BorrowingHead):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., h] embeddings of target tokens."""
-        found: Tensor = (self.embed_tokens or self._borrowed[0])(tokens)  # type: ignore[misc]
+        found: Tensor = (self.embed_tokens or self._borrowed[0])(tokens)
         return found
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -515,9 +516,7 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
             None if "embed_tokens.weight" in weights else target.module.get_input_embeddings(),
             lent,
         )
-    fill(head, weights, target, what)
-    lay_out(head)
-    return head.eval().requires_grad_(False)
+    return fill(head, weights, target, what)
 
 
 def _lent(
@@ -661,27 +660,23 @@ def rope_of(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 10000.0} | one_rope(theirs)
 
 
-def fill(head: BorrowingHead, weights: dict[str, Tensor], target: CausalModel, what: str) -> None:
-    """Load every weight into its place; refuse what is missing, left over or of another shape."""
-    wanted = {name: tuple(place.shape) for name, place in head.state_dict().items()}
+Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
+
+
+def fill(head: Borrowing, weights: dict[str, Tensor], target: CausalModel, what: str) -> Borrowing:
+    """``put_weights``, laid out for the CPU; refuses tokens that the target does not have."""
     offsets = weights.get("d2t")
-    if "d2t" not in wanted and offsets is not None and not offsets.any():
+    if "d2t" not in head.state_dict() and offsets is not None and not offsets.any():
         weights.pop("d2t")  # the whole vocabulary, in its own order
-    refuse_mismatch(what, wanted, weights)
-    cast = {
-        name: tensor.to(target.device, None if name == "d2t" else target.dtype)
-        for name, tensor in weights.items()
-    }
-    head.load_state_dict(cast, strict=True, assign=True)
-    ids = head.draft_ids
-    if ids is not None and (len(set(ids.tolist())) < len(ids) or not _inside(ids, target)):
+    put_weights(head, weights, target, what)
+    ids, size = head.draft_ids, target.vocab_size
+    drafted = set() if ids is None else set(ids.tolist())
+    if ids is not None and (len(drafted) < len(ids) or not drafted <= set(range(size))):
         raise DraftwiseError(
-            f"{what}: d2t does not lead to {len(ids)} different tokens below {target.vocab_size}"
+            f"{what}: d2t does not lead to {len(ids)} different tokens below {size}"
         )
-
-
-def _inside(ids: Tensor, target: CausalModel) -> bool:
-    return bool(ids.min() >= 0) and bool(ids.max() < target.vocab_size)
+    lay_out(head)
+    return head
 
 
 LAYOUTS = ("authors", "speculators")
