@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from draftwise.bench.methods import (
         DEFAULT, Known, Ours, Peer, check_methods, expand, parse_method,
     )
-    from draftwise.bench.paired import Method, Ratio, Timing, measure as measure_pairs, ratio, turns
+    from draftwise.bench.paired import Ratio, Timing, ratio, turns
     from draftwise.bench.results import cautions, make_sheet, results as results_of
     from draftwise.bench.runs import Run, Store, Wish, prepare, whole_turns
     from draftwise.bench.session import (

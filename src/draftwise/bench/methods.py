@@ -36,10 +36,6 @@ class Ours:
     setting: Preset
     drafter: str | None = None
 
-    @property
-    def is_fixed(self) -> bool:
-        return self.drafter is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Peer:

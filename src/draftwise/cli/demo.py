@@ -355,11 +355,6 @@ def peak_memory_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-NumPrompts = Annotated[int, typer.Option("--prompts", help="How many prompts, of all domains.")]
-Picture = Annotated[
-    Path | None, typer.Option("--svg", metavar="FILE", help="Also save all of it as a picture.")
-]
-
 _PROMPT_LINES = 4
 _WARM_UP_TOKENS = 24
 _PICTURE_SIZE = (110, 40)
@@ -370,13 +365,17 @@ def demo(
     *,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
-    prompts: NumPrompts = 7,
+    prompts: Annotated[
+        int, typer.Option("--prompts", help="How many prompts, of all domains.")
+    ] = 7,
     max_new_tokens: o.MaxNewTokens = 160,
     temperature: o.Temperature = 0.0,
     seed: o.FixedSeed = 0,
     preset: o.PresetName = "draftwise",
     policy: o.PolicySpec = None,
-    svg: Picture = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Also save all of it as a picture.")
+    ] = None,
     hardware: o.Hardware,
     compile_: o.Compile = False,
 ) -> None:

@@ -18,29 +18,6 @@ LOSSES = ("logits", "sequence")
 HELD_OUT = 10
 """Every tenth prompt is held out."""
 
-Init = Annotated[str | None, typer.Option(help="Start from this model: PATH or zoo:NAME.")]
-NumLayers = Annotated[
-    int | None, typer.Option("--layers", help="Start from the target's own first layers, so many.")
-]
-Lend = Annotated[
-    bool,
-    typer.Option(
-        "--lend",
-        help="With --layers: its embeddings and lm_head stay the target's, which stores them.",
-    ),
-]
-DraftVocab = Annotated[
-    int | None,
-    typer.Option(
-        min=2, help="With --lend: tokens that it can draft, the most frequent. Default: all."
-    ),
-]
-LossOf = Annotated[
-    str, typer.Option("--loss", help="logits: the target's distribution; sequence: its tokens.")
-]
-Samples = Annotated[int, typer.Option(min=1, help="Answers to each prompt.")]
-ProbeOnly = Annotated[bool, typer.Option("--probe-only", help="Stop after that look.")]
-
 
 @command
 def drafter(
@@ -48,15 +25,33 @@ def drafter(
     target: o.Target,
     prompts: t.Prompts,
     out: t.Out,
-    init: Init = None,
-    num_layers: NumLayers = None,
-    lend: Lend = False,
-    draft_vocab: DraftVocab = None,
-    loss: LossOf = "logits",
+    init: Annotated[
+        str | None, typer.Option(help="Start from this model: PATH or zoo:NAME.")
+    ] = None,
+    num_layers: Annotated[
+        int | None,
+        typer.Option("--layers", help="Start from the target's own first layers, so many."),
+    ] = None,
+    lend: Annotated[
+        bool,
+        typer.Option(
+            "--lend",
+            help="With --layers: its embeddings and lm_head stay the target's, which stores them.",
+        ),
+    ] = False,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="With --lend: tokens that it can draft, the most frequent. Default: all."
+        ),
+    ] = None,
+    loss: Annotated[
+        str, typer.Option("--loss", help="logits: the target's distribution; sequence: its tokens.")
+    ] = "logits",
     temperatures: t.Heats = "0,0.3,0.7,1",
-    samples: Samples = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
     learning: t.Learning,
-    probe_only: ProbeOnly = False,
+    probe_only: Annotated[bool, typer.Option("--probe-only", help="Stop after that look.")] = False,
     answers: t.Answers,
     hardware: o.Hardware,
 ) -> None:

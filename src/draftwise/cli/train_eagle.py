@@ -33,13 +33,6 @@ HELD_OUT, MOST_HELD_OUT = 10, 64
 MOST_KEPT_BYTES = 4 << 30
 """Above this the target's states are computed again in every epoch."""
 
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        help="jsonl with `text`, `prompt` and `completion`, or `prompt` alone, which the target "
-        "answers itself."
-    ),
-]
 Prompts = Annotated[
     Path | None,
     typer.Option(
@@ -47,24 +40,6 @@ Prompts = Annotated[
         "or `messages`, or `self`: an instruct model writes its own."
     ),
 ]
-Lend = Annotated[
-    bool,
-    typer.Option(
-        "--lend", help="Use the target's own lm_head: neither trained nor stored, a third faster."
-    ),
-]
-Regression = Annotated[
-    float, typer.Option(min=0.0, help="With --lend: weight of EAGLE-1's regression to its states.")
-]
-Layout = Annotated[str, typer.Option(help="authors (SafeAILab/EAGLE) or speculators (vLLM).")]
-Passes = Annotated[
-    int, typer.Option("--depth", min=1, help="Tokens of a draft that training unrolls.")
-]
-DraftVocab = Annotated[
-    int | None,
-    typer.Option(min=2, help="Tokens that it can draft, the most frequent. Default: up to 32000."),
-]
-MaxLength = Annotated[int, typer.Option(min=8, help="Tokens of a text, at most; the rest is cut.")]
 Keep = Annotated[
     bool | None,
     typer.Option(
@@ -79,14 +54,34 @@ LEARNING = t.Learning(epochs=4.0, lr=1e-3)
 class Head:
     """What kind of head, and what it reads."""
 
-    layout: Layout = "authors"
-    depth: Passes = 7
-    draft_vocab: DraftVocab = None
-    max_length: MaxLength = 2048
+    layout: Annotated[
+        str, typer.Option(help="authors (SafeAILab/EAGLE) or speculators (vLLM).")
+    ] = "authors"
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, help="Tokens of a draft that training unrolls.")
+    ] = 7
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Tokens that it can draft, the most frequent. Default: up to 32000."
+        ),
+    ] = None
+    max_length: Annotated[
+        int, typer.Option(min=8, help="Tokens of a text, at most; the rest is cut.")
+    ] = 2048
     temperatures: t.Heats = "0,0.7,1"
     keep: Keep = None
-    lend: Lend = False
-    regression: Regression = 0.0
+    lend: Annotated[
+        bool,
+        typer.Option(
+            "--lend",
+            help="Use the target's own lm_head: neither trained nor stored, a third faster.",
+        ),
+    ] = False
+    regression: Annotated[
+        float,
+        typer.Option(min=0.0, help="With --lend: weight of EAGLE-1's regression to its states."),
+    ] = 0.0
 
 
 @command
@@ -94,7 +89,13 @@ def eagle(
     *,
     target: o.Target,
     out: t.Out,
-    data: Data = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="jsonl with `text`, `prompt` and `completion`, or `prompt` alone, which the "
+            "target answers itself."
+        ),
+    ] = None,
     prompts: Prompts = None,
     head: Head,
     learning: t.Learning = LEARNING,

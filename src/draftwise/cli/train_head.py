@@ -17,43 +17,45 @@ from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.types import DraftwiseError
 
 LABELS = ("sampled", "analytic")
-Drafter = Annotated[
-    str,
-    typer.Option(
-        "--drafter",
-        "-d",
-        metavar="SPEC",
-        help="The drafter whose tokens it judges, a model: PATH, lm:PATH or zoo:NAME.",
-    ),
-]
-Depth = Annotated[int, typer.Option(min=0, help="Residual layers before the last (the paper's D).")]
-WRej = Annotated[float, typer.Option(help="Weight of rejected tokens in the loss: 1, 3, 6, 12.")]
-LabelName = Annotated[
-    str, typer.Option(help="sampled: min(1, p/q) of the token; analytic: sum of min(p, q).")
-]
-Mixing = Annotated[float, typer.Option(help="Share of the target's own tokens that are read.")]
-Heat = Annotated[
-    float,
-    typer.Option("--temperature", "-t", metavar="T", help="At which answers and drafts are drawn."),
-]
-Tied = Annotated[bool, typer.Option("--tied", help="One residual layer D times, as released.")]
-Epochs = Annotated[float, typer.Option(help="Passes over all judged tokens.")]
 
 
 @command
 def head(
     *,
     target: o.Target,
-    drafter: Drafter,
+    drafter: Annotated[
+        str,
+        typer.Option(
+            "--drafter",
+            "-d",
+            metavar="SPEC",
+            help="The drafter whose tokens it judges, a model: PATH, lm:PATH or zoo:NAME.",
+        ),
+    ],
     prompts: t.Prompts,
     out: t.Out,
-    depth: Depth = 3,
-    w_rej: WRej = 6.0,
-    label: LabelName = "analytic",
-    mixing: Mixing = 0.15,
-    temperature: Heat = 1.0,
-    tied: Tied = False,
-    epochs: Epochs = 12.0,
+    depth: Annotated[
+        int, typer.Option(min=0, help="Residual layers before the last (the paper's D).")
+    ] = 3,
+    w_rej: Annotated[
+        float, typer.Option(help="Weight of rejected tokens in the loss: 1, 3, 6, 12.")
+    ] = 6.0,
+    label: Annotated[
+        str, typer.Option(help="sampled: min(1, p/q) of the token; analytic: sum of min(p, q).")
+    ] = "analytic",
+    mixing: Annotated[
+        float, typer.Option(help="Share of the target's own tokens that are read.")
+    ] = 0.15,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", "-t", metavar="T", help="At which answers and drafts are drawn."
+        ),
+    ] = 1.0,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="One residual layer D times, as released.")
+    ] = False,
+    epochs: Annotated[float, typer.Option(help="Passes over all judged tokens.")] = 12.0,
     lr: t.Rate = 2e-3,
     answers: t.Answers,
     as_json: o.AsJson = False,

@@ -40,15 +40,11 @@ Prompts = Annotated[
         "an instruct model writes its own.",
     ),
 ]
-NumPrompts = Annotated[int, typer.Option(min=2, help="How many, with `--prompts self`.")]
 Out = Annotated[
     Path,
     typer.Option(
         "--out", "-o", metavar="FOLDER", help="Folder for what is made; give it again to go on."
     ),
-]
-Work = Annotated[
-    Path | None, typer.Option(help="Folder for answers and checkpoints. Default: OUT/work.")
 ]
 MaxNewTokens = Annotated[
     int,
@@ -59,23 +55,19 @@ MaxNewTokens = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="The same seed, the same result.")]
 Rows = Annotated[int, typer.Option(min=1, help="Answers that are sampled together.")]
 Heats = Annotated[str, typer.Option(help="Temperatures of the target's own answers, in turn.")]
-Epochs = Annotated[float, typer.Option(help="Passes over all texts.")]
 Rate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
-Probe = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Share of the steps after which to look.")
-]
-BatchTokens = Annotated[int, typer.Option(min=16, help="Tokens of a step, about.")]
-Bf16 = Annotated[bool | None, typer.Option(help="Mixed precision. Default: on CUDA.")]
 
 
 @dataclass(frozen=True)
 class Answers:
     """How many prompts the model writes (``self``), and how they are answered and kept."""
 
-    num_prompts: NumPrompts = 1000
+    num_prompts: Annotated[int, typer.Option(min=2, help="How many, with `--prompts self`.")] = 1000
     max_new_tokens: MaxNewTokens = 256
     rows: Rows = 32
-    work: Work = None
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for answers and checkpoints. Default: OUT/work.")
+    ] = None
     seed: Seed = 0
 
     def folder(self, out: Path) -> Path:
@@ -86,11 +78,13 @@ class Answers:
 class Learning:
     """How long and how fast a drafter learns."""
 
-    epochs: Epochs = 3.0
+    epochs: Annotated[float, typer.Option(help="Passes over all texts.")] = 3.0
     lr: Rate = 5e-4
-    probe: Probe = 0.05
-    batch_tokens: BatchTokens = 2048
-    bf16: Bf16 = None
+    probe: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the steps after which to look.")
+    ] = 0.05
+    batch_tokens: Annotated[int, typer.Option(min=16, help="Tokens of a step, about.")] = 2048
+    bf16: Annotated[bool | None, typer.Option(help="Mixed precision. Default: on CUDA.")] = None
 
 
 @dataclass(frozen=True)

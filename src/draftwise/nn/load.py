@@ -100,7 +100,7 @@ def load_model(
     """A checked model from a folder, a hub id, or a ``transformers`` module that is used as it is.
 
     dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16``, ``float16``, or as in torch; on
-    a CPU also ``int8`` and ``int4``, weights alone, the rest in bfloat16 (``nn.packed``). device:
+    a CPU also ``int8`` and ``int4``, weights alone, the rest in bfloat16 (``cpu.packed``). device:
     ``auto`` is CUDA where there is one; ``map:auto``, ``map:balanced``, ... or a dict of devices by
     module go to the library as ``device_map``. A folder may hold an adapter of PEFT: its base is
     loaded, and it is merged in. Raises DraftwiseError for what cannot be found, read or served.

@@ -138,7 +138,7 @@ _NUM_RWKV = 5
 class Caller:
     """One module, called with tokens, positions, masks and a cache of our own.
 
-    Where layers keep a running state, it is a view of the module that is called (``nn.shadow``).
+    Where layers keep a running state, a view of the module is called (``nn.hybrid.view``).
     RWKV and xLSTM take states of a shape of their own, and return them.
     can_keep: whether logits may be wanted of some tokens only. has_states: whether layers keep any.
     """

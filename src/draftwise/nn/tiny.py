@@ -1,7 +1,7 @@
 """Any causal LM, tiny: its own configuration with small sizes, a layer of each kind, windows of 3.
 
 The self-check lets such a twin cross what the model itself would cross only after thousands of
-tokens, and ``draftwise models --check`` builds one of every type (``nn.survey``).
+tokens, and ``draftwise models --check`` builds one of every type.
 """
 
 from __future__ import annotations

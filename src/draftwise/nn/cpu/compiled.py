@@ -41,7 +41,7 @@ class CompiledSteps:
     go where an index says: so nothing changes its shape from token to token, and nothing is
     compiled twice. ``spent_s``, ``spent_cpu_s``: seconds that compiling took so far, which belong
     to no round. On CUDA the forwards are recorded as graphs. Half precision on a CPU whose weights
-    have no blocks (``nn.layout``) has weights packed into them ("freezing": a copy for each width),
+    have no blocks (``nn.cpu.layout``) has weights packed into them ("freezing": one copy a width),
     without which it gains nothing; one token is read as two there (docs/performance.md).
     Errors: where compiling fails, a warning, and the model goes on without.
     """
