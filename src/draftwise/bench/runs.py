@@ -181,24 +181,6 @@ def _parse(line: str) -> Run | None:
         return None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    write_text(path, _text(value, 0) + "\n")
-
-
-def _text(value: Any, depth: int) -> str:
-    """JSON with a line for every row: what holds tables is broken up, the rest is not."""
-    has_rows = isinstance(value, dict) and any(
-        isinstance(part, dict) and any(isinstance(cell, dict) for cell in part.values())
-        for part in value.values()
-    )
-    if not has_rows:
-        return json.dumps(value)
-    start = " " * (depth + 1)
-    lines = [f"{start}{json.dumps(key)}: {_text(part, depth + 1)}" for key, part in value.items()]
-    return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
-
-
 def rounded(value: Any) -> Any:
     """Six digits of every number: more would only look precise.
 

@@ -5,6 +5,7 @@ Run again with the same settings it goes on where it ended; with more repeats it
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from draftwise.bench.environment import command, environment
 from draftwise.bench.methods import Known, Ours, default_methods, expand, parse_method
 from draftwise.bench.paired import turns
 from draftwise.bench.results import make_sheet, results
-from draftwise.bench.runs import Run, Store, Wish, rounded, write_json
+from draftwise.bench.runs import Run, Store, Wish, rounded
 from draftwise.bench.suites import Item, Suite
 from draftwise.drafters.lm import LMDrafter
+from draftwise.lines import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
 
@@ -76,16 +78,7 @@ GoesOn = Callable[[], bool]
 """Asked between answers: False ends the bench."""
 
 
-class Contestant(Protocol):
-    """What answers prompts."""
-
-    name: str
-
-    def begin(self) -> None: ...
-
-    def answer(self, prompt: Sequence[int], seed: int) -> Reply:
-        """Answer a prompt, and say how long it took."""
-        ...
+Contestant = OurContestant | PeerContestant
 
 
 class Encoder:
@@ -147,8 +140,11 @@ def make_contestants(
     for method in methods:
         try:
             spec = parse_method(method, drafters)
-            kind = OurContestant if isinstance(spec, Ours) else PeerContestant
-            made.append(kind(spec, base, asked))  # type: ignore[arg-type]
+            made.append(
+                OurContestant(spec, base, asked)
+                if isinstance(spec, Ours)
+                else PeerContestant(spec, base, asked)
+            )
         except DraftwiseError as error:
             if method in wanted:
                 raise
@@ -344,7 +340,7 @@ def _sum_up(
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     path = store.folder / RESULTS
-    write_json(path, found)
+    write_text(path, json.dumps(found, indent=1) + "\n")
     paths = [path, *store.folder.glob(TRACE)]
     if suite.is_spec_bench and studio is not None:
         paths += studio.write_answers(store.folder / "answers", suite.items, runs, base.tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from draftwise.cli.command import command
 from draftwise.cli.failures import quiet, refused_values
 from draftwise.cli.load import loading
 from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.types import Costs
 
 LOSSES = ("logits", "sequence")
 HELD_OUT = 10
@@ -89,23 +92,37 @@ def drafter(
                      draft_vocab],
     }  # fmt: skip
     with quiet(), t.working_in(folder, inputs) as bars:
+        from draftwise.nn.model import CausalModel
         from draftwise.train import drafter as d
+        from draftwise.train.speedup import break_even, measure_costs
 
         held_out = scene.answers(
             encoded[::HELD_OUT], [1.0], folder / "held-out.jsonl", answers, bars
         )
-        worth = _Worth(scene, model, held_out)
-        looks = [worth.look("before training")]
+        costs: Costs | None = None
+        looks: list[dict[str, Any]] = []
+
+        def look(when: str) -> None:
+            """Acceptance on held-out answers, and the speed it promises."""
+            nonlocal costs
+            model.eval()
+            costs = costs or measure_costs(scene.target, CausalModel(model, "drafter"))
+            both = {"drafter": model}
+            alpha = d.measure_acceptance(scene.target.module, both, held_out)["drafter"]
+            pays = break_even(costs.target_s, costs.draft_s["drafter"])
+            found = t.worth(when, alpha, costs, f"; it pays from acceptance {pays:.2f} on")
+            looks.append({"when": when, "acceptance": alpha, "break_even": pays, **found})
+
+        look("before training")
         taught = [p for i, p in enumerate(encoded) if i % HELD_OUT for _ in range(samples)]
         texts = scene.answers(taught, heats, folder / "answers.jsonl", answers, bars)
         ids = None
         if draft_vocab is not None:
-            ids, worth.costs = d.narrow(model, texts, draft_vocab), None
+            ids, costs = d.narrow(model, texts, draft_vocab), None
         batches = d.drafter_batches(scene.target.module, texts, options, folder, ids)
         t.train(
             model, d.LOSSES[loss], batches, d.drafter_settings(texts, options), folder / "run.pt",
-            bars, lambda when: looks.append(worth.look(when)), learning.probe,
-            probe_only=probe_only,
+            bars, look, learning.probe, probe_only=probe_only,
         )  # fmt: skip
         if not probe_only:
             _save(scene, model, out, lend)
@@ -138,28 +155,6 @@ def _start(
         torch.manual_seed(seed)
         assert num_layers is not None
         return first_layers(scene.target.module, num_layers, lends=lend)
-
-
-class _Worth:
-    """What the drafter is worth: acceptance on held-out answers, and the speed it promises."""
-
-    def __init__(self, scene: t.Scene, model: Any, held_out: Any) -> None:
-        self.target, self.model, self.held_out = scene.target, model, held_out
-        self.costs: Any = None  # None = to be measured
-
-    def look(self, when: str) -> dict[str, Any]:
-        from draftwise.nn.model import CausalModel
-        from draftwise.train.drafter import measure_acceptance
-        from draftwise.train.speedup import break_even, measure_costs
-
-        self.model.eval()
-        if self.costs is None:
-            self.costs = measure_costs(self.target, CausalModel(self.model, "drafter"))
-        both = {"drafter": self.model}
-        alpha = measure_acceptance(self.target.module, both, self.held_out)["drafter"]
-        pays = break_even(self.costs.target_s, self.costs.draft_s["drafter"])
-        found = t.worth(when, alpha, self.costs, f"; it pays from acceptance {pays:.2f} on")
-        return {"when": when, "acceptance": alpha, "break_even": pays, **found}
 
 
 def _save(scene: t.Scene, model: Any, out: Path, lends: bool) -> None:

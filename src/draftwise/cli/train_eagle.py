@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,7 +119,7 @@ def eagle(
             examples = [(one.prompt, None) for one in given]
     inputs = {
         "target": scene.target.name,
-        "data": hashlib.sha256(json.dumps(examples).encode()).hexdigest()[:16],
+        "data": t.fingerprint(examples),
         "numbers": [learning.epochs, learning.lr, head.depth, head.draft_vocab, head.max_length,
                     learning.batch_tokens, answers.seed, head.temperatures],
         "answers": [answers.max_new_tokens, answers.rows, learning.bf16, head.lend,

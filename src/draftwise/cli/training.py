@@ -246,7 +246,7 @@ def make_folder(folder: Path) -> None:
         raise DraftwiseError(f"{folder} is a file, or lies below one: name a folder") from error
 
 
-def fingerprint(prompts: Sequence[Sequence[int]]) -> str:
+def fingerprint(prompts: Any) -> str:
     """A short name for these prompts and no others."""
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
