@@ -24,7 +24,6 @@ class SwitchingCost:
     State: the text position that each drafter has reached, and that of the first round.
     Cost: O(1). Errors: ValueError if ``per_token`` is below 0.
 
-    >>> from draftwise.types import Plan
     >>> cost = SwitchingCost(per_token=0.01)
     >>> rounds = [("a", 100), ("a", 103), ("b", 106), ("a", 109)]
     >>> [cost.charge(Evidence(Plan(d, 2), 2, 2, emitted_start=at)) for d, at in rounds]

@@ -86,7 +86,6 @@ class DraftAll(Greedy):
         them. Where drafts are drawn from a q, they are branches of one tree, tried one after
         another; keeping the longest of several random drafts would change the output's law.
     Feedback: any. State: a Tally [K]. Cost: O(K) a round.
-    Errors: ValueError from ``check_feedback``.
 
     >>> DraftAll(num_plans=3).plays_all
     True

@@ -75,7 +75,6 @@ class EXP3(PlayedOnly):
     State: gains float64[K] (cumulative value estimates, unitless); rounds learned and chosen.
     Cost: O(K) a round. Errors: ValueError if gamma is not in (0, 1].
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = EXP3(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.ones(2), np.array([True, False])))
     >>> bool(policy.probabilities()[0] > 0.5)
@@ -120,10 +119,7 @@ class EXP3Spec(PlayedOnly):
     Feedback: bandit, in any order; of richer feedback only the played plan's value is used, since
         eq. (6) knows no other probability of being seen.
     State: losses float64[K] (cumulative loss estimates, unitless); rounds learned and chosen.
-    Cost: O(K) a round.
-    Errors: ValueError from ``check_feedback``.
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = EXP3Spec(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.zeros(2), np.array([True, False])))
     >>> bool(policy.probabilities()[1] > 0.5)

@@ -70,10 +70,8 @@ class Hedge(Hedging):
         with bandit feedback nothing ever moves, as the algorithm has no use for it.
     Feedback: panoramic (prefix and free move what they show), in any order when eta is fixed.
     State: gains float64[K] (cumulative regrets, unitless); a Tally of the values.
-    Cost: O(K) a round.
     Errors: ValueError if eta is not from 1e-6 to 1e6.
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = Hedge(num_plans=2, rng=np.random.default_rng(0), eta=math.log(3))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> policy.probabilities().round(9).tolist()
@@ -149,9 +147,7 @@ class NormalHedge(Hedging):
     Feedback: panoramic (prefix and free move what they show), in the order given.
     State: regrets float64[K] (cumulative, unitless); a Tally of the values.
     Cost: O(K) a round, times about five Newton steps.
-    Errors: ValueError from ``check_feedback``.
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = NormalHedge(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> policy.choose()
@@ -200,9 +196,8 @@ class AdaNormalHedge(Hedging):
     Feedback: panoramic; a plan that was not seen sleeps (r = 0), so prefix and free move what they
         show and bandit feedback moves nothing; in the order given.
     State: regrets R and sizes C float64[K] (unitless); a Tally of the values.
-    Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
+    Cost: O(K) a round.
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = AdaNormalHedge(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> bool(policy.probabilities()[1] > 0.5)

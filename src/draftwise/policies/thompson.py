@@ -112,7 +112,7 @@ class ThompsonBernoulli(Drawn):
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums float64[K] (unitless); rounds learned; the random generator. The
         logarithms [K] that normalise the beliefs are a cache of it.
-    Cost: O(96 K) a choice. Errors: ValueError from ``check_feedback``.
+    Cost: O(96 K) a choice.
 
     >>> policy = ThompsonBernoulli(num_plans=4, rng=np.random.default_rng(0))
     >>> policy.choose().prob

@@ -52,12 +52,10 @@ class UCB1(UpperBounds):
         larger by a factor sqrt(ln (t + 1) / ln t), 3% in round 10 and .1% in round 200.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, chosen float64[K] (values are unitless); rounds learned.
-    Cost: O(K) a round.
     Errors: ValueError if beta is not from 1e-6 to 1e6.
 
     >>> policy = UCB1(num_plans=2, beta=1.0)
     >>> first = policy.choose()
-    >>> from draftwise.types import Feedback
     >>> policy.learn(first, Feedback(np.array([1.0, 0.0]), np.array([True, False])))
     >>> policy.choose().plan
     1
@@ -93,7 +91,7 @@ class UCBTuned(UpperBounds):
         one more, the round being chosen.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, squares, chosen float64[K] (unitless); rounds learned.
-    Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
+    Cost: O(K) a round.
 
     >>> policy = UCBTuned(num_plans=3)
     >>> [policy.choose().plan for _ in range(3)]
@@ -129,11 +127,9 @@ class UCBSpec(UpperBounds):
         proof of Theorem 4.3 takes (appendix D.2).
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, chosen float64[K] (unitless); rounds learned.
-    Cost: O(K) a round.
     Errors: ValueError if delta is not in (0, 1].
 
     >>> policy = UCBSpec(num_plans=2)
-    >>> from draftwise.types import Feedback
     >>> policy.learn(policy.choose(), Feedback(np.ones(2), np.ones(2, dtype=bool)))
     >>> policy.choose().plan
     0
@@ -165,7 +161,6 @@ class DiscountedUCB(Greedy):
         end in playing all plans alike; (4) untried plans and seen values as in ``UCB1``.
     Feedback: bandit or richer; the order matters, as older values count less.
     State: discounted counts and sums float64[K] (unitless); a Tally: plain counts, rounds learned.
-    Cost: O(K) a round.
     Errors: ValueError if beta is not from 1e-6 to 1e6 or discount not in (0, 1].
 
     >>> policy = DiscountedUCB(num_plans=2, discount=0.5)
