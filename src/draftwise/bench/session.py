@@ -76,8 +76,6 @@ def unaided(base: Speculator) -> Known:
 
 GoesOn = Callable[[], bool]
 """Asked between answers: False ends the bench."""
-
-
 Contestant = OurContestant | PeerContestant
 
 
@@ -225,8 +223,6 @@ def _first_of_each_domain(items: Sequence[Item]) -> set[int]:
 
 
 RESULTS = "results.json"
-
-
 Tell = Callable[[str, int, int], None]
 """Told what is being done, and how much of how much is done."""
 

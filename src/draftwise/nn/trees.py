@@ -93,8 +93,6 @@ _KINDS = {
     **dict.fromkeys(("linear_attention", "conv", "recurrent", "mamba", "moe", "mlp", "dummy"), ""),
 }
 """Which mask a layer takes, by what configurations call it; "" = none."""
-
-
 Fed = Sequence[int] | Tensor
 """Tokens of one row: as the host knows them, or [n] on the device."""
 

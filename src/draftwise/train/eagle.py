@@ -10,17 +10,20 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as padded
 from transformers import PreTrainedModel
 
-from draftwise.nn.heads.eagle import EagleConfig, EagleHead, default_taps, lent_rows, one_rope
+from draftwise.nn.heads.eagle import (
+    NAMES,
+    EagleHead,
+    default_taps,
+    head_config,
+    lent_rows,
+    one_rope,
+)
 from draftwise.train.data import Observed, Text, groups, observe
 
 DECAY = 0.8
 """Weight of each pass over that of the one before it: early tokens of a draft count most."""
-
-
 LOGITS_AT_ONCE = 1 << 27
 """Half a gigabyte, where acceptance is measured: a text of Gemma 3 has 262,144 a token."""
-
-
 QUIET = 0.3
 """Of the target's last norm, at the start: the deepest state says what came, not what comes, so a
 new head as loud as its target is wrong with confidence (16 nats a token where 7.6 are enough)."""
@@ -55,24 +58,15 @@ def new_head(
     the layer with small outputs: so the head starts in a space that its output understands.
     """
     config = target.config.get_text_config()
-    size, heads = config.hidden_size, config.num_attention_heads
+    size = config.hidden_size
     torch.manual_seed(seed)
     head = EagleHead(
-        EagleConfig(
-            generation=3,
-            hidden_size=size,
-            intermediate_size=config.intermediate_size,
-            num_heads=heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or size // heads,
-            vocab_size=config.vocab_size,
-            draft_vocab_size=config.vocab_size if draft_ids is None else len(draft_ids),
-            target_hidden_size=size,
-            taps=default_taps(config.num_hidden_layers),
+        head_config(
+            {"draft_vocab_size": None if draft_ids is None else len(draft_ids)},
+            {name: getattr(config, name, None) for name in NAMES.values()},
             rope=one_rope(getattr(config, "rope_parameters", None) or {"rope_type": "default"}),
-            max_positions=config.max_position_embeddings,
-            eps=getattr(config, "rms_norm_eps", None) or 1e-6,
-            act=getattr(config, "hidden_act", None) or "silu",
+            generation=3,
+            taps=default_taps(config.num_hidden_layers),
         ),
         embed=target.get_input_embeddings(),
         lm_head=_lent(target, draft_ids) if lends else None,

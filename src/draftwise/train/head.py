@@ -175,14 +175,8 @@ def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
 
 
 Label = Literal["sampled", "analytic"]
-
-
 TEXTS_A_CHUNK = 64
-
-
 _TOKENS_A_BATCH = 4096
-
-
 _MOST_LOGITS = 1 << 26
 
 

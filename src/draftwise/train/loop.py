@@ -17,12 +17,8 @@ from draftwise.types import DraftwiseError
 
 Loss = Callable[[Any, Any], Tensor]
 """(model, batch) -> a scalar, the mean loss in nats a token."""
-
-
 Batches = Callable[[int], Any]
 """step -> batch; a pure function, so that a resumed run sees what an uninterrupted one saw."""
-
-
 Progress = Callable[[int, float], None]
 """(steps done, loss of the last step), called after every step."""
 

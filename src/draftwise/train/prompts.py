@@ -19,8 +19,6 @@ from draftwise.types import DraftwiseError
 
 RUN = 10
 """Words in a row that two texts may not share."""
-
-
 Runs = frozenset[tuple[str, ...]]
 
 
@@ -56,8 +54,6 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 MARK = "draftwisemark"
-
-
 TOPICS = (
     "",
     "You help people to write: letters, stories, poems, emails and essays.",
@@ -70,11 +66,7 @@ TOPICS = (
     "You play roles, give advice and talk about everyday life.",
 )
 """System prompts behind which user turns are sampled; the empty one is the template's own."""
-
-
 MIN_CHARS, MAX_PACKED = 12, 5.0
-
-
 SAME = 0.7
 """Share of common word triples from which on two prompts count as the same."""
 

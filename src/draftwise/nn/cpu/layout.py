@@ -19,8 +19,6 @@ ROWS = 16
 _LEAST_ROWS = {torch.float32: 3, torch.bfloat16: 4}
 """Fewer take longer than these, and are filled up: one of 1,536 x 576 in bfloat16 takes 153 us for
 one row, 169 for two, 134 for four (``docs/real_models.md``)."""
-
-
 _PREPACKED: WeakValueDictionary[int, Prepacked] = WeakValueDictionary()
 """By number: a compiled graph cannot hold blocks, whose layout it does not know."""
 

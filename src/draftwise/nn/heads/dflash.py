@@ -20,6 +20,7 @@ from draftwise.nn.heads.eagle import (
     fill,
     head_config,
     read_head_weights,
+    rope_of,
 )
 from draftwise.nn.heads.files import find_folder, read_settings, refuse_other_target
 from draftwise.nn.model import CausalModel
@@ -27,8 +28,6 @@ from draftwise.types import DraftwiseError
 
 AttendBlock = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [N, H, S, d], own k and v [N, G, S, d] of N blocks) -> [N, H, S, d]."""
-
-
 Store = Callable[[int, Tensor, Tensor], None]
 """(layer, k and v [R, G, T, d] of what was read of R texts)."""
 
@@ -121,8 +120,6 @@ class _BlockLayer(nn.Module):
 
 
 KIND = "DFlash head"
-
-
 _NUMBERS = (
     "hidden_size",
     "intermediate_size",
@@ -152,7 +149,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     config = head_config(
         settings,
         layer,
-        target,
+        rope=rope_of(layer, target),
         generation=3,
         taps=tuple(settings["aux_hidden_state_layer_ids"]),
         attention_bias="layers.0.self_attn.q_proj.bias" in weights,

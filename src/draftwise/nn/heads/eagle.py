@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -472,12 +473,8 @@ class LentHead(nn.Module):
 
 
 KIND = "EAGLE head"
-
-
 LENT = "lm_head_from_target"
 """Ours: true in ``config.json`` where ``lm_head`` is the target's, at the rows of ``d2t``."""
-
-
 _OURS = {
     "layers.0.": "midlayer.",
     "transformer.": "midlayer.",
@@ -486,12 +483,20 @@ _OURS = {
     "target_id_to_draft_id": "t2d",
 }
 """How names of the layouts begin, and what the same is called here (and in EAGLE-3's own files)."""
-
-
 _UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "layernorms")
 """Variants that some heads of ``speculators`` have: a head drafts nonsense if they are ignored."""
-
-
+NAMES = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "act": "hidden_act",
+    "eps": "rms_norm_eps",
+    "max_positions": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+"""Our names and those of a Llama configuration."""
 _ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 
 
@@ -520,11 +525,9 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
 
 
 def _lent(
-    settings: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    config: EagleConfig,
+    settings: Mapping[str, Any], weights: Mapping[str, Tensor], config: EagleConfig,
     target: CausalModel,
-) -> nn.Module | None:
+) -> nn.Module | None:  # fmt: skip
     """What a head without ``lm_head`` takes of the target's; of a part only if it says so."""
     if "lm_head.weight" in weights:
         return None
@@ -579,42 +582,30 @@ def _config(
         raise DraftwiseError(f"{folder} is an EAGLE head with {what}, which is not served")
     is_third = _is_third(settings, weights)
     return head_config(
-        settings,
-        layer,
-        target,
-        generation=3 if is_third else 1,
+        settings, layer, rope=rope_of(layer, target), generation=3 if is_third else 1,
         taps=_taps(settings, target) if is_third else (target.num_layers,),
         fc_bias="fc.bias" in weights or bool(settings.get("fusion_bias")),
         attention_bias="midlayer.self_attn.q_proj.bias" in weights,
         mlp_bias="midlayer.mlp.up_proj.bias" in weights,
         qk_norm="midlayer.self_attn.q_norm.weight" in weights,
         norm_before_residual=bool(settings.get("norm_before_residual")),
-    )
+    )  # fmt: skip
 
 
-def head_config(
-    settings: Mapping[str, Any], layer: Mapping[str, Any], target: CausalModel, **own: Any
-) -> EagleConfig:
+def head_config(settings: Mapping[str, Any], layer: Mapping[str, Any], **own: Any) -> EagleConfig:
     """The shape in a head's ``config.json``, of which ``layer`` is a Llama configuration.
 
     own: what one kind of head reads elsewhere.
     """
-    size, heads = layer["hidden_size"], layer["num_attention_heads"]
-    return EagleConfig(
-        hidden_size=size,
-        intermediate_size=layer["intermediate_size"],
-        num_heads=heads,
-        num_kv_heads=layer.get("num_key_value_heads") or heads,
-        head_dim=layer.get("head_dim") or size // heads,
-        vocab_size=layer["vocab_size"],
-        draft_vocab_size=settings.get("draft_vocab_size") or layer["vocab_size"],
-        target_hidden_size=settings.get("target_hidden_size") or size,
-        rope=rope_of(layer, target),
-        max_positions=layer.get("max_position_embeddings") or 2048,
-        eps=layer.get("rms_norm_eps") or 1e-6,
-        act=layer.get("hidden_act") or "silu",
-        **own,
-    )
+    found = {ours: layer[theirs] for ours, theirs in NAMES.items() if layer.get(theirs)}
+    size, heads, vocab_size = found["hidden_size"], found["num_heads"], found["vocab_size"]
+    implied = {
+        "num_kv_heads": heads,
+        "head_dim": size // heads,
+        "draft_vocab_size": settings.get("draft_vocab_size") or vocab_size,
+        "target_hidden_size": settings.get("target_hidden_size") or size,
+    }
+    return EagleConfig(**(implied | found | own))
 
 
 def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
@@ -706,10 +697,7 @@ def save_head(
         layer, fc = ("layers.0.", "fc.") if is_third else ("transformer.", "fusion_fc.")
     weights: dict[str, Tensor] = {}
     for name, tensor in head.state_dict().items():
-        for ours, theirs in (("midlayer.", layer), ("fc.", fc)):
-            if name.startswith(ours):
-                name = theirs + name.removeprefix(ours)
-                break
+        name = re.sub(r"^fc\.", fc, re.sub(r"^midlayer\.", layer, name))
         is_float = tensor.is_floating_point()
         weights[name] = (tensor.to(dtype) if is_float else tensor).contiguous().clone()
     lent = head.lent_rows
@@ -733,21 +721,13 @@ def save_head(
 def _layer(config: EagleConfig) -> dict[str, Any]:
     """The layer as a Llama configuration."""
     return {
+        **{theirs: getattr(config, ours) for ours, theirs in NAMES.items()},
         "model_type": "llama",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
         "num_hidden_layers": 1,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": config.act,
-        "rms_norm_eps": config.eps,
-        "max_position_embeddings": config.max_positions,
         "rope_parameters": config.rope,
         "rope_theta": config.rope.get("rope_theta", 10000.0),  # where transformers 4 looks
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
-        "vocab_size": config.vocab_size,
         "tie_word_embeddings": False,
     }
 
@@ -759,7 +739,7 @@ def _authors(config: EagleConfig) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
-        # layers whose output is tapped, not their input: see eagle_files._taps
+        # layers whose output is tapped, not their input: see ``_taps``
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]},
         "norm_before_residual": config.norm_before_residual,
     }

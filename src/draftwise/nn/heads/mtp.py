@@ -17,12 +17,7 @@ from transformers import AttentionInterface
 
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads.eagle import Attend
-from draftwise.nn.heads.files import (
-    find_folder,
-    put_weights,
-    read_settings,
-    refuse_other_target,
-)
+from draftwise.nn.heads.files import find_folder, put_weights, read_settings, refuse_other_target
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 

@@ -19,15 +19,9 @@ from torch import Tensor
 
 STEPS = 16
 """Tokens up to which a feed goes step by step; chunks of the library's kernels hold 64 and more."""
-
-
 TOKENWISE = ("query", "key", "value", "g", "beta")
 """What the delta rules are given of each token."""
-
-
 Kernel = Callable[..., Any]
-
-
 Given = Mapping[str, Any]
 
 
@@ -161,8 +155,6 @@ class Mamba1(Family):
 
 
 _STATE, _STATES = ("initial_state", "output_final_state"), ("initial_states", "return_final_states")
-
-
 FAMILIES: tuple[Family, ...] = (
     Delta(
         "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", TOKENWISE, 1, *_STATE
