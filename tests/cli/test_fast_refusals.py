@@ -15,7 +15,7 @@ import pytest
 
 from chatting import save_chat_model
 from cli.conftest import run_command
-from draftwise.cli import COMMANDS, DTYPES, Commands, train_drafter, train_eagle, train_head
+from draftwise.cli import COMMANDS, DTYPES, Commands, train
 from draftwise.nn import LAYOUTS
 from draftwise.train import LOSSES, Label
 
@@ -188,9 +188,9 @@ def covered(lines: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def test_the_words_of_an_option_are_those_of_the_module() -> None:
-    assert train_eagle.LAYOUTS == LAYOUTS
-    assert tuple(LOSSES) == train_drafter.LOSSES
-    assert get_args(Label) == train_head.LABELS
+    assert train.LAYOUTS == LAYOUTS
+    assert tuple(LOSSES) == train.LOSSES
+    assert get_args(Label) == train.LABELS
 
 
 def test_a_default_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
