@@ -68,12 +68,6 @@ class Studio(Protocol):
         ...
 
 
-def unaided(base: Speculator) -> Known:
-    """What is known without a first look: no fixed plan, and the first model as assistant."""
-    models = [drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter)]
-    return Known([], next(iter(models), None))
-
-
 GoesOn = Callable[[], bool]
 """Asked between answers: False ends the bench."""
 Contestant = OurContestant | PeerContestant
@@ -159,7 +153,8 @@ class Contest:
     ) -> None:  # fmt: skip
         self._contestants = {c.name: c for c in contestants}
         self._items, self._encoder, self._store, self._seed = items, encoder, store, seed
-        self._with_course = _first_of_each_domain(items)
+        firsts = {item.domain: index for index, item in reversed(list(enumerate(items)))}
+        self._with_course = set(firsts.values())
 
     def run(
         self, repeats: int, done: Sequence[Run], goes_on: GoesOn, progress: Callable[[], None]
@@ -213,13 +208,6 @@ class Contest:
             emitted=[num for reply in replies for num in reply.emitted],
             **more,
         )
-
-
-def _first_of_each_domain(items: Sequence[Item]) -> set[int]:
-    first: dict[str, int] = {}
-    for index, item in enumerate(items):
-        first.setdefault(item.domain, index)
-    return set(first.values())
 
 
 RESULTS = "results.json"
@@ -288,7 +276,8 @@ def _first_look(
     if not base.drafters:
         raise DraftwiseError("a bench needs a drafter: give --drafter")
     if studio is None:
-        return unaided(base)
+        models = [drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter)]
+        return Known([], next(iter(models), None))  # no fixed plan, the first model as assistant
     path = wish.out / TRACE
     questions = [Question(i.domain, encoder.prompt(i, [])) for i in suite.items]
     count = [0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch.nn.functional import pad
 from transformers import Cache
 
 from draftwise.nn.hybrid.states import LibraryStates, States
+
+if TYPE_CHECKING:
+    from draftwise.nn.cpu.compiled import CompiledSteps
 
 
 def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
@@ -140,16 +143,8 @@ class Storage:
         ]
 
 
-class Shelf(Protocol):
-    """Where rows get storage of fixed sizes, and leave it for others (compiled forwards)."""
-
-    def take(self, num_tokens: int) -> Storage:
-        """Storage with room for so many tokens, empty or zeroed."""
-        ...
-
-    def give(self, storage: Storage) -> None:
-        """This storage is free again."""
-        ...
+Shelf: TypeAlias = "CompiledSteps"
+"""Where rows take storage of fixed sizes, and leave it for others."""
 
 
 def allocate(like: Tensor, num_slots: int) -> Tensor:

@@ -39,7 +39,9 @@ def check_model(model: CausalModel) -> None:
     _refuse_broken(model)
     twin, model.forgets = _twin(model), False
     found = "nothing was tried"
-    for way in _ways(model):
+    # (packs, is_alone): rows end to end, side by side, each by itself
+    ways = [(True, False)] if model.packs and not model.has_states else []
+    for way in [*ways, (False, False), (False, True)]:
         found = _try(model, way, (_WIDE if model.has_states else 14, 9))
         if not found and twin is not None:
             found = _try(twin, way, _far(twin), "a tiny twin of it: ")
@@ -52,12 +54,6 @@ def check_model(model: CausalModel) -> None:
     model.serves_trees = not (model.has_states or model.is_alone) and all(
         _grows_trees(one) for one in (model, twin) if one is not None
     )
-
-
-def _ways(model: CausalModel) -> list[tuple[bool, bool]]:
-    """(packs, is_alone) in the order in which they are tried."""
-    padded = [(False, False), (False, True)]
-    return [(True, False), *padded] if model.packs and not model.has_states else padded
 
 
 def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who: str = "") -> str:

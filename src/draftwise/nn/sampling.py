@@ -330,7 +330,10 @@ def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """
     vocab_size = scores.shape[-1]
     ks = [own.top_k if 0 < own.top_k < vocab_size else vocab_size for own in params]
-    best = scores.topk(max(ks), dim=-1).values if max(ks) < vocab_size else _descending(scores)
+    if max(ks) < vocab_size:
+        best = scores.topk(max(ks), dim=-1).values
+    else:
+        best = scores.sort(dim=-1, descending=True).values
     place = torch.tensor(ks, device=scores.device)[:, None] - 1
     scores = scores.masked_fill(scores < best.gather(-1, place), -torch.inf)
     if all(own.top_p >= 1 for own in params):
@@ -348,10 +351,6 @@ def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     wanted = ((top_p - above) / (edge - total).exp()).ceil().clamp(min=1)
     from_the_end = ties.flip(-1).cumsum(-1).flip(-1)
     return scores.masked_fill((scores < edge) | (ties & (from_the_end > wanted)), -torch.inf)
-
-
-def _descending(scores: Tensor) -> Tensor:
-    return scores.sort(dim=-1, descending=True).values
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,19 +93,16 @@ class SequentialHalving(Greedy):
         self._phase_counts += seen
         self._phase_sums += np.where(seen, values, 0.0)
         num_alive = int(self._alive.sum())
-        if num_alive > 1 and self._phase_counts[self._alive].min() >= self._share(num_alive):
+        share = self._period  # how often each survivor is to be seen in this phase
+        if self._budget is not None:
+            share = pulls_per_plan(self._budget, num_alive, self._num_plans)
+        if num_alive > 1 and self._phase_counts[self._alive].min() >= share:
             means = self._phase_sums / np.maximum(self._phase_counts, 1.0)
             self._alive = better_half(means, self._alive)
             self._start_phase()
 
     def _best(self) -> int:
         return int(np.where(self._alive, self._phase_chosen, np.inf).argmin())
-
-    def _share(self, num_alive: int) -> int:
-        """How often each survivor is to be seen in this phase."""
-        if self._budget is None:
-            return self._period
-        return pulls_per_plan(self._budget, num_alive, self._num_plans)
 
     def _start_phase(self) -> None:
         self._phase_counts: Floats = np.zeros(self._num_plans)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -29,6 +29,9 @@ from draftwise.nn.heads.files import (
 from draftwise.nn.model import CausalModel
 from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, tree_masks
 from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.nn.heads.mtp import MtpHead
 
 
 def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
@@ -350,28 +353,8 @@ class Attention(nn.Module):
         return (found if norm is None else norm(found)).transpose(1, 2)
 
 
-class StateHead(Protocol):
-    """A head that reads tokens beside the target's states, or beside those that it made itself.
-
-    taps: which states. token_bytes: of its cache. fuse: the target's states [..., taps x D] as
-    forward takes them. logits: [..., V] of its states.
-    """
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def token_bytes(self) -> int: ...
-    @property
-    def num_parameters(self) -> int: ...
-    def fuse(self, states: Tensor) -> Tensor: ...
-    def logits(self, states: Tensor) -> Tensor: ...
-    def __call__(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
-    ) -> Tensor: ...
+StateHead: TypeAlias = "EagleHead | MtpHead"
+"""A head that reads tokens with the target's states, or with those that it made itself."""
 
 
 def read(
