@@ -200,13 +200,6 @@ class Caller:
         return output, hidden
 
 
-def first_device(module: Any) -> torch.device:
-    """Where tokens go in: of a module on several devices, the first that holds any weights."""
-    places = (weights.device for weights in module.parameters() if not weights.is_meta)
-    found: torch.device = next(places, torch.device("cpu"))
-    return found
-
-
 def _rwkv_state(trace: Trace) -> list[Tensor] | None:
     """Five tensors [R, D, layers]; None at the beginning."""
     found = [trace.recurrent(Key(0, number)) for number in range(_NUM_RWKV)]
@@ -347,7 +340,9 @@ class CausalModel:
         self._near_bytes = 0  # and what of it is of layers with windows
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
-        self.device: torch.device = first_device(module)
+        # where tokens go in: of a module on several devices, the first that holds any weights
+        places = (weights.device for weights in module.parameters() if not weights.is_meta)
+        self.device: torch.device = next(places, torch.device("cpu"))
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype, self.device)
         self.packs = self._masks.is_packable  # until the self-check says otherwise

@@ -114,7 +114,10 @@ def _make(
         if len(pieces) == 1:
             source.symlink_to(pieces[0].resolve())
         else:
-            _join(pieces, source)
+            with source.open("wb") as whole:
+                for piece in pieces:
+                    with piece.open("rb") as part:
+                        shutil.copyfileobj(part, whole, 1 << 22)
         _convert(source, made, say)
         weights = sorted(made.glob("*.safetensors"))
         record |= {"weights": {file.name: _sha256([file]) for file in weights}}
@@ -125,13 +128,6 @@ def _make(
         (made / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
-
-
-def _join(pieces: Sequence[Path], path: Path) -> None:
-    with path.open("wb") as whole:
-        for piece in pieces:
-            with piece.open("rb") as part:
-                shutil.copyfileobj(part, whole, 1 << 22)
 
 
 def _convert(source: Path, out: Path, say: Say) -> None:
