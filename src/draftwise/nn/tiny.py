@@ -82,11 +82,12 @@ _ZAMBA = {
     "num_key_value_heads": 4,
 }
 _OWN: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v3", "youtu"), {"head_dim": 8}),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), {"head_dim": 16}),
-    **dict.fromkeys(
-        ("gemma4_text", "gemma4_unified_text"), {"num_kv_shared_layers": 0, "per_layer_config": {}}
-    ),
+    **{kind: {"head_dim": 8} for kind in ("axk1", "deepseek_v3", "youtu")},
+    **{kind: {"head_dim": 16} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe")},
+    **{
+        kind: {"num_kv_shared_layers": 0, "per_layer_config": {}}
+        for kind in ("gemma4_text", "gemma4_unified_text")
+    },
     "bamba": {"attn_layer_indices": [1]},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {
