@@ -164,7 +164,6 @@ class OnePlan(Wrapper):
     """
 
     def __init__(
-    def __init__(
         self, num_plans: int, rng: np.random.Generator, make_base: MakeBase, base: str = "ucbspec"
     ) -> None:
         super().__init__(num_plans, make_base(base, rng))
@@ -179,6 +178,8 @@ class OnePlan(Wrapper):
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         super().learn(decision, feedback)
         self._made = None
+
+
 _LONGEST = 10_000
 """Feedbacks that the queue holds at most."""
 
