@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,10 @@ from draftwise.train import (
     Settings,
     Text,
     draft_vocabulary,
+    eagle_loss,
+    fit,
     new_head,
     observed_batches,
-    train_eagle,
 )
 
 
@@ -75,7 +77,7 @@ def taught_head(target: CausalModel, texts: Sequence[Sequence[int]], size: int) 
     ids = draft_vocabulary(lesson, size, target.vocab_size)
     head = new_head(target.module, ids, seed=0)
     batches = observed_batches(target.module, {"texts": lesson}, head.config.taps, seed=0)
-    train_eagle(head, batches, Settings(80, 5e-3, 10, 40), num_passes=3)
+    fit(head, partial(eagle_loss, num_passes=3), batches, Settings(80, 5e-3, 10, 40))
     return head.eval().requires_grad_(False)
 
 

@@ -75,8 +75,8 @@ def tiny_model(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **ch
 @cache
 def head_home(hidden_size: int = 32, num_layers: int = 2) -> Path:
     """A drafter's folder with a random head in it that likes some states and not others."""
-    from draftwise.nn import AcceptanceHead
-    from draftwise.nn import save_acceptance_head as save
+    from draftwise.train import AcceptanceHead
+    from draftwise.train import save_acceptance_head as save
 
     with torch.random.fork_rng():
         torch.manual_seed(3)

@@ -14,7 +14,7 @@ DRAFTERS = {"small": True, "lookup": False}
 def test_presets_fixed_plans_and_peers() -> None:
     metasd = parse_method("metasd@2,4", DRAFTERS)
     assert isinstance(metasd, Ours)
-    assert (metasd.setting.lengths, metasd.is_fixed) == ((2, 4), False)
+    assert (metasd.setting.lengths, metasd.drafter) == ((2, 4), None)
     assert metasd.setting.policy == PRESETS["metasd"].policy
     fixed = parse_method("fixed:smallx4/max-confidence:0.4", DRAFTERS)
     assert isinstance(fixed, Ours)

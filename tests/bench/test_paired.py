@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from draftwise.bench import Timing, ratio, turns
-from draftwise.bench import measure_pairs as measure
 
 
 def timing(seed: int, speedup: float, num: int = 30, noise: float = 0.1) -> Timing:
@@ -61,22 +60,3 @@ def test_turns_are_in_random_order_and_the_same_again() -> None:
     assert [turn[:2] for turn in found] == [(r, p) for r in range(2) for p in range(4)]
     assert all(sorted(order) == names for *_, order in found)
     assert len({tuple(order) for *_, order in found}) > 2
-
-
-def test_measure_warms_up_and_compares_every_answer() -> None:
-    asked: list[str] = []
-
-    def honest(prompt: list[int]) -> list[int]:
-        asked.append("honest")
-        return [*prompt, 1]
-
-    def lossy(prompt: list[int]) -> list[int]:
-        asked.append("lossy")
-        return [*prompt, 2 if prompt == [7] else 1]
-
-    found = measure({"honest": honest, "lossy": lossy}, [[5], [7]], 2, "honest")
-    assert asked[:2] == ["honest", "lossy"]
-    assert len(asked) == 2 * (1 + 2 * 2)
-    assert found.identical == {"honest": True, "lossy": False}
-    assert found.seconds.shape == (2, 2)
-    assert found.num_tokens.tolist() == [2, 2]

@@ -15,9 +15,9 @@ import pytest
 
 from chatting import save_chat_model
 from cli.conftest import run_command
-from draftwise.cli import COMMANDS, DTYPES, Commands, train_drafter, train_eagle, train_head
+from draftwise.cli import COMMANDS, DTYPES, Commands, train
 from draftwise.nn import LAYOUTS
-from draftwise.train import Label, LossName
+from draftwise.train import LOSSES, Label
 
 MOST_CPU_S = 2.0
 PYTHON = r"\w\(|\b\w+=\.\.\.|\w\.\w+_\w+|Error\b|codec|unpack|Traceback|None"
@@ -205,9 +205,9 @@ def covered(lines: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def test_the_words_of_an_option_are_those_of_the_module() -> None:
-    assert train_eagle.LAYOUTS == LAYOUTS
-    assert get_args(LossName) == train_drafter.LOSSES
-    assert get_args(Label) == train_head.LABELS
+    assert train.LAYOUTS == LAYOUTS
+    assert tuple(LOSSES) == train.LOSSES
+    assert get_args(Label) == train.LABELS
 
 
 def test_a_default_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from draftwise.drafters import LMDrafter
 from draftwise.nn import load_borrower, load_model, save_borrower
 from draftwise.pool import load_drafters
 from draftwise.train import (
+    LOSSES,
     MAX_LENGTH,
     DrafterOptions,
     Text,
@@ -26,11 +27,11 @@ from draftwise.train import (
     drafter_batches,
     drafter_settings,
     first_layers,
+    fit,
     measure_acceptance,
     measure_costs,
     narrow,
     speedups,
-    train_drafter,
 )
 from draftwise.types import DraftwiseError
 from engine.pairs import PROMPTS as PROMPTS_READ
@@ -134,7 +135,7 @@ def test_a_narrow_drafter_learns(tmp_path: Path) -> None:
     assert torch.allclose(said.logits, whole[:, ids], atol=2e-2)
     most = float(whole.softmax(-1)[:, ids].sum(-1).mean())
     settings = drafter_settings(texts, options)
-    losses = train_drafter(drafter, read, settings, options, checkpoint=tmp_path / "run.pt")
+    losses = fit(drafter, LOSSES["logits"], read, settings, checkpoint=tmp_path / "run.pt")
     assert losses[-1] < 0.7 * losses[0]
     after = measure_acceptance(target, held, texts)["drafter"]
     assert before < 0.75 * most < 0.9 * most < after <= most + 1e-4

@@ -13,12 +13,13 @@ import torch
 
 from draftwise import make_guide
 from draftwise.drafters import Context, DraftTask, LMDrafter
-from draftwise.nn import AcceptanceHead, CausalModel
-from draftwise.nn import load_acceptance_head as load
-from draftwise.nn import save_acceptance_head as save
+from draftwise.nn import CausalModel
 from draftwise.presets import preset
 from draftwise.speculator import Speculator
 from draftwise.stop_rules import read_head
+from draftwise.train import AcceptanceHead
+from draftwise.train import load_acceptance_head as load
+from draftwise.train import save_acceptance_head as save
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
 from engine.pairs import PROMPTS, lm, plain_greedy, speculator, target
 from models import head_home, near_copy

@@ -140,8 +140,8 @@ def test_a_sliding_window_beside_it() -> None:
 def test_the_self_check_crosses_the_switch(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: keys of the first table that stay behind the switch are seen, in a twin."""
 
-    def read_on(extend: Any, *feed: Any) -> Any:
-        return extend(*feed[:5])
+    def read_on(extend: Any, feed: Any, again: Any) -> Any:
+        return extend(feed)
 
     assert load_model(target).switch == SWITCH
     monkeypatch.setattr(feeds, "read_behind", read_on)

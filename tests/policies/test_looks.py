@@ -131,7 +131,8 @@ def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
         policy = Goodput(len(plans), plans)
         scores = {"copy": Scores(0, np.ones(300), np.ones(300), np.full(300, 20))}
         told = Evidence(
-            plans[3], 4, 4, scores, costs=Costs(np.array(FLAT), {"lm": cost, "copy": 0.1, "other": 0.2}),
+            plans[3], 4, 4, scores,
+            costs=Costs(np.array(FLAT), {"lm": cost, "copy": 0.1, "other": 0.2}),
             matches={"copy": 20}, seconds=1.0, emitted_start=300,
         )  # fmt: skip
         policy.learn(Decision(3, 1.0, 1), Feedback(nothing.values, nothing.seen, told))

@@ -14,8 +14,9 @@ import torch
 from cli.models_on_disk import make_target, save_model
 from draftwise.engine import Memory
 from draftwise.lines import check_size, read_text, strict_json
-from draftwise.nn import load_acceptance_head, load_model, load_tokenizer, read_weights
+from draftwise.nn import load_model, load_tokenizer, read_weights
 from draftwise.registry import make_policy
+from draftwise.train import load_acceptance_head
 from draftwise.types import DraftwiseError, Plan
 
 CODE = "from pathlib import Path\nPath({!r}).touch()\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from draftwise.train import (
     acceptance_by_depth,
     draft_vocabulary,
     eagle_loss,
+    fit,
     halved,
     new_head,
     observe,
     observed_batches,
-    train_eagle,
     unrolled,
 )
 from draftwise.types import DraftwiseError
@@ -30,6 +31,10 @@ from engine.pairs import PROMPTS, plain_greedy, reader
 from models import tiny_model
 
 PASSES = 4
+
+
+def loss_of(num_passes: int, **more: float) -> Any:
+    return partial(eagle_loss, num_passes=num_passes, **more)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +114,7 @@ def test_a_head_learns_what_its_target_says(target: Any, texts: list[Text], tmp_
         batches = observed_batches(
             target, {"all": texts}, head.config.taps, seed=0, tokens_per_batch=256
         )
-        losses = train_eagle(head, batches, settings, num_passes=PASSES, checkpoint=tmp_path / name)
+        losses = fit(head, loss_of(PASSES), batches, settings, checkpoint=tmp_path / name)
         return head, losses
 
     untrained = acceptance_by_depth(new_head(target, None, seed=0), target, texts, PASSES)
@@ -136,7 +141,7 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_weights(
         return batch
 
     with pytest.raises(DraftwiseError, match="no number at step 2"):
-        train_eagle(head, batches, Settings(5), num_passes=2, checkpoint=checkpoint)
+        fit(head, loss_of(2), batches, Settings(5), checkpoint=checkpoint)
     kept = torch.load(checkpoint, weights_only=True)
     assert len(kept["losses"]) == 2
     assert all(weights.isfinite().all() for weights in kept["model"].values())
@@ -190,7 +195,7 @@ def test_a_lent_head_learns_without_touching_what_it_was_lent(
     batches = observed_batches(
         target, {"all": texts}, head.config.taps, seed=0, tokens_per_batch=256
     )
-    losses = train_eagle(head, batches, Settings(20, 5e-3, 2, 10), num_passes=2, regression=0.5)
+    losses = fit(head, loss_of(2, regression=0.5), batches, Settings(20, 5e-3, 2, 10))
     assert losses[-1] < losses[0]
     assert torch.equal(head.lent_rows.get_parameter("weight"), before)
     batch, passes = batches(0), 2

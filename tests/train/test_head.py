@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwise.nn import AcceptanceHead
 from draftwise.train import (
+    AcceptanceHead,
     Chains,
     HeadOptions,
     Judged,

@@ -15,10 +15,10 @@ import numpy as np
 from shared.script import run, show
 
 from draftwise import Speculator, zoo
-from draftwise.nn.heads.eagle_files import load_head
+from draftwise.nn.heads.eagle import load_head
 from draftwise.train.adapt import Adapter
+from draftwise.train.data import Text
 from draftwise.train.eagle import acceptance_by_depth
-from draftwise.train.lesson import Text
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:

@@ -21,16 +21,15 @@ from torch import Tensor
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
 from draftwise.nn.heads.borrower import load_borrower
-from draftwise.nn.heads.eagle import EagleHead, LentHead
-from draftwise.nn.heads.eagle_files import load_head
+from draftwise.nn.heads.eagle import EagleHead, LentHead, load_head
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target
 from draftwise.real.bundled import own_specs
 from draftwise.train.answers import answers
-from draftwise.train.distill import measure_acceptance
+from draftwise.train.data import Text
+from draftwise.train.drafter import measure_acceptance
 from draftwise.train.eagle import acceptance_by_depth
-from draftwise.train.lesson import Text
 
 GREEDY = 1e6
 """Times the logits, so that all is on the favourite."""

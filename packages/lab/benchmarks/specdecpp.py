@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,11 @@ from shared.script import run, show, track
 
 from draftwise import zoo
 from draftwise.drafters.lm import LMDrafter
-from draftwise.nn.acceptance_head import load
-from draftwise.nn.acceptance_head import save as save_head
 from draftwise.nn.load import load_model
 from draftwise.train import head as training
-from draftwise.train.lesson import Text
+from draftwise.train.data import Text
+from draftwise.train.head import load
+from draftwise.train.head import save as save_head
 from draftwise.train.speedup import MAX_LENGTH, measure_costs
 from draftwise.types import Costs
 from draftwise_lab.bench import sweep
@@ -109,10 +110,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     tests, found, rows = {}, dict[str, Any](), dict[str, Any]()
     for name, texts in scene.test_texts().items():
         folder = scene.work / "specdecpp" / "judged" / name.replace(" ", "-")
-        some = training.judge_all(
-            setting.target, setting.drafter, texts, folder, temperature=1.0,
-            mixing=setting.mixing, seed=1,
-        )  # fmt: skip
+        some = training.judge_all(replace(setting, temperature=1.0, seed=1), texts, folder)
         chains = training.draft_chains(setting.target, setting.drafter, texts, num_chains=512)
         tests[name] = training.Judged(judged.taught, some, chains)
     for variant in track(variants()):

@@ -7,44 +7,21 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.bench.contest import Contest as Contest
-    from draftwise.bench.contest import Contestant as Contestant
-    from draftwise.bench.contest import Encoder as Encoder
-    from draftwise.bench.contest import make_contestants as make_contestants
-    from draftwise.bench.environment import command as command
-    from draftwise.bench.environment import commit as commit
-    from draftwise.bench.environment import environment as describe_environment
-    from draftwise.bench.environment import versions as versions
-    from draftwise.bench.methods import DEFAULT as DEFAULT
-    from draftwise.bench.methods import Known as Known
-    from draftwise.bench.methods import Ours as Ours
-    from draftwise.bench.methods import Peer as Peer
-    from draftwise.bench.methods import check_methods as check_methods
-    from draftwise.bench.methods import expand as expand
-    from draftwise.bench.methods import parse_method as parse_method
-    from draftwise.bench.ours import Asked as Asked
-    from draftwise.bench.ours import Reply as Reply
-    from draftwise.bench.paired import Method as Method
-    from draftwise.bench.paired import Ratio as Ratio
-    from draftwise.bench.paired import Timing as Timing
-    from draftwise.bench.paired import measure as measure_pairs
-    from draftwise.bench.paired import ratio as ratio
-    from draftwise.bench.paired import turns as turns
-    from draftwise.bench.peers import PeerContestant as PeerContestant
-    from draftwise.bench.results import cautions as cautions
-    from draftwise.bench.results import make_sheet as make_sheet
-    from draftwise.bench.results import results as results_of
-    from draftwise.bench.runs import Run as Run
-    from draftwise.bench.runs import Store as Store
-    from draftwise.bench.runs import whole_turns as whole_turns
-    from draftwise.bench.session import measure as measure
-    from draftwise.bench.studio import TRACE as TRACE
-    from draftwise.bench.studio import Question as Question
-    from draftwise.bench.suites import Item as Item
-    from draftwise.bench.suites import Suite as Suite
-    from draftwise.bench.suites import copy_prompts as copy_prompts
-    from draftwise.bench.suites import load_suite as load_suite
-    from draftwise.bench.wish import Wish as Wish
-    from draftwise.bench.wish import prepare as prepare
+    # fmt: off
+    # isort: off
+    from draftwise.bench.contestants import Asked, PeerContestant, Reply
+    from draftwise.bench.environment import (
+        command, commit, environment as describe_environment, versions,
+    )
+    from draftwise.bench.methods import (
+        DEFAULT, Known, Ours, Peer, check_methods, expand, parse_method,
+    )
+    from draftwise.bench.paired import Ratio, Timing, ratio, turns
+    from draftwise.bench.results import cautions, make_sheet, results as results_of
+    from draftwise.bench.runs import Run, Store, Wish, prepare, whole_turns
+    from draftwise.bench.session import (
+        TRACE, Contest, Contestant, Encoder, Question, make_contestants, measure,
+    )
+    from draftwise.bench.suites import Item, Suite, copy_prompts, load_suite
 
 __getattr__, __dir__ = exports(__name__)

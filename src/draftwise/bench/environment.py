@@ -73,7 +73,6 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _cpu() -> str:
-    """The processor's name, as far as the system tells."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(errors="replace").splitlines():

@@ -36,11 +36,6 @@ class Ours:
     setting: Preset
     drafter: str | None = None
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether it plays one plan of one drafter and never learns."""
-        return self.drafter is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -69,7 +64,6 @@ class Known:
 
 
 def default_methods() -> list[str]:
-    """What is compared by default."""
     return [PLAIN, "presets", "fixed", "peers"]
 
 

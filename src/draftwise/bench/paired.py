@@ -8,17 +8,13 @@ over prompts. Methods take turns in random order, so that none is always the one
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from draftwise.types import Bools, Floats
-
-Method = Callable[[list[int]], list[int]]
-"""Prompt ids to the ids of the answer."""
 
 NUM_RESAMPLES = 2000
 Turn = tuple[int, int, list[str]]
@@ -81,13 +77,7 @@ class Timing:
         tokens = self.num_tokens if self.num_tokens.ndim == 1 else self.num_tokens[row]
         return tokens, self.seconds[row]
 
-    def ratio(self, name: str, base: str) -> tuple[float, float, float]:
-        """How many times faster ``name`` is than ``base``: value and 95% bootstrap interval."""
-        found = self.compare(name, base)
-        return found.value, found.low, found.high
-
     def compare(self, name: str, base: str) -> Ratio:
-        """As ``ratio``, by name."""
         return ratio(*self.of(name), *self.of(base))
 
     def tok_per_s(self, name: str) -> float:
@@ -111,29 +101,3 @@ def turns(names: Sequence[str], num_prompts: int, repeats: int, seed: int = 0) -
             order = list(names)
             random.Random(f"{seed} {repeat} {prompt}").shuffle(order)
             yield repeat, prompt, order
-
-
-def measure(
-    methods: Mapping[str, Method],
-    prompts: Sequence[list[int]],
-    repeats: int,
-    base: str,
-    progress: Callable[[Iterable[Turn]], Iterable[Turn]] = iter,
-) -> Timing:
-    """Time each method on each prompt, interleaved, after one answer each that is not counted."""
-    names = list(methods)
-    seconds = np.zeros((repeats, len(names), len(prompts)))
-    identical = dict.fromkeys(names, True)
-    num_tokens = np.zeros(len(prompts))
-    for method in methods.values():
-        method(prompts[0])
-    for repeat, index, order in progress(list(turns(names, len(prompts), repeats))):
-        answers = {}
-        for name in order:
-            start = time.perf_counter()
-            answers[name] = methods[name](prompts[index])
-            seconds[repeat, names.index(name), index] = time.perf_counter() - start
-        num_tokens[index] = len(answers[base])
-        for name in names:
-            identical[name] &= answers[name] == answers[base]
-    return Timing(names, np.median(seconds, axis=0), num_tokens, identical)

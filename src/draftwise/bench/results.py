@@ -137,12 +137,14 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
     timing = sheet.timing
     if DEFAULT not in timing.names:
         return {}
+    presets = [n for n in timing.names if n.partition("@")[0] in PRESETS.keys() - {PLAIN, DEFAULT}]
+    peers = [n for n in timing.names if n.startswith(f"{TRANSFORMERS}:")]
     groups = {
         "plain decoding": [PLAIN],
         "model.generate": [TRANSFORMERS],
-        "best peer": [n for n in timing.names if n.startswith(f"{TRANSFORMERS}:")],
-        "best assisted generation": [n for n in timing.names if _is_assisted(n)],
-        "best preset": [n for n in timing.names if _is_rival(n)],
+        "best peer": peers,
+        "best assisted generation": [n for n in peers if f":{LOOKUP}" not in n],
+        "best preset": presets,
         "best fixed plan": [n for n in timing.names if n.startswith("fixed:")],
     }
     found: dict[str, Row] = {}
@@ -169,17 +171,6 @@ def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -
         {},
     )
     return {"methods": best, **both.compare(DEFAULT, "hindsight").as_json()}
-
-
-def _is_assisted(name: str) -> bool:
-    """Whether it is transformers with an assistant model, and not its lookup."""
-    kind, _, way = name.partition(":")
-    return kind == TRANSFORMERS and bool(way) and not way.startswith(LOOKUP)
-
-
-def _is_rival(name: str) -> bool:
-    preset = name.partition("@")[0]
-    return preset in PRESETS and preset not in {PLAIN, DEFAULT}
 
 
 def interval(ratio: Mapping[str, Any]) -> str:

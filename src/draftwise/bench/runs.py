@@ -1,4 +1,4 @@
-"""What was measured, one record a method and item, kept in a file that a later run goes on with."""
+"""What a bench measures, and its runs so far, in a file that a later run goes on with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,73 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftwise.bench.methods import check_methods, default_methods
+from draftwise.bench.suites import Suite, load_suite
 from draftwise.lines import write_text
 from draftwise.types import DraftwiseError
+
+CLOCKS = ("wall", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be measured.
+
+    methods: empty = the default ones. domains: empty = all. prompts: of each domain at most, None =
+    all. tokens: of each answer at most. fixed: how many fixed plans the first look proposes of all
+    and of each domain. clock: ``wall``, or ``cpu`` where others use the machine, too.
+    """
+
+    suite: str
+    out: Path
+    methods: Sequence[str] = ()
+    domains: Sequence[str] = ()
+    prompts: int | None = None
+    tokens: int = 128
+    repeats: int = 3
+    temperature: float = 0.0
+    seed: int = 0
+    threads: int = 1
+    clock: str = "wall"
+    fixed: tuple[int, int] = (2, 1)
+    models: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self, suite: Suite) -> dict[str, Any]:
+        """What two runs must share to be one bench."""
+        return {
+            "suite": self.suite,
+            "items": [item.id for item in suite.items],
+            "asked": list(self.methods or default_methods()),
+            "tokens": self.tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "threads": self.threads,
+            "models": {name: value for name, value in self.models.items() if value},
+        }
+
+
+def prepare(wish: Wish) -> tuple[Suite, Store]:
+    """All that can be refused before a model is loaded; raises DraftwiseError."""
+    for name, value in (("tokens", wish.tokens), ("repeats", wish.repeats)):
+        if value < 1:
+            raise DraftwiseError(f"--{name} {value}: it must be 1 or more")
+    if wish.prompts is not None and wish.prompts < 1:
+        raise DraftwiseError(f"--prompts {wish.prompts}: it must be 1 or more")
+    if wish.clock not in CLOCKS:
+        raise DraftwiseError(f"unknown clock {wish.clock!r}; the clocks are: {', '.join(CLOCKS)}")
+    check_methods(wish.methods)
+    suite = load_suite(wish.suite, wish.prompts, wish.domains)
+    store = Store(wish.out)
+    earlier = store.settings()
+    wanted = wish.settings(suite)
+    if earlier is not None:
+        for key, value in wanted.items():
+            if earlier.get(key) != value:
+                raise DraftwiseError(
+                    f"{wish.out} holds a bench with other {key}; give another --out, or remove it"
+                )
+    return suite, store
+
 
 FILE = "runs.jsonl"
 
@@ -43,7 +108,6 @@ class Run:
 
     @property
     def num_tokens(self) -> int:
-        """Emitted tokens of all turns."""
         return sum(map(len, self.tokens))
 
     def by_clock(self, clock: str) -> float:
@@ -111,29 +175,10 @@ def _line(run: Run) -> str:
 
 
 def _parse(line: str) -> Run | None:
-    """The run of a line; None for one that was torn."""
     try:
         return Run(**json.loads(line))
     except (ValueError, TypeError):
         return None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    write_text(path, _text(value, 0) + "\n")
-
-
-def _text(value: Any, depth: int) -> str:
-    """JSON with a line for every row: what holds tables is broken up, the rest is not."""
-    has_rows = isinstance(value, dict) and any(
-        isinstance(part, dict) and any(isinstance(cell, dict) for cell in part.values())
-        for part in value.values()
-    )
-    if not has_rows:
-        return json.dumps(value)
-    start = " " * (depth + 1)
-    lines = [f"{start}{json.dumps(key)}: {_text(part, depth + 1)}" for key, part in value.items()]
-    return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
 
 
 def rounded(value: Any) -> Any:

@@ -5,23 +5,210 @@ Run again with the same settings it goes on where it ended; with more repeats it
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from draftwise.bench.contest import Contest, Encoder, make_contestants
+from draftwise.bench.contestants import Asked, OurContestant, PeerContestant, Reply, counts, course
 from draftwise.bench.environment import command, environment
-from draftwise.bench.methods import Known, default_methods, expand
-from draftwise.bench.ours import Asked
+from draftwise.bench.methods import Known, Ours, default_methods, expand, parse_method
+from draftwise.bench.paired import turns
 from draftwise.bench.results import make_sheet, results
-from draftwise.bench.runs import Run, Store, rounded, write_json
-from draftwise.bench.studio import TRACE, Question, Studio, unaided
-from draftwise.bench.suites import Suite
-from draftwise.bench.wish import Wish
+from draftwise.bench.runs import Run, Store, Wish, rounded
+from draftwise.bench.suites import Item, Suite
+from draftwise.drafters.lm import LMDrafter
+from draftwise.lines import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
+
+TRACE = "trace.jsonl"
+"""The first look's trace, in the bench's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The first turn of an item, as ids."""
+
+    domain: str
+    prompt: Sequence[int]
+
+
+class Studio(Protocol):
+    """The lab's side of ``draftwise bench``."""
+
+    def check_report(self) -> None:
+        """Raise DraftwiseError, before any work is done, if no report can be made."""
+        ...
+
+    def scout(
+        self, base: Speculator, questions: Sequence[Question], asked: Asked, path: Path, seed: int,
+        tick: Callable[[], bool],
+    ) -> bool:  # fmt: skip
+        """Write the first look's trace; whether it is complete: a ``tick`` may end it."""
+        ...
+
+    def look(self, path: Path, base: Speculator, most: int, each: int) -> Known:
+        """The fixed plans that are fastest on the trace: of all items and of each domain."""
+        ...
+
+    def write_answers(
+        self, folder: Path, items: Sequence[Item], runs: Sequence[Run], tokenizer: Any
+    ) -> list[Path]:
+        """Answers in Spec-Bench's format, a file for each method."""
+        ...
+
+    def write_report(
+        self, results: Mapping[str, Any], runs: Sequence[Run], suite: Suite, tokenizer: Any,
+        folder: Path,
+    ) -> Path:  # fmt: skip
+        """``report.html``; returns its path."""
+        ...
+
+
+GoesOn = Callable[[], bool]
+"""Asked between answers: False ends the bench."""
+Contestant = OurContestant | PeerContestant
+
+
+class Encoder:
+    """Items to token ids: a chat template where there is one and the item is a conversation.
+
+    What is longer than the target's positions allow loses its beginning; num_cut counts these.
+    """
+
+    def __init__(self, base: Speculator, asked: Asked) -> None:
+        self._tokenizer = base.tokenizer
+        self._room = base.target.max_positions - asked.max_new_tokens
+        self._cut: set[str] = set()
+        if self._tokenizer is None:
+            raise DraftwiseError("the target has no tokenizer: a bench needs one for its prompts")
+        if self._room < 1:
+            raise DraftwiseError(
+                f"--tokens {asked.max_new_tokens}: the target has {base.target.max_positions} "
+                "positions, and a prompt needs some of them"
+            )
+
+    @property
+    def num_cut(self) -> int:
+        return len(self._cut)
+
+    def prompt(self, item: Item, answers: Sequence[Sequence[int]]) -> list[int]:
+        """Ids of the next turn, behind the turns and answers before it."""
+        said = [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in answers]
+        asked = item.turns[: len(answers) + 1]
+        if item.category and getattr(self._tokenizer, "chat_template", None):
+            messages = [{"role": "user", "content": asked[0]}]
+            for answer, turn in zip(said, asked[1:], strict=True):
+                messages.append({"role": "assistant", "content": answer})
+                messages.append({"role": "user", "content": turn})
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            between = [part for pair in zip(asked, said, strict=False) for part in pair]
+            text = "\n\n".join([*between, asked[-1]]) if answers else asked[0]
+            ids = self._tokenizer(text)["input_ids"]
+        if not ids:
+            raise DraftwiseError(f"item {item.id} of {item.domain} is empty: nothing to continue")
+        if len(ids) > self._room:
+            self._cut.add(item.id)
+        return list(ids[-self._room :])
+
+
+def make_contestants(
+    methods: Sequence[str], base: Speculator, asked: Asked, wanted: Sequence[str]
+) -> tuple[list[Contestant], dict[str, str]]:
+    """The methods that can take part, and those that cannot, with the reason.
+
+    Raises DraftwiseError for one that was asked for by name (``wanted``) and cannot.
+    """
+    drafters = {d.name: isinstance(d, LMDrafter) for d in base.drafters}
+    made: list[Contestant] = []
+    left_out: dict[str, str] = {}
+    for method in methods:
+        try:
+            spec = parse_method(method, drafters)
+            made.append(
+                OurContestant(spec, base, asked)
+                if isinstance(spec, Ours)
+                else PeerContestant(spec, base, asked)
+            )
+        except DraftwiseError as error:
+            if method in wanted:
+                raise
+            left_out[method] = str(error)
+    return made, left_out
+
+
+class Contest:
+    """All contestants on all items. State: none; what was done is in the store."""
+
+    def __init__(
+        self, contestants: Sequence[Contestant], items: Sequence[Item], encoder: Encoder,
+        store: Store, seed: int,
+    ) -> None:  # fmt: skip
+        self._contestants = {c.name: c for c in contestants}
+        self._items, self._encoder, self._store, self._seed = items, encoder, store, seed
+        firsts = {item.domain: index for index, item in reversed(list(enumerate(items)))}
+        self._with_course = set(firsts.values())
+
+    def run(
+        self, repeats: int, done: Sequence[Run], goes_on: GoesOn, progress: Callable[[], None]
+    ) -> None:
+        """Every turn that is not done yet; warm-up first. ``goes_on`` is asked between answers."""
+        finished = {(run.repeat, run.item) for run in done}
+        plan = turns(list(self._contestants), len(self._items), repeats, self._seed)
+        todo = [turn for turn in plan if turn[:2] not in finished]
+        if not todo or not self._warm_up(todo[0][1], goes_on):
+            return
+        repeat_now = todo[0][0]
+        for repeat, index, order in todo:
+            if repeat != repeat_now:
+                repeat_now = repeat
+                for contestant in self._contestants.values():
+                    contestant.begin()
+            runs = []
+            for name in order:
+                if not goes_on():
+                    return
+                runs.append(self._answer(self._contestants[name], repeat, index))
+                progress()
+            self._store.add(runs)
+
+    def _warm_up(self, index: int, goes_on: GoesOn) -> bool:
+        """An answer of each that is not counted: allocators, lazy imports, first costs."""
+        for contestant in self._contestants.values():
+            if not goes_on():
+                return False
+            contestant.answer(self._encoder.prompt(self._items[index], []), self._seed)
+            contestant.begin()
+        return True
+
+    def _answer(self, contestant: Contestant, repeat: int, index: int) -> Run:
+        item, replies = self._items[index], list[Reply]()
+        for _ in item.turns:
+            prompt = self._encoder.prompt(item, [reply.tokens for reply in replies])
+            replies.append(contestant.answer(prompt, self._seed + repeat))
+        more = counts(replies)
+        if repeat == 0 and index in self._with_course and isinstance(contestant, OurContestant):
+            more["course"] = course(replies, contestant.plans)
+        return Run(
+            method=contestant.name,
+            repeat=repeat,
+            item=index,
+            domain=item.domain,
+            tokens=[reply.tokens for reply in replies],
+            seconds=[reply.seconds for reply in replies],
+            cpu_s=[reply.cpu_s for reply in replies],
+            num_rounds=[len(reply.emitted) for reply in replies],
+            emitted=[num for reply in replies for num in reply.emitted],
+            **more,
+        )
+
 
 RESULTS = "results.json"
 Tell = Callable[[str, int, int], None]
@@ -89,7 +276,8 @@ def _first_look(
     if not base.drafters:
         raise DraftwiseError("a bench needs a drafter: give --drafter")
     if studio is None:
-        return unaided(base)
+        models = [drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter)]
+        return Known([], next(iter(models), None))  # no fixed plan, the first model as assistant
     path = wish.out / TRACE
     questions = [Question(i.domain, encoder.prompt(i, [])) for i in suite.items]
     count = [0]
@@ -137,7 +325,7 @@ def _sum_up(
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     path = store.folder / RESULTS
-    write_json(path, found)
+    write_text(path, json.dumps(found, indent=1) + "\n")
     paths = [path, *store.folder.glob(TRACE)]
     if suite.is_spec_bench and studio is not None:
         paths += studio.write_answers(store.folder / "answers", suite.items, runs, base.tokenizer)

@@ -42,7 +42,6 @@ class Suite:
 
     @property
     def domains(self) -> list[str]:
-        """In the order of their first items."""
         return list(dict.fromkeys(item.domain for item in self.items))
 
     @property

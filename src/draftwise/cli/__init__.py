@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from draftwise.settings import DTYPES as DTYPES
 
 __getattr__, __dir__ = exports(__name__)
-
-
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("generate:generate", "Complete a prompt with speculative decoding."),
     "chat": (

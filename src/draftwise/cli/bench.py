@@ -40,8 +40,7 @@ from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.bench.session import Measured
-    from draftwise.bench.studio import Studio
+    from draftwise.bench.session import Measured, Studio
 
 SuiteName = Annotated[
     str,
@@ -136,7 +135,7 @@ def bench(
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)
-            from draftwise.bench.wish import Wish, prepare
+            from draftwise.bench.runs import Wish, prepare
 
             wish = Wish(
                 suite,

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from draftwise.cli.command import command
-from draftwise.cli.failures import VOICE, refused_values, say, waiting
+from draftwise.cli.failures import refused_values, say, waiting
 from draftwise.cli.load import check_target, loading
+from draftwise.cli.progress import bars
 from draftwise.lines import any_json, not_text
 from draftwise.types import DraftwiseError
 
@@ -164,7 +164,7 @@ def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
     """
     documents: list[NDArray[np.uint32]] = []
     left_out = 0
-    with _progress() as progress:
+    with bars("tokenizing", TaskProgressColumn(), TimeElapsedColumn()) as progress:
         task = progress.add_task("", total=sum(file.stat().st_size for file in files))
         for file in files:
             of_file: list[list[NDArray[np.uint32]]] = []
@@ -184,17 +184,3 @@ def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
     if left_out:
         say(f"{left_out} of {len(files)} files are not UTF-8 text and were left out", "yellow")
     return documents
-
-
-def _progress() -> Progress:
-    """Bytes of the corpus that were read, on a terminal only."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("tokenizing"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not (VOICE.notes and console.is_terminal),
-    )

@@ -1,4 +1,4 @@
-"""What ``draftwise demo`` asks: the bundled model's held-out prompts, or a chat model."""
+"""``draftwise demo``: plain decoding and draftwise race on the same prompts."""
 
 from __future__ import annotations
 
@@ -221,7 +221,6 @@ class Lane:
         self.num_rounds += 1
 
     def result(self) -> Result:
-        """The answer so far."""
         return self._generation.results()[0]
 
 
@@ -249,7 +248,6 @@ class Pair:
 
     @property
     def is_identical(self) -> bool:
-        """Whether both said the same, token for token."""
         return self.plain.tokens == self.fast.tokens
 
 
@@ -270,11 +268,10 @@ def report(
 
 
 def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
-    """A row for each prompt and one for all of them."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("prompt", no_wrap=True)
-    headings = ("tokens", "plain\ntok/s", f"{title}\ntok/s", "ratio", "MAT", "accepted\n/drafted")
-    for heading in headings:
+    rates = ("plain\ntok/s", f"{title}\ntok/s")
+    for heading in ("tokens", *rates, "ratio", "MAT", "accepted\n/drafted"):
         table.add_column(heading, justify="right", no_wrap=True)
     if is_greedy:
         table.add_column("same\ntext", no_wrap=True)
@@ -282,14 +279,11 @@ def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
         cells = _cells(pair.domain, pair.plain.stats, pair.fast.stats)
         table.add_row(*cells, *([_yes(pair.is_identical)] if is_greedy else []))
     table.add_section()
-    plain, fast = (total([r.stats for r in rs]) for rs in zip(*map(_both, pairs), strict=True))
+    plain = total([pair.plain.stats for pair in pairs])
+    fast = total([pair.fast.stats for pair in pairs])
     whole = [_yes(all(pair.is_identical for pair in pairs))] if is_greedy else []
     table.add_row(*_cells("all", plain, fast), *whole, style="bold")
     return table
-
-
-def _both(pair: Pair) -> tuple[Result, Result]:
-    return pair.plain, pair.fast
 
 
 def _cells(name: str, plain: Stats, fast: Stats) -> list[str]:
@@ -317,17 +311,10 @@ def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> T
     for heading in ("drafter", "pulls (rounds)", "tokens written"):
         table.add_column(heading)
     names = [name for name in {**pulls, **written} if name not in {NONE, "target"}]
-    for name in names:
-        table.add_row(
-            Text(f"■ {name}", styles.get(name, "")),
-            _bar(pulls.get(name, 0.0), styles.get(name, "")),
-            _bar(written.get(name, 0.0), styles.get(name, "")),
-        )
-    table.add_row(
-        Text("■ none / target", PLAIN_STYLE),
-        _bar(pulls.get(NONE, 0.0), PLAIN_STYLE),
-        _bar(written.get("target", 0.0), PLAIN_STYLE),
-    )
+    rows = [(name, name, name, styles.get(name, "")) for name in names]
+    for shown, pulled, writer, style in [*rows, ("none / target", NONE, "target", PLAIN_STYLE)]:
+        bars = (_bar(part, style) for part in (pulls.get(pulled, 0.0), written.get(writer, 0.0)))
+        table.add_row(Text(f"■ {shown}", style), *bars)
     return table
 
 
@@ -370,11 +357,6 @@ def peak_memory_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-NumPrompts = Annotated[int, typer.Option("--prompts", help="How many prompts, of all domains.")]
-Picture = Annotated[
-    Path | None, typer.Option("--svg", metavar="FILE", help="Also save all of it as a picture.")
-]
-
 _PROMPT_LINES = 4
 _WARM_UP_TOKENS = 24
 _PICTURE_SIZE = (110, 40)
@@ -385,13 +367,17 @@ def demo(
     *,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
-    prompts: NumPrompts = 7,
+    prompts: Annotated[
+        int, typer.Option("--prompts", help="How many prompts, of all domains.")
+    ] = 7,
     max_new_tokens: o.MaxNewTokens = 160,
     temperature: o.Temperature = 0.0,
     seed: o.FixedSeed = 0,
     preset: o.PresetName = "draftwise",
     policy: o.PolicySpec = None,
-    svg: Picture = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Also save all of it as a picture.")
+    ] = None,
     hardware: o.Hardware,
     compile_: o.Compile = False,
 ) -> None:
@@ -452,10 +438,8 @@ class Show:
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
             self._introduce(f"{number}/{len(prompts)} {asked.domain}", asked.text)
-            plain, fast = (
-                self._lane(self._plain, "plain decoding", asked),
-                self._lane(self._fast, self._title, asked),
-            )
+            plain = self._lane(self._plain, "plain decoding", asked)
+            fast = self._lane(self._fast, self._title, asked)
             # the first to move alternates; on the screen plain decoding stays on the left
             self._race([plain, fast], number % 2 == 0, is_stopped)
             if is_stopped():
@@ -464,7 +448,6 @@ class Show:
         return pairs
 
     def conclude(self, pairs: Sequence[Pair]) -> None:
-        """The tables over all prompts."""
         if pairs:
             is_greedy = self._params.sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))
@@ -497,7 +480,7 @@ class Show:
     def _race(
         self, lanes: Sequence[Lane], is_reversed: bool, is_stopped: Callable[[], bool]
     ) -> None:
-        order = list(reversed(lanes)) if is_reversed else list(lanes)
+        order = lanes[::-1] if is_reversed else lanes
         if self._console.is_terminal:
             with Stage(self._console, lanes, self._styles) as stage:
                 for _ in race(order, is_stopped):

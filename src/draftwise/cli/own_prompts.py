@@ -22,12 +22,6 @@ Out = Annotated[
         "--out", "-o", metavar="FILE", help="The jsonl file, one conversation of one turn a line."
     ),
 ]
-Num = Annotated[int, typer.Option("--num", min=1, help="How many prompts.")]
-Longest = Annotated[int, typer.Option(min=8, help="Tokens of a prompt, at most.")]
-Avoid = Annotated[
-    list[Path] | None,
-    typer.Option(help="jsonl whose texts may not occur, ten words in a row; repeatable."),
-]
 
 
 @app.callback()
@@ -41,10 +35,13 @@ def make(
     *,
     target: o.Target,
     out: Out,
-    num: Num = 1000,
-    max_tokens: Longest = 160,
+    num: Annotated[int, typer.Option("--num", min=1, help="How many prompts.")] = 1000,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a prompt, at most.")] = 160,
     rows: t.Rows = 64,
-    avoid: Avoid = None,
+    avoid: Annotated[
+        list[Path] | None,
+        typer.Option(help="jsonl whose texts may not occur, ten words in a row; repeatable."),
+    ] = None,
     seed: t.Seed = 0,
     hardware: o.Hardware,
 ) -> None:
@@ -61,8 +58,9 @@ def make(
         scene = t.load_scene(target, hardware)
         everything = out.with_name(out.name + ".all")
         texts, share = t.own_prompts(
-            scene, everything, num, longest=max_tokens, rows=rows, seed=seed, avoid=avoid or ()
-        )
+            scene, everything, t.Answers(num, rows=rows, seed=seed), longest=max_tokens,
+            avoid=avoid or (),
+        )  # fmt: skip
         lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts]
         out.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     print(f"wrote {out}: {share}")

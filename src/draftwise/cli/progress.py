@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from draftwise.engine.records import Round
 
 
-def bars(what: str, *columns: ProgressColumn, is_shown: bool = True) -> Progress:
-    """Bars on a terminal that go when all is done: a text, how far it is, and these columns."""
+def bars(
+    what: str, *columns: ProgressColumn, is_shown: bool = True, stays: bool = False
+) -> Progress:
+    """Bars on a terminal: a text, how far it is, and these columns.
+
+    stays: whether they stay when all is done, and what is printed meanwhile goes above them.
+    """
     console = Console(stderr=True)
     return Progress(
         TextColumn(what),
@@ -31,9 +36,9 @@ def bars(what: str, *columns: ProgressColumn, is_shown: bool = True) -> Progress
         MofNCompleteColumn(),
         *columns,
         console=console,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
+        transient=not stays,
+        redirect_stdout=stays,
+        redirect_stderr=stays,
         disable=not (is_shown and VOICE.notes and console.is_terminal),
     )
 

@@ -1,14 +1,516 @@
-"""``draftwise train``: drafters and what belongs to them, for any pair; one file a command."""
+"""``draftwise train``: drafters, EAGLE-3 heads and acceptance heads, for any target."""
 
 from __future__ import annotations
 
-import typer
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from draftwise.cli.train_drafter import drafter
-from draftwise.cli.train_eagle import eagle
-from draftwise.cli.train_head import head
+import typer
+from rich.table import Table
+
+from draftwise.chat import Message
+from draftwise.cli import options as o
+from draftwise.cli import training as t
+from draftwise.cli.command import command
+from draftwise.cli.failures import Output, quiet, refused_values
+from draftwise.cli.load import loading
+from draftwise.lines import TRACE_BYTES, any_json, numbered_lines
+from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.train.data import Text
+    from draftwise.types import Costs
+
+LOSSES, LABELS = ("logits", "sequence"), ("sampled", "analytic")
+LAYOUTS = ("authors", "speculators")
+HELD_OUT, MOST_HELD_OUT = 10, 64
+"""Every tenth prompt or text is held out; of an EAGLE head's texts, at most so many."""
+
+
+@command
+def drafter(
+    *,
+    target: o.Target,
+    prompts: t.Prompts,
+    out: t.Out,
+    init: Annotated[
+        str | None, typer.Option(help="Start from this model: PATH or zoo:NAME.")
+    ] = None,
+    num_layers: Annotated[
+        int | None,
+        typer.Option("--layers", help="Start from the target's own first layers, so many."),
+    ] = None,
+    lend: Annotated[
+        bool,
+        typer.Option(
+            "--lend",
+            help="With --layers: its embeddings and lm_head stay the target's, which stores them.",
+        ),
+    ] = False,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="With --lend: tokens that it can draft, the most frequent. Default: all."
+        ),
+    ] = None,
+    loss: Annotated[
+        str, typer.Option("--loss", help="logits: the target's distribution; sequence: its tokens.")
+    ] = "logits",
+    temperatures: t.Heats = "0,0.3,0.7,1",
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
+    learning: t.Learning,
+    probe_only: Annotated[bool, typer.Option("--probe-only", help="Stop after that look.")] = False,
+    answers: t.Answers,
+    hardware: o.Hardware,
+) -> None:
+    """Train a drafter on what the target itself would say.
+
+    Before the long part it says what the drafter is worth now, from measured costs, and again after
+    a short probe. An interrupted run goes on where it was, and ends with the same weights.
+    """
+    folder, seed = answers.folder(out), answers.seed
+    with quiet(), refused_values():
+        heats = t.heats(temperatures)
+        if loss not in LOSSES:
+            raise DraftwiseError(f"unknown loss {loss!r}; the losses are: {', '.join(LOSSES)}")
+        if draft_vocab is not None and not (lend and loss == "logits"):
+            raise DraftwiseError("--draft-vocab is for --lend, and for the loss logits")
+        if (init is None) == (num_layers is None):
+            raise DraftwiseError(
+                "say where to start: --init MODEL, or --layers N of the target's own"
+            )
+        if lend and num_layers is None:
+            raise DraftwiseError("--lend is for a start from the target's own: --layers N")
+        own = t.check_inputs(target, hardware, prompts, init)
+        options = _options(loss, learning, hardware.device, seed)
+        scene = t.load_scene(target, hardware)
+        encoded = scene.encode_all(t.gather(own, scene, folder, answers), answers.max_new_tokens)
+        if len(encoded) < 2:
+            raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
+        model = _start(scene, init, num_layers, lend, seed, hardware.threads)
+    inputs = {
+        "target": scene.target.name,
+        "start": [init, num_layers, lend],
+        "prompts": t.fingerprint(encoded),
+        "answers": [temperatures, samples, answers.max_new_tokens, answers.rows, seed],
+        "training": [loss, learning.epochs, learning.lr, learning.batch_tokens, options.bf16,
+                     draft_vocab],
+    }  # fmt: skip
+    with quiet(), t.working_in(folder, inputs) as bars:
+        from draftwise.nn.model import CausalModel
+        from draftwise.train import drafter as d
+        from draftwise.train.speedup import break_even, measure_costs
+
+        held_out = scene.answers(
+            encoded[::HELD_OUT], [1.0], folder / "held-out.jsonl", answers, bars
+        )
+        costs: Costs | None = None
+        looks: list[dict[str, Any]] = []
+
+        def look(when: str) -> None:
+            """Acceptance on held-out answers, and the speed it promises."""
+            nonlocal costs
+            model.eval()
+            costs = costs or measure_costs(scene.target, CausalModel(model, "drafter"))
+            both = {"drafter": model}
+            alpha = d.measure_acceptance(scene.target.module, both, held_out)["drafter"]
+            pays = break_even(costs.target_s, costs.draft_s["drafter"])
+            found = t.worth(when, alpha, costs, f"; it pays from acceptance {pays:.2f} on")
+            looks.append({"when": when, "acceptance": alpha, "break_even": pays, **found})
+
+        look("before training")
+        taught = [p for i, p in enumerate(encoded) if i % HELD_OUT for _ in range(samples)]
+        texts = scene.answers(taught, heats, folder / "answers.jsonl", answers, bars)
+        ids = None
+        if draft_vocab is not None:
+            ids, costs = d.narrow(model, texts, draft_vocab), None
+        batches = d.drafter_batches(scene.target.module, texts, options, folder, ids)
+        t.train(
+            model, d.LOSSES[loss], batches, d.drafter_settings(texts, options), folder / "run.pt",
+            bars, look, learning.probe, probe_only=probe_only,
+        )  # fmt: skip
+        if not probe_only:
+            _save(scene, model, out, lend)
+            t.write_report(out, looks)
+            print(f"wrote {out}; draft with it: --drafter lm:{out}")
+
+
+def _options(loss: str, learning: t.Learning, device: str, seed: int) -> Any:
+    import torch
+
+    from draftwise.train.drafter import DrafterOptions
+
+    on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+    mixed = on_gpu if learning.bf16 is None else learning.bf16
+    return DrafterOptions(loss, learning.epochs, learning.lr, learning.batch_tokens, mixed, seed)  # type: ignore[arg-type]
+
+
+def _start(
+    scene: t.Scene, init: str | None, num_layers: int | None, lend: bool, seed: int, threads: int
+) -> Any:
+    """The drafter before training, in float32."""
+    if init is not None:
+        single = o.Hardware("float32", str(scene.target.device), threads)
+        return t.load_drafter(init, scene, single).model.module
+    with loading("the target's first layers", threads):
+        import torch
+
+        from draftwise.train.drafter import first_layers
+
+        torch.manual_seed(seed)
+        assert num_layers is not None
+        return first_layers(scene.target.module, num_layers, lends=lend)
+
+
+def _save(scene: t.Scene, model: Any, out: Path, lends: bool) -> None:
+    """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
+    from draftwise.nn.cpu.layout import put_back
+    from draftwise.nn.heads.borrower import save_borrower
+
+    out.mkdir(parents=True, exist_ok=True)
+    put_back(model)
+    if lends:
+        save_borrower(model, out, scene.target.dtype)
+    else:
+        model.to(scene.target.dtype).save_pretrained(out)
+        scene.tokenizer.save_pretrained(out)
+
+
+Example = tuple[str | Sequence[Message], str | None]
+"""Prompt and completion; no prompt for a text, no completion to be answered."""
+MOST_KEPT_BYTES = 4 << 30
+"""Above this the target's states are computed again in every epoch."""
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="In place of --data, prompts that the target answers: one a line, jsonl with `prompt` "
+        "or `messages`, or `self`: an instruct model writes its own."
+    ),
+]
+Keep = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep/--ask-again",
+        help="Keep the target's states on disk, or ask it in every epoch. Default: below 4 GB.",
+    ),
+]
+LEARNING = t.Learning(epochs=4.0, lr=1e-3)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What kind of head, and what it reads."""
+
+    layout: Annotated[
+        str, typer.Option(help="authors (SafeAILab/EAGLE) or speculators (vLLM).")
+    ] = "authors"
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, help="Tokens of a draft that training unrolls.")
+    ] = 7
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Tokens that it can draft, the most frequent. Default: up to 32000."
+        ),
+    ] = None
+    max_length: Annotated[
+        int, typer.Option(min=8, help="Tokens of a text, at most; the rest is cut.")
+    ] = 2048
+    temperatures: t.Heats = "0,0.7,1"
+    keep: Keep = None
+    lend: Annotated[
+        bool,
+        typer.Option(
+            "--lend",
+            help="Use the target's own lm_head: neither trained nor stored, a third faster.",
+        ),
+    ] = False
+    regression: Annotated[
+        float,
+        typer.Option(min=0.0, help="With --lend: weight of EAGLE-1's regression to its states."),
+    ] = 0.0
+
+
+@command
+def eagle(
+    *,
+    target: o.Target,
+    out: t.Out,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="jsonl with `text`, `prompt` and `completion`, or `prompt` alone, which the "
+            "target answers itself."
+        ),
+    ] = None,
+    prompts: Prompts = None,
+    head: Head,
+    learning: t.Learning = LEARNING,
+    answers: t.Answers,
+    hardware: o.Hardware,
+) -> None:
+    """Train an EAGLE-3 head for a target, and say how often each token of a draft is accepted.
+
+    The head learns from the hidden states of three of the target's layers and from its
+    distributions, unrolled as deep as it shall draft. An interrupted run goes on where it was.
+    Use it as `--drafter eagle:OUT`.
+    """
+    folder = answers.folder(out)
+    with quiet(), refused_values():
+        _check(head, data, prompts)
+        heats = t.heats(head.temperatures)
+        examples = None if data is None else read_examples(data)
+        own = t.check_inputs(target, hardware, prompts)
+        scene = t.load_scene(target, hardware)
+        if examples is None:
+            given = t.gather(own, scene, folder, answers)
+            examples = [(one.prompt, None) for one in given]
+    inputs = {
+        "target": scene.target.name,
+        "data": t.fingerprint(examples),
+        "numbers": [learning.epochs, learning.lr, head.depth, head.draft_vocab, head.max_length,
+                    learning.batch_tokens, answers.seed, head.temperatures],
+        "answers": [answers.max_new_tokens, answers.rows, learning.bf16, head.lend,
+                    head.regression],
+    }  # fmt: skip
+    with quiet(), t.working_in(folder, inputs) as bars:
+        texts = _as_texts(scene, examples, heats, head.max_length, answers, bars, folder)
+        held_out = texts[::HELD_OUT][:MOST_HELD_OUT]
+        taught = [text for i, text in enumerate(texts) if i % HELD_OUT]
+        if not taught:
+            raise DraftwiseError("that is too little: two texts are needed, one is held out")
+        report = _train(scene, taught, held_out, head, learning, answers.seed, folder, out, bars)
+        t.write_report(out, report)
+    table = Table("token of a draft", "accepted", title=f"{out}: held-out texts, temperature 1")
+    for number, alpha in enumerate(report["acceptance_by_depth"], 1):
+        table.add_row(str(number), f"{alpha:.3f}")
+    Output().print(table)
+
+
+def _check(head: Head, data: Path | None, prompts: Path | None) -> None:
+    """Refuse what needs no model to be refused."""
+    if head.layout not in LAYOUTS:
+        raise DraftwiseError(
+            f"unknown layout {head.layout!r}; the layouts are: {', '.join(LAYOUTS)}"
+        )
+    if (data is None) == (prompts is None):
+        raise DraftwiseError("say what to learn from: --data FILE, or --prompts FILE or self")
+    if head.regression and not head.lend:
+        raise DraftwiseError("--regression leads to states of the target's lm_head: add --lend")
+
+
+def read_examples(file: Path) -> list[Example]:
+    """Prompt and completion of each line; no prompt for a ``text``, no completion to be answered.
+
+    Raises DraftwiseError that names the line which is something else, or where there is none.
+    """
+    lines = numbered_lines(file, TRACE_BYTES, pipes=True)
+    found = [_example(line, f"{file}, line {number}") for number, line in lines]
+    if not found:
+        raise DraftwiseError(f"{file} is empty: write one json object a line")
+    return found
+
+
+def _example(line: str, where: str) -> Example:
+    try:
+        row: Any = any_json(line)
+    except ValueError as error:
+        raise DraftwiseError(f"{where} is not json: {error}") from error
+    if isinstance(row, dict):
+        prompt, text, completion = (row.get(key) for key in ("prompt", "text", "completion"))
+        if isinstance(text, str) and text:
+            return "", text
+        if isinstance(prompt, str) and prompt and (completion is None or completion):
+            return prompt, completion if completion is None else str(completion)
+    raise DraftwiseError(
+        f"{where}: write an object with a string `text`, `prompt` and `completion`, or `prompt`"
+    )
+
+
+def _as_texts(
+    scene: t.Scene, examples: Sequence[Example], heats: Sequence[float], max_length: int,
+    how: t.Answers, bars: t.Bars, folder: Path,
+) -> list[Text]:  # fmt: skip
+    """All texts as tokens, the prompts without a completion answered by the target."""
+    from draftwise.train.data import Text
+
+    found, unanswered = [], []
+    room = min(max_length, scene.target.max_positions)
+    for prompt, completion in examples:
+        start = scene.encode(prompt) if prompt else []
+        if completion is None:
+            unanswered.append(start[: max(1, room - how.max_new_tokens)])
+            continue
+        rest = scene.tokenizer(completion, add_special_tokens=not prompt)["input_ids"]
+        end = [scene.eos_token_id] if scene.eos_token_id >= 0 else []
+        tokens = [*start, *rest, *end][:room]
+        if max(1, len(start)) < len(tokens):
+            found.append(Text(tuple(tokens), max(1, len(start))))
+    if not unanswered:
+        return found
+    return found + scene.answers(unanswered, heats, folder / "answers.jsonl", how, bars)
+
+
+def _train(
+    scene: t.Scene, taught: Sequence[Text], held_out: Sequence[Text], wish: Head,
+    learning: t.Learning, seed: int, folder: Path, out: Path, bars: t.Bars,
+) -> dict[str, Any]:  # fmt: skip
+    """Train a head and write it in the target's precision; what is reported of it."""
+    import torch
+
+    from draftwise.nn.heads.eagle import save_head
+    from draftwise.train import eagle as e
+    from draftwise.train.data import groups, observed_batches
+    from draftwise.train.loop import Settings
+    from draftwise.train.speedup import measure_costs
+
+    target, module = scene.target, scene.target.module
+    size = wish.draft_vocab or min(32000, target.vocab_size)
+    ids = e.draft_vocabulary(taught, size, target.vocab_size)
+    head = e.new_head(module, ids, seed=seed, lends=wish.lend)
+    steps = max(1, round(learning.epochs * len(groups(taught, learning.batch_tokens))))
+    is_half = target.dtype == torch.bfloat16  # what it lends does not mix with ours
+    mixed = is_half or (target.device.type == "cuda" if learning.bf16 is None else learning.bf16)
+    settings = Settings(steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5, bf16=mixed)
+    keeps = e.kept_bytes(taught, head) < MOST_KEPT_BYTES if wish.keep is None else wish.keep
+    batches = observed_batches(
+        module, {"texts": taught}, head.config.taps, seed=seed,
+        tokens_per_batch=learning.batch_tokens, keep=folder / "states" if keeps else None,
+    )  # fmt: skip
+    costs: Costs | None = None
+    report: dict[str, Any] = {}
+
+    def look(when: str) -> None:
+        nonlocal costs
+        head.eval()
+        with torch.autocast(module.device.type, torch.bfloat16, enabled=is_half):
+            costs = costs or measure_costs(target, head)
+            alphas = e.acceptance_by_depth(head, module, held_out, wish.depth)
+        report["acceptance_by_depth"] = [round(alpha, 4) for alpha in alphas]
+        report.update(t.worth(when, alphas, costs))
+
+    def loss(model: Any, batch: Any) -> Any:
+        return e.eagle_loss(model, batch, wish.depth, wish.regression)
+
+    look("before training")
+    losses = t.train(head, loss, batches, settings, folder / "head.pt", bars, look, learning.probe)
+    save_head(head.cpu(), out, layout=wish.layout, dtype=target.dtype, verifier=target.name)
+    return report | {
+        "held_out_texts": len(held_out),
+        "steps": len(losses),
+        "last_loss": losses[-1],
+        "parameters": head.num_parameters,
+        "hidden_states": list(head.config.taps),
+        "draft_vocab_size": head.config.draft_vocab_size,
+    }
+
+
+@command
+def head(
+    *,
+    target: o.Target,
+    drafter: Annotated[
+        str,
+        typer.Option(
+            "--drafter",
+            "-d",
+            metavar="SPEC",
+            help="The drafter whose tokens it judges, a model: PATH, lm:PATH or zoo:NAME.",
+        ),
+    ],
+    prompts: t.Prompts,
+    out: t.Out,
+    depth: Annotated[
+        int, typer.Option(min=0, help="Residual layers before the last (the paper's D).")
+    ] = 3,
+    w_rej: Annotated[
+        float, typer.Option(help="Weight of rejected tokens in the loss: 1, 3, 6, 12.")
+    ] = 6.0,
+    label: Annotated[
+        str, typer.Option(help="sampled: min(1, p/q) of the token; analytic: sum of min(p, q).")
+    ] = "analytic",
+    mixing: Annotated[
+        float, typer.Option(help="Share of the target's own tokens that are read.")
+    ] = 0.15,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", "-t", metavar="T", help="At which answers and drafts are drawn."
+        ),
+    ] = 1.0,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="One residual layer D times, as released.")
+    ] = False,
+    epochs: Annotated[float, typer.Option(help="Passes over all judged tokens.")] = 12.0,
+    lr: t.Rate = 2e-3,
+    answers: t.Answers,
+    as_json: o.AsJson = False,
+    hardware: o.Hardware,
+) -> None:
+    """Train a head that ends drafts where a token will probably be rejected.
+
+    The target answers the prompts, the drafter is asked at every position, and the head learns from
+    the drafter's hidden states. Put it into the drafter's folder as `head`, and the preset
+    `specdecpp` finds it. Answers and judged tokens are kept in the work folder, so that a second
+    head for the same models costs its own training only.
+    """
+    folder, seed = answers.folder(out), answers.seed
+    with quiet(), refused_values():
+        if label not in LABELS:
+            raise DraftwiseError(f"unknown label {label!r}; the labels are: {', '.join(LABELS)}")
+        own = t.check_inputs(target, hardware, prompts, drafter)
+        scene = t.load_scene(target, hardware)
+        given = scene.encode_all(t.gather(own, scene, folder, answers), answers.max_new_tokens)
+        loaded = t.load_drafter(drafter, scene, hardware)
+        from draftwise.train import head as h
+
+        options = h.HeadOptions(depth, w_rej, label, tied, epochs, lr, seed=seed)  # type: ignore[arg-type]
+        setting = h.Setting(scene.target.module, loaded.model.module, temperature, mixing, seed)
+    inputs = {
+        "target": scene.target.name,
+        "drafter": loaded.model.name,
+        "prompts": t.fingerprint(given),
+        "numbers": [temperature, mixing, answers.max_new_tokens, answers.rows, seed],
+    }
+    with quiet(), t.working_in(folder, inputs) as bars:
+        texts = scene.answers(given, [temperature], folder / "answers.jsonl", answers, bars)
+        judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
+        kind = "tied" if tied else "head"
+        name = f"{kind}-D{depth}-w{w_rej:g}-{label}-{seed}-{epochs:g}-{lr:g}.pt"
+        steps = h.head_settings(judged.taught, options).steps
+        measured = h.make_head(
+            setting, judged, options, out, checkpoint=folder / name,
+            progress=bars.stage("training", steps),
+        )  # fmt: skip
+        t.write_report(out, measured.numbers)
+    try:
+        h.plot_reliability(measured.curves, out / "reliability.png")
+    except DraftwiseError as error:  # matplotlib is missing
+        print(f"no reliability.png: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(measured.numbers))
+    else:
+        _show_head(measured.numbers, out)
+
+
+def _show_head(numbers: dict[str, Any], out: Path) -> None:
+    table = Table("held-out drafts", "as trained", "without the weight", title=f"{out}")
+    for name, key in (("KL, nats", "kl"), ("calibration error", "ece")):
+        table.add_row(name, f"{numbers[key]:.4f}", f"{numbers[key + '_without_weight']:.4f}")
+    table.add_row("KL of their mean acceptance", f"{numbers['kl_of_the_mean']:.4f}", "")
+    biases = zip(numbers["product_bias"], numbers["product_bias_without_weight"], strict=True)
+    for depth, (raw, undone) in enumerate(biases, 1):
+        if depth in {1, 2, 4, 8}:
+            truth = numbers["product_truth"][depth - 1]
+            name = f"bias of the product of {depth} (truth {truth:.2f})"
+            table.add_row(name, f"{raw:+.3f}", f"{undone:+.3f}")
+    Output().print(table)
+
 
 app = typer.Typer(no_args_is_help=True)
-app.command()(drafter)
-app.command()(eagle)
-app.command()(head)
+for train in (drafter, eagle, head):
+    app.command()(train)

@@ -13,20 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftwise.chat import Message, encode
-from draftwise.cli.failures import VOICE, note
+from draftwise.cli.failures import note
 from draftwise.cli.load import check_chat, check_models, loading
 from draftwise.cli.lock import alone_in
 from draftwise.cli.options import Hardware
+from draftwise.cli.progress import bars
 from draftwise.cli.prompts import Given, read_batch
 from draftwise.registry import DRAFTERS
 from draftwise.specs import BUNDLED, expand, name_and_spec
@@ -34,6 +28,9 @@ from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.nn.model import CausalModel
+    from draftwise.train.data import Text
+    from draftwise.train.loop import Settings
+    from draftwise.types import Costs
 
 Prompts = Annotated[
     Path,
@@ -43,16 +40,11 @@ Prompts = Annotated[
         "an instruct model writes its own.",
     ),
 ]
-NumPrompts = Annotated[int, typer.Option(min=2, help="How many, with `--prompts self`.")]
 Out = Annotated[
     Path,
     typer.Option(
         "--out", "-o", metavar="FOLDER", help="Folder for what is made; give it again to go on."
     ),
-]
-Work = Annotated[
-    Path | None,
-    typer.Option(help="Folder for answers and checkpoints. Default: OUT/work."),
 ]
 MaxNewTokens = Annotated[
     int,
@@ -62,6 +54,37 @@ MaxNewTokens = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed, the same result.")]
 Rows = Annotated[int, typer.Option(min=1, help="Answers that are sampled together.")]
+Heats = Annotated[str, typer.Option(help="Temperatures of the target's own answers, in turn.")]
+Rate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How many prompts the model writes (``self``), and how they are answered and kept."""
+
+    num_prompts: Annotated[int, typer.Option(min=2, help="How many, with `--prompts self`.")] = 1000
+    max_new_tokens: MaxNewTokens = 256
+    rows: Rows = 32
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for answers and checkpoints. Default: OUT/work.")
+    ] = None
+    seed: Seed = 0
+
+    def folder(self, out: Path) -> Path:
+        return self.work or out / "work"
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How long and how fast a drafter learns."""
+
+    epochs: Annotated[float, typer.Option(help="Passes over all texts.")] = 3.0
+    lr: Rate = 5e-4
+    probe: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the steps after which to look.")
+    ] = 0.05
+    batch_tokens: Annotated[int, typer.Option(min=16, help="Tokens of a step, about.")] = 2048
+    bf16: Annotated[bool | None, typer.Option(help="Mixed precision. Default: on CUDA.")] = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +97,33 @@ class Scene:
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
         """The tokens of a prompt, which may be a conversation."""
         return list(encode(prompt, self.tokenizer).tokens)
+
+    def encode_all(self, prompts: Sequence[Given], room: int) -> list[list[int]]:
+        """All prompts as tokens.
+
+        Raises DraftwiseError for one that is empty or leaves no ``room`` tokens for an answer.
+        """
+        rows = [self.encode(given.prompt) for given in prompts]
+        for given, row in zip(prompts, rows, strict=True):
+            if not row or len(row) + room > self.target.max_positions:
+                raise DraftwiseError(
+                    f"{given.where} has {len(row)} tokens: it needs at least one, and with {room} "
+                    f"of an answer at most {self.target.max_positions}"
+                )
+        return rows
+
+    def answers(
+        self, prompts: Sequence[list[int]], heats: Sequence[float], file: Path, how: Answers,
+        bars: Bars,
+    ) -> list[Text]:  # fmt: skip
+        """The target's answers, at each temperature in turn, kept in ``file``."""
+        from draftwise.train.answers import answers
+
+        return answers(
+            self.target.module, prompts, [heats[i % len(heats)] for i in range(len(prompts))], file,
+            max_new_tokens=how.max_new_tokens, eos_token_id=self.eos_token_id, seed=how.seed,
+            rows=how.rows, progress=bars.stage(file.stem, len(prompts)),
+        )  # fmt: skip
 
     @property
     def eos_token_id(self) -> int:
@@ -110,36 +160,18 @@ def load_scene(target: str, hardware: Hardware) -> Scene:
         return Scene(load_model(path, dtype=dtype, device=device), load_tokenizer(path))
 
 
-def encode_prompts(scene: Scene, prompts: Sequence[Given], room: int) -> list[list[int]]:
-    """All prompts as tokens.
-
-    Raises DraftwiseError for one that is empty or leaves no ``room`` tokens for an answer.
-    """
-    rows = [scene.encode(given.prompt) for given in prompts]
-    for given, row in zip(prompts, rows, strict=True):
-        if not row or len(row) + room > scene.target.max_positions:
-            raise DraftwiseError(
-                f"{given.where} has {len(row)} tokens: it needs at least one, and with {room} of "
-                f"an answer at most {scene.target.max_positions}"
-            )
-    return rows
-
-
 SELF = "self"
 """In place of a file: the model writes its prompts itself."""
 
 
-def gather(
-    given: list[Given], scene: Scene, folder: Path, num: int, *, rows: int, seed: int
-) -> list[Given]:
+def gather(given: list[Given], scene: Scene, folder: Path, how: Answers) -> list[Given]:
     """The prompts of a file, or where there are none, what the model writes and ``folder`` keeps.
 
     Raises DraftwiseError as ``make_prompts`` does.
     """
     if given:
         return given
-    file = folder / "own-prompts.jsonl"
-    texts, share = own_prompts(scene, file, num, longest=160, rows=rows, seed=seed)
+    texts, share = own_prompts(scene, folder / "own-prompts.jsonl", how, longest=160)
     note(share)
     return [
         Given([{"role": "user", "content": text}], f"prompt {n}") for n, text in enumerate(texts, 1)
@@ -147,24 +179,16 @@ def gather(
 
 
 def own_prompts(
-    scene: Scene,
-    file: Path,
-    num: int,
-    *,
-    longest: int,
-    rows: int,
-    seed: int,
-    avoid: Sequence[Path] = (),
+    scene: Scene, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
 ) -> tuple[list[str], str]:
     """User turns of the model's own, with a bar, and what share of them was kept."""
-    from draftwise.train.overlap import runs_of
-    from draftwise.train.self_prompts import make_prompts
+    from draftwise.train.prompts import make_prompts, runs_of
 
-    avoided = runs_of(avoid)
+    num, avoided = how.num_prompts, runs_of(avoid)
     with keeping(file.parent), Bars() as bars:
         made = make_prompts(
             scene.target, scene.tokenizer, num, file,
-            longest=longest, rows=rows, seed=seed, avoid=avoided,
+            longest=longest, rows=how.rows, seed=how.seed, avoid=avoided,
             progress=bars.stage("prompts", num),
         )  # fmt: skip
     return made.texts[:num], made.share
@@ -222,26 +246,70 @@ def make_folder(folder: Path) -> None:
         raise DraftwiseError(f"{folder} is a file, or lies below one: name a folder") from error
 
 
-def fingerprint(prompts: Sequence[Sequence[int]]) -> str:
+def fingerprint(prompts: Any) -> str:
     """A short name for these prompts and no others."""
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def working_in(folder: Path, inputs: Mapping[str, Any]) -> Iterator[Bars]:
+    """``keeping`` a folder ``claim``ed for these inputs, with bars."""
+    with keeping(folder), Bars() as bars:
+        claim(folder, inputs)
+        yield bars
+
+
+def train(
+    model: Any, loss: Any, batches: Callable[[int], Any], settings: Settings, checkpoint: Path,
+    bars: Bars, look: Callable[[str], object], probe: float, *, probe_only: bool = False,
+) -> list[float]:  # fmt: skip
+    """Train as far as the probe, look, and (unless ``probe_only``) to the end, and look again."""
+    from draftwise.train.loop import fit
+
+    steps = settings.steps
+    update = bars.stage("training", steps)
+    first = max(1, round(probe * steps)) if probe or probe_only else steps
+    for stop in (first,) if probe_only else sorted({first, steps}):
+        losses = fit(
+            model, loss, batches, settings, checkpoint=checkpoint, progress=update, stop_at=stop
+        )
+        update(len(losses), losses[-1])
+        look(f"after {len(losses)} of {steps} steps")
+    return losses
+
+
+def worth(when: str, alpha: float | list[float], costs: Costs, more: str = "") -> dict[str, Any]:
+    """Say the expected speed of a drafter with this acceptance, of every token or by depth."""
+    from draftwise.train.speedup import speedups
+
+    target_s, (draft_s,) = costs.target_s, costs.draft_s.values()
+    expected = speedups(alpha, target_s, draft_s)
+    alphas = alpha if isinstance(alpha, list) else [alpha]
+    length = int(expected.argmax()) + 1
+    Console(stderr=True).print(
+        f"{when}: acceptance {', '.join(f'{each:.3f}' for each in alphas)}, expected "
+        f"{expected.max():.2f}x plain decoding with drafts of {length} (a target token takes "
+        f"{1000 * target_s[0]:.1f} ms, a drafted one {1000 * draft_s:.1f} ms{more})",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    return {
+        "expected_speedup": round(float(expected.max()), 3),
+        "length": length,
+        "target_ms": round(1000 * float(target_s[0]), 3),
+        "draft_ms": round(1000 * draft_s, 3),
+    }
+
+
+def write_report(out: Path, found: Any) -> None:
+    (out / "report.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 class Bars:
     """One bar for each stage of a run, on stderr; stages that were done before stand full."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not (VOICE.notes and console.is_terminal),
-        )
+        left = TextColumn("left"), TimeRemainingColumn()
+        self._progress = bars("{task.description}", TimeElapsedColumn(), *left, stays=True)
 
     def __enter__(self) -> Bars:
         self._progress.start()

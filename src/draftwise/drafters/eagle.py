@@ -10,8 +10,7 @@ from torch import Tensor
 from draftwise.checks import optional, whole
 from draftwise.drafters.model_session import GLANCE, Behind, Feed, NeuralSession, Reading
 from draftwise.drafters.protocol import Context
-from draftwise.nn.heads.eagle import StateHead, read
-from draftwise.nn.heads.eagle_files import load_head
+from draftwise.nn.heads.eagle import StateHead, load_head, read
 from draftwise.nn.hidden_states import Features
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape

@@ -13,7 +13,7 @@ from draftwise.checks import whole
 from draftwise.drafters.model_session import GLANCE, Feed, NeuralSession, Reading
 from draftwise.drafters.protocol import Context
 from draftwise.nn.model import CausalModel, Logits
-from draftwise.nn.vocabulary import Shared
+from draftwise.nn.sampling import Shared
 from draftwise.types import DraftwiseError
 
 SINK = 4

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from draftwise.feedback.values import drafted_by as drafted_by
 
 __getattr__, __dir__ = exports(__name__)
-
-
 Told = list[tuple[Decision, Feedback]]
 """Feedback that is due, with the decisions it belongs to, in the order to learn them."""
 

@@ -27,7 +27,33 @@ class Waiting:
     names: set[str]
 
 
-class Bandit:
+class AtOnce:
+    """Reveals what a round itself determines: a leaf says which plans' values."""
+
+    panoramic: ClassVar[bool] = False
+    compares_rules = False
+    every: ClassVar[int] = 1
+
+    def __init__(
+        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
+    ) -> None:
+        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
+
+    def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
+        raise NotImplementedError
+
+    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
+        known: dict[int, float] = {}
+        if decision.round > 0:
+            self._valuer.note(evidence)
+            known = self._known(decision, evidence)
+        return [(decision, self._valuer.feedback(known, evidence))]
+
+    def flush(self) -> Told:
+        return []
+
+
+class Bandit(AtOnce):
     """Reveal the value of the played plan, and nothing else.
 
     Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none.
@@ -42,29 +68,11 @@ class Bandit:
     ([0.0, 0.5], [False, True])
     """
 
-    panoramic: ClassVar[bool] = False
-    compares_rules: ClassVar[bool] = False
-    every: ClassVar[int] = 1
-
-    def __init__(
-        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
-    ) -> None:
-        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
-
-    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
-        """The played plan's value."""
-        known: dict[int, float] = {}
-        if decision.round > 0:
-            self._valuer.note(evidence)
-            known = {decision.plan: self._valuer.played(decision.plan, evidence)}
-        return [(decision, self._valuer.feedback(known, evidence))]
-
-    def flush(self) -> Told:
-        """Nothing waits."""
-        return []
+    def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
+        return {decision.plan: self._valuer.played(decision.plan, evidence)}
 
 
-class Prefix:
+class Prefix(AtOnce):
     """Reveal every plan whose accepted count the played draft determines.
 
     On a chain, after ``a`` accepted tokens, length k of the same drafter and rule would have had
@@ -78,7 +86,7 @@ class Prefix:
     would have had min(a, s). A rule is then shown in the rounds in which it stops no later than the
     played one; unless it always does, means are off (``docs/stopping.md`` has figures).
 
-    Source: this project's own (DESIGN section 1). Differs: none.
+    Source: this project's own. Differs: none.
     State: the switching cost's. Cost: one reward for each plan of the drafter. Errors: as Bandit.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
@@ -89,33 +97,19 @@ class Prefix:
     ([0.0, 0.25, 0.5, 0.0, 0.0], [True, True, True, False, False])
     """
 
-    panoramic: ClassVar[bool] = False
-    every: ClassVar[int] = 1
-
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
         longer: bool = True, rules: bool = False,
     ) -> None:  # fmt: skip
-        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
+        super().__init__(plans, reward, switching)
         self._longer = flag("longer", longer)
         self.compares_rules = flag("rules", rules)
 
-    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
-        """The values of all lengths that the draft determines."""
-        known: dict[int, float] = {}
-        if decision.round > 0:
-            self._valuer.note(evidence)
-            known = self._valuer.prefixes(
-                decision.plan, evidence, self._longer, self.compares_rules
-            )
-        return [(decision, self._valuer.feedback(known, evidence))]
-
-    def flush(self) -> Told:
-        """Nothing waits."""
-        return []
+    def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
+        return self._valuer.prefixes(decision.plan, evidence, self._longer, self.compares_rules)
 
 
-class Free:
+class Free(Prefix):
     """Reveal all that is known without one more forward, each value as soon as it is determined.
 
     The played drafter's lengths as ``Prefix`` does (``longer``, ``rules`` too), at once; of every
@@ -123,7 +117,7 @@ class Free:
     token on, when so many of its tokens are scored as its longest plan has: later, in feedback of
     its own, unless the round emitted them. The evidence is delivered at once, always.
 
-    Source: this project's own (DESIGN section 1); the delay is HedgeSpec's (section 3.3, appendix
+    Source: this project's own ; the delay is HedgeSpec's (section 3.3, appendix
         B.4): values told at once would be those of bad rounds only, as a short round leaves a good
         drafter's length open and a bad one's not.
     Differs: what the text's end, or a gap that was not scored, leaves open is never told.
@@ -142,16 +136,11 @@ class Free:
     [0.0, 1.0, 0.25]
     """
 
-    panoramic: ClassVar[bool] = False
-    every: ClassVar[int] = 1
-
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
         longer: bool = True, rules: bool = False,
     ) -> None:  # fmt: skip
-        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
-        self._longer = flag("longer", longer)
-        self.compares_rules = flag("rules", rules)
+        super().__init__(plans, reward, switching, longer, rules)
         self._ledger = Ledger(self._valuer.drafters)
         self._waiting: deque[Waiting] = deque()
 
@@ -168,9 +157,7 @@ class Free:
         others = self._valuer.drafters - {evidence.plan.drafter}
         start = evidence.emitted_start
         own = Waiting(decision, start, evidence.num_emitted, others)
-        known = self._due(own) | self._valuer.prefixes(
-            decision.plan, evidence, self._longer, self.compares_rules
-        )
+        known = self._due(own) | self._known(decision, evidence)
         self._waiting = deque(
             w for w in [*self._waiting, own] if w.names and w.start > start - MAX_WAIT
         )

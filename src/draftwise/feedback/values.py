@@ -24,7 +24,6 @@ class SwitchingCost:
     State: the text position that each drafter has reached, and that of the first round.
     Cost: O(1). Errors: ValueError if ``per_token`` is below 0.
 
-    >>> from draftwise.types import Plan
     >>> cost = SwitchingCost(per_token=0.01)
     >>> rounds = [("a", 100), ("a", 103), ("b", 106), ("a", 109)]
     >>> [cost.charge(Evidence(Plan(d, 2), 2, 2, emitted_start=at)) for d, at in rounds]
@@ -71,7 +70,6 @@ class Valuer:
             self._of.setdefault(plan.drafter, []).append(index)
 
     def longest_of(self, drafter: str) -> int:
-        """Tokens of this drafter's longest plan."""
         return max(self.plans[index].length for index in self._of[drafter])
 
     def note(self, evidence: Evidence) -> None:
@@ -194,7 +192,6 @@ def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
 
 
 def cut(plan: Plan, most: int) -> Plan:
-    """The plan with at most ``most`` tokens of length."""
     return plan if plan.length <= most else Plan(plan.drafter, most, plan.rule)
 
 

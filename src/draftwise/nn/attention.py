@@ -46,7 +46,6 @@ IN_ORDER: InOrder = torch.ones((1, 1, 1, 1), dtype=torch.bool).as_subclass(InOrd
 def packed_mask(
     counts: Sequence[int], masks: Sequence[Tensor | None], cache: RaggedCache
 ) -> PackedMask:
-    """A mask for rows that are read end to end."""
     made: PackedMask = torch.ones((1, 1, 1, 1), dtype=torch.bool).as_subclass(PackedMask)
     made.counts, made.masks, made.cache = counts, masks, cache
     return made
@@ -83,7 +82,6 @@ def ragged_attention(
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> Tensor:
-    """[B, T, H, D] of rows side by side."""
     is_simple = not any(more.get(name) for name in ("dropout", "softcap")) and (
         more.get("position_bias") is None
     )

@@ -1,23 +1,25 @@
-"""Ropes with two tables (longrope): each text is read with the table of its own length.
+"""The KV cache: rows with storage of their own, windows, and ropes with two tables.
 
-The library turns a whole forward by the table of its last position, and ``generate`` reads a text
-that outgrows the first table again (Phi-3). So p after n tokens is that of one forward over them;
-here, too, a row whose keys the other table turned is read again (``nn.feeds.read_turned``).
+Longrope: the library turns a whole forward by the table of its last position, and ``generate``
+recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of one forward
+over them; here, too, a row whose keys the other table turned is recomputed (``read_turned``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache
 
-from draftwise.nn.hybrid.library_states import LibraryStates
-from draftwise.nn.hybrid.states import States
+from draftwise.nn.hybrid.states import LibraryStates, States
+
+if TYPE_CHECKING:
+    from draftwise.nn.cpu.compiled import CompiledSteps
 
 
 def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
@@ -62,16 +64,13 @@ class Turns:
         self.is_long: dict[int, bool] = {}
 
     def open(self, row: int) -> None:
-        """Begin a row, empty."""
         self.tokens[row], self.is_long[row] = [], False
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Begin a row as another one begins."""
         self.tokens[row] = self.tokens[source][:length]
         self.is_long[row] = self.is_long[source]
 
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
-        """As ``RaggedCache.keep_path``."""
         known = self.tokens[row]
         known[base:] = [known[base + offset] for offset in path]
 
@@ -101,7 +100,6 @@ class Storage:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes allocated so far."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,16 +143,8 @@ class Storage:
         ]
 
 
-class Shelf(Protocol):
-    """Where rows get storage of fixed sizes, and leave it for others (compiled forwards)."""
-
-    def take(self, num_tokens: int) -> Storage:
-        """Storage with room for so many tokens, empty or zeroed."""
-        ...
-
-    def give(self, storage: Storage) -> None:
-        """This storage is free again."""
-        ...
+Shelf: TypeAlias = "CompiledSteps"
+"""Where rows take storage of fixed sizes, and leave it for others."""
 
 
 def allocate(like: Tensor, num_slots: int) -> Tensor:
@@ -325,12 +315,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.turns.copy(source, row, length)
         self.lengths[row] = self._settled[row] = length
 
-    def place(
-        self,
-        spans: Sequence[Span],
-        packed: bool = False,
-        fed: Sequence[Any] = (),
-    ) -> None:
+    def place(self, spans: Sequence[Span], packed: bool = False, fed: Sequence[Any] = ()) -> None:
         """Say where the coming forward writes; raises ValueError where it does not fit.
 
         packed: its rows come end to end, [1, sum of counts], and not side by side, [R, widest].
@@ -435,7 +420,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the storage allocated now, and of states."""
         stored = (*self._storage, *self._recent)
         return sum(storage.num_bytes for storage in stored) + self.states.num_bytes
 
@@ -444,7 +428,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return max((span.start for span in self._spans), default=0)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """As ``get_seq_length``."""
         return self.get_seq_length(layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -452,18 +435,15 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return max((span.end for span in self._spans), default=query_length), 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """Tokens that a row can hold."""
         return self.capacity
 
     get_max_length = get_max_cache_shape  # its name since transformers 5.20
 
     def _num_slots(self, num_tokens: int) -> int:
-        """Slots of a row that has so many tokens."""
         block = max(BLOCK, num_tokens // 8)
         return min(-(-num_tokens // block) * block, self.capacity)
 
     def _grow(self, row: int, num_tokens: int) -> None:
-        """Room for so many tokens, with what is valid now copied over."""
         old = self._storage[row]
         if self._shelf is None:
             self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))

@@ -39,7 +39,9 @@ def check_model(model: CausalModel) -> None:
     _refuse_broken(model)
     twin, model.forgets = _twin(model), False
     found = "nothing was tried"
-    for way in _ways(model):
+    # (packs, is_alone): rows end to end, side by side, each by itself
+    ways = [(True, False)] if model.packs and not model.has_states else []
+    for way in [*ways, (False, False), (False, True)]:
         found = _try(model, way, (_WIDE if model.has_states else 14, 9))
         if not found and twin is not None:
             found = _try(twin, way, _far(twin), "a tiny twin of it: ")
@@ -52,12 +54,6 @@ def check_model(model: CausalModel) -> None:
     model.serves_trees = not (model.has_states or model.is_alone) and all(
         _grows_trees(one) for one in (model, twin) if one is not None
     )
-
-
-def _ways(model: CausalModel) -> list[tuple[bool, bool]]:
-    """(packs, is_alone) in the order in which they are tried."""
-    padded = [(False, False), (False, True)]
-    return [(True, False), *padded] if model.packs and not model.has_states else padded
 
 
 def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who: str = "") -> str:
@@ -78,7 +74,6 @@ def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who
 
 
 def _forgets(twin: CausalModel, way: tuple[bool, bool]) -> bool:
-    """Whether layers with windows may drop what lies behind them."""
     twin.forgets = True
     return twin.windows is not None and not _try(twin, way, _far(twin))
 
@@ -239,7 +234,6 @@ class _Trial:
 
 
 def _grows_trees(model: CausalModel) -> bool:
-    """Whether trees are read rightly."""
     try:
         return _tree_error(model) <= _TOLERANCE.get(model.dtype, 0.1)
     except Exception:

@@ -23,7 +23,7 @@ class Taps:
     0 = embeddings, i = after layer i, the last normed. Whether the layers found are the ones the
     library means is told by result: asked both ways once, they must be equal. Otherwise, and for a
     module whose layers are not in one list, the library is asked each time. view: of the module,
-    which is what is called (``nn.shadow``); often the module itself.
+    which is what is called (``nn.hybrid.view``); often the module itself.
     """
 
     def __init__(self, module: Any, view: Any, num_layers: int) -> None:
@@ -31,7 +31,6 @@ class Taps:
         self.places: tuple[int, ...] = ()
 
     def ask(self, places: Iterable[int]) -> None:
-        """From now on these, too."""
         self.places = tuple(sorted({*self.places, *places}))
         if self._layers is not None and not self._agrees():
             self._layers = None

@@ -100,7 +100,7 @@ def load_model(
     """A checked model from a folder, a hub id, or a ``transformers`` module that is used as it is.
 
     dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16``, ``float16``, or as in torch; on
-    a CPU also ``int8`` and ``int4``, weights alone, the rest in bfloat16 (``nn.packed``). device:
+    a CPU also ``int8`` and ``int4``, weights alone, the rest in bfloat16 (``cpu.packed``). device:
     ``auto`` is CUDA where there is one; ``map:auto``, ``map:balanced``, ... or a dict of devices by
     module go to the library as ``device_map``. A folder may hold an adapter of PEFT: its base is
     loaded, and it is merged in. Raises DraftwiseError for what cannot be found, read or served.
@@ -176,7 +176,6 @@ def without_bars() -> Iterator[None]:
 
 
 def _read(source: str, dtype: Any, spread: Any) -> Any:
-    """The library's module, with the adapter merged in if this is the folder of one."""
     base = base_of(source)
     with without_bars():
         # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
@@ -218,7 +217,6 @@ def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
 
 
 def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
-    """One of ours for whatever transformers raised."""
     said = f"cannot load a {what} from {source}"
     if not Path(source).is_dir() and isinstance(error, OSError):
         return DraftwiseError(

@@ -1,4 +1,4 @@
-"""What a ragged forward returns, and how its rows are cut and padded."""
+"""The model adapter: ragged forwards of any causal LM over a cache of our own."""
 
 from __future__ import annotations
 
@@ -70,9 +70,8 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
     return sorted({place for count in counts for place in range(max(0, count - num), count)})
 
 
-def padded(tokens: Sequence[int], width: int) -> list[int]:
-    """The tokens, the last of them repeated (0 where there is none)."""
-    return [*tokens, *[tokens[-1] if tokens else 0] * (width - len(tokens))]
+Trees = Sequence[Branches | None]
+"""[R] how each row's tokens branch, None = each follows the one before; empty = all do."""
 
 
 class Sight:
@@ -86,7 +85,7 @@ class Sight:
         self._numbers, self._num_numbers = torch.arange(0, device=device), 0
 
     def of_rows(
-        self, spans: Sequence[Span], trees: Sequence[Branches | None], near: Near | None
+        self, spans: Sequence[Span], trees: Trees, near: Near | None
     ) -> tuple[Tensor, Mask]:
         """Positions [R, T] of rows that are padded to the longest, and their mask."""
         counts = [span.count for span in spans]
@@ -113,7 +112,7 @@ class Sight:
         return positions, self._masks.in_order(positions[None], self._slots(span.end), near)
 
     def of_places(
-        self, trees: Sequence[Branches | None], places: Ints, used: int, near: Near | None = None
+        self, trees: Trees, places: Ints, used: int, near: Near | None = None
     ) -> tuple[Tensor, Mask]:
         """Positions [R, T] of what is fed to ``places``, and its mask over the first slots."""
         if not trees:
@@ -123,7 +122,6 @@ class Sight:
         return positions, self._masks.make(positions, keys[:, None, None], seen, near)
 
     def tensor(self, values: Any) -> Tensor:
-        """On the model's device."""
         return torch.as_tensor(values, device=self._device)
 
     def _slots(self, num: int) -> Tensor:
@@ -140,7 +138,7 @@ _NUM_RWKV = 5
 class Caller:
     """One module, called with tokens, positions, masks and a cache of our own.
 
-    Where layers keep a running state, it is a view of the module that is called (``nn.shadow``).
+    Where layers keep a running state, a view of the module is called (``nn.hybrid.view``).
     RWKV and xLSTM take states of a shape of their own, and return them.
     can_keep: whether logits may be wanted of some tokens only. has_states: whether layers keep any.
     """
@@ -160,13 +158,9 @@ class Caller:
         self.taps = Taps(module, self._view, num_layers)
 
     def new_cache(
-        self,
-        num_rows: int,
-        capacity: int,
-        shelf: Shelf | None,
-        turns: Turns | None,
+        self, num_rows: int, capacity: int, shelf: Shelf | None, turns: Turns | None,
         windows: Windows | None,
-    ) -> RaggedCache:
+    ) -> RaggedCache:  # fmt: skip
         """A cache that the module takes for one of its own (MiniMax looks at its class)."""
         made: type[RaggedCache] = RaggedCache
         if self._config.model_type == "minimax":
@@ -176,12 +170,7 @@ class Caller:
         return made(num_rows, capacity, shelf, States(self.has_states), turns, windows)
 
     def __call__(
-        self,
-        cache: RaggedCache,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Mask,
-        **extra: Any,
+        self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
     ) -> tuple[Any, Mapping[int, Tensor]]:
         """The module's output, and the hidden states that are tapped.
 
@@ -211,13 +200,6 @@ class Caller:
         return output, hidden
 
 
-def first_device(module: Any) -> torch.device:
-    """Where tokens go in: of a module on several devices, the first that holds any weights."""
-    places = (weights.device for weights in module.parameters() if not weights.is_meta)
-    found: torch.device = next(places, torch.device("cpu"))
-    return found
-
-
 def _rwkv_state(trace: Trace) -> list[Tensor] | None:
     """Five tensors [R, D, layers]; None at the beginning."""
     found = [trace.recurrent(Key(0, number)) for number in range(_NUM_RWKV)]
@@ -241,23 +223,30 @@ def _put(trace: Trace, states: dict[Key, Tensor]) -> None:
         trace.put_recurrent(key, state)
 
 
-Extend = Callable[
-    [RaggedCache, Sequence[int], Sequence[Fed], int, Sequence[Branches | None]], Logits
-]
-"""``CausalModel.extend``: cache, rows, tokens, keep, trees."""
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What ``CausalModel.extend`` is given: R rows, the next tokens of each, and so on."""
+
+    cache: RaggedCache
+    rows: Sequence[int]
+    tokens: Sequence[Fed]
+    keep: int
+    trees: Trees = ()
+
+    @property
+    def all_trees(self) -> Trees:
+        return self.trees or [None] * len(self.rows)
 
 
-def read_alone(
-    extend: Extend,
-    cache: RaggedCache,
-    rows: Sequence[int],
-    tokens: Sequence[Fed],
-    keep: int,
-    trees: Sequence[Branches | None],
-) -> Logits:
+Extend = Callable[[Feed], Logits]
+
+
+def read_alone(extend: Extend, feed: Feed) -> Logits:
     """Each row in a forward of its own, for models that take one position for all rows."""
-    each = zip(rows, tokens, trees or [None] * len(rows), strict=True)
-    parts = [extend(cache, [row], [fed], keep, [tree]) for row, fed, tree in each]
+    each = zip(feed.rows, feed.tokens, feed.all_trees, strict=True)
+    parts = [
+        extend(replace(feed, rows=[row], tokens=[fed], trees=[tree])) for row, fed, tree in each
+    ]
     firsts = [0, *accumulate(len(part.flat) for part in parts)]
     ends = [first + part.ends[0] for first, part in zip(firsts, parts, strict=False)]
     hidden = {tap: [part.hidden[tap][0] for part in parts] for tap in parts[0].hidden}
@@ -265,35 +254,21 @@ def read_alone(
     return Logits(torch.cat([part.flat for part in parts]), ends, num_fed, hidden)
 
 
-def read_again(
-    extend: Extend,
-    cache: RaggedCache,
-    rows: Sequence[int],
-    tokens: Sequence[Sequence[int]],
-    keep: int,
-    trees: Sequence[Branches | None] = (),
-) -> Logits:
+def read_again(extend: Extend, feed: Feed) -> Logits:
     """Rows whose state is not known where they were cut back to read on from where it is."""
-    again = [cache.states.missing(row, cache.lengths[row]) for row in rows]
-    return read_behind(extend, cache, rows, tokens, keep, trees, again)
+    cache = feed.cache
+    again = [cache.states.missing(row, cache.lengths[row]) for row in feed.rows]
+    return read_behind(extend, feed, again)
 
 
-def read_behind(
-    extend: Extend,
-    cache: RaggedCache,
-    rows: Sequence[int],
-    tokens: Sequence[Sequence[int]],
-    keep: int,
-    trees: Sequence[Branches | None],
-    again: Sequence[Sequence[int]],
-) -> Logits:
-    """A feed behind the last tokens of each row's cache, which are read once more with it."""
+def read_behind(extend: Extend, feed: Feed, again: Sequence[Sequence[int]]) -> Logits:
+    """A feed after the last tokens of each row's cache, which are recomputed with it."""
     if not any(again):
-        return extend(cache, rows, tokens, keep, trees)
-    for row, missed in zip(rows, again, strict=True):
-        cache.lengths[row] -= len(missed)
-    fed = [[*missed, *new] for missed, new in zip(again, tokens, strict=True)]
-    found = extend(cache, rows, fed, keep, trees)
+        return extend(feed)
+    for row, missed in zip(feed.rows, again, strict=True):
+        feed.cache.lengths[row] -= len(missed)
+    fed = [[*missed, *new] for missed, new in zip(again, feed.tokens, strict=True)]
+    found = extend(replace(feed, tokens=fed))
     hidden = {
         tap: [state[len(missed) :] for state, missed in zip(states, again, strict=True)]
         for tap, states in found.hidden.items()
@@ -301,42 +276,30 @@ def read_behind(
     return replace(found, hidden=hidden)
 
 
-def read_turned(
-    extend: Extend,
-    cache: RaggedCache,
-    rows: Sequence[int],
-    tokens: Sequence[Sequence[int]],
-    keep: int,
-    trees: Sequence[Branches | None],
-    switch: int,
-) -> Logits:
+def read_turned(extend: Extend, feed: Feed, switch: int) -> Logits:
     """Read on with the table of each row's last position, and again what the other one turned.
 
     switch: tokens that the first table is for. Rows of different tables go one by one.
     """
-    turns = cache.turns
+    cache, turns = feed.cache, feed.cache.turns
     assert turns is not None
-    trees = trees or [None] * len(rows)
-    needs = [
-        _end(cache.lengths[row], fed, tree) > switch
-        for row, fed, tree in zip(rows, tokens, trees, strict=True)
-    ]
+    each = list(zip(feed.rows, feed.tokens, feed.all_trees, strict=True))
+    needs = [_end(cache.lengths[row], fed, tree) > switch for row, fed, tree in each]
     if len(set(needs)) > 1:
-        alone = partial(read_turned, extend, switch=switch)
-        return read_alone(alone, cache, rows, tokens, keep, trees)
+        return read_alone(partial(read_turned, extend, switch=switch), feed)
     again, whole = [], []
-    for row, fed, tree in zip(rows, tokens, trees, strict=True):
+    for row, fed, tree in each:
         start = cache.lengths[row]
         missed = turns.tokens[row][:start] if turns.is_long[row] != needs[0] else []
         again.append(missed)
         whole.append(_from_the_first(tree, start) if tree is not None and missed else tree)
         turns.tokens[row] = [*turns.tokens[row][:start], *fed]
         turns.is_long[row] = needs[0]
-    return read_behind(extend, cache, rows, tokens, keep, whole if any(whole) else (), again)
+    return read_behind(extend, replace(feed, trees=whole if any(whole) else ()), again)
 
 
-def _end(start: int, fed: Sequence[int], tree: Branches | None) -> int:
-    """The last position of a feed, and one."""
+def _end(start: int, fed: Fed, tree: Branches | None) -> int:
+    """One past the last position of the input."""
     return start + len(fed) if tree is None else int(tree.positions.max()) + 1
 
 
@@ -377,7 +340,9 @@ class CausalModel:
         self._near_bytes = 0  # and what of it is of layers with windows
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
-        self.device: torch.device = first_device(module)
+        # where tokens go in: of a module on several devices, the first that holds any weights
+        places = (weights.device for weights in module.parameters() if not weights.is_meta)
+        self.device: torch.device = next(places, torch.device("cpu"))
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype, self.device)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
@@ -457,7 +422,7 @@ class CausalModel:
         rows: Sequence[int],
         tokens: Sequence[Fed],
         keep: int,
-        trees: Sequence[Branches | None] = (),
+        trees: Trees = (),
     ) -> Logits:
         """Feed each of R rows its next tokens (at least one) and advance the cache's lengths.
 
@@ -467,23 +432,20 @@ class CausalModel:
         feed with more than ``BULK_LOGITS`` of them goes in two forwards, the first without logits.
         Raises ValueError if a row does not fit into the cache.
         """
-        if self.is_alone and len(rows) > 1:
-            return read_alone(self.extend, cache, rows, tokens, keep, trees)
-        if self.has_states or self.switch:  # read again from tokens that the host must know
-            known = [fed.tolist() if isinstance(fed, Tensor) else fed for fed in tokens]
-            how = read_again if self.has_states else partial(read_turned, switch=self.switch)
-            return how(self._extend, cache, rows, known, keep, trees)
-        return self._extend(cache, rows, tokens, keep, trees)
+        return self._read(Feed(cache, rows, tokens, keep, trees))
 
-    def _extend(
-        self,
-        cache: RaggedCache,
-        rows: Sequence[int],
-        tokens: Sequence[Fed],
-        keep: int,
-        trees: Sequence[Branches | None],
-    ) -> Logits:
+    def _read(self, feed: Feed) -> Logits:
+        if self.is_alone and len(feed.rows) > 1:
+            return read_alone(self._read, feed)
+        if self.has_states or self.switch:  # read again from tokens that the host must know
+            known = [fed.tolist() if isinstance(fed, Tensor) else fed for fed in feed.tokens]
+            how = read_again if self.has_states else partial(read_turned, switch=self.switch)
+            return how(self._extend, replace(feed, tokens=known))
+        return self._extend(feed)
+
+    def _extend(self, feed: Feed) -> Logits:
         """All rows in one forward, or in two."""
+        tokens, keep = feed.tokens, feed.keep
         hidden: dict[int, list[Tensor]] = {}
         longest = max(map(len, tokens))
         size = len(tokens) * (keep if self._call.can_keep else longest) * self.vocab_size
@@ -491,75 +453,61 @@ class CausalModel:
             longest > keep and size > self.bulk_logits and not self.switch
         ):  # more than wanted at once
             head = [t[: max(0, len(t) - keep)] for t in tokens]
-            hidden = self._forward(cache, rows, head, (), 0)[1]
-            tokens = [t[max(0, len(t) - keep) :] for t in tokens]
-        logits, states, ends = self._forward(cache, rows, tokens, trees if any(trees) else (), keep)
+            hidden = self._forward(replace(feed, tokens=head, trees=(), keep=0))[1]
+            feed = replace(feed, tokens=[t[max(0, len(t) - keep) :] for t in tokens])
+        logits, states, ends = self._forward(
+            replace(feed, trees=feed.trees if any(feed.trees) else ())
+        )
         for tap, new in states.items():
             before = hidden.get(tap)
             pairs = zip(before, new, strict=True) if before else ()
             hidden[tap] = [torch.cat(pair) for pair in pairs] or new
-        return Logits(logits, ends, sum(map(len, tokens)), hidden)
+        return Logits(logits, ends, sum(map(len, feed.tokens)), hidden)
 
-    def _forward(
-        self,
-        cache: RaggedCache,
-        rows: Sequence[int],
-        tokens: Sequence[Fed],
-        trees: Sequence[Branches | None],
-        keep: int,
-    ) -> Forward:
+    def _forward(self, feed: Feed) -> Forward:
         """One forward of ragged rows: flat logits, hidden states by tap and row, ends in flat."""
-        spans = [Span(row, cache.lengths[row], len(t)) for row, t in zip(rows, tokens, strict=True)]
-        forward = self._packed_forward if self.packs and len(rows) > 1 else self._padded_forward
-        made = self._compiled_forward(cache, spans, tokens, trees)
-        output = made or forward(cache, spans, tokens, trees, keep)
+        cache = feed.cache
+        spans = [
+            Span(row, cache.lengths[row], len(t))
+            for row, t in zip(feed.rows, feed.tokens, strict=True)
+        ]
+        forward = self._packed_forward if self.packs and len(spans) > 1 else self._padded_forward
+        output = self._compiled_forward(feed, spans) or forward(feed, spans)
         for span in spans:
             cache.lengths[span.row] = span.end
         return output
 
-    def _compiled_forward(
-        self,
-        cache: RaggedCache,
-        spans: Sequence[Span],
-        tokens: Sequence[Fed],
-        trees: Sequence[Branches | None],
-    ) -> Forward | None:
+    def _compiled_forward(self, feed: Feed, spans: Sequence[Span]) -> Forward | None:
         """One row at a fixed width over all its slots; None where that is not possible."""
         if self.compiled is None or len(spans) > 1:
             return None
+        cache = feed.cache
         span = spans[0]
         if (width := self.compiled.width(cache, span.row, span.count)) is None:
             return None
         storage = cache.storage(span.row)
         places = ragged_slots([span.start], [span.count], width)
-        positions, mask = self._sight.of_places(trees, places, storage.num_slots)
-        ids = stacked_ids(tokens, width, self.device)
-        feed = (ids, positions, self._sight.tensor(places), mask)
-        output = self.compiled(storage, *feed, taps=self.taps)
+        positions, mask = self._sight.of_places(feed.trees, places, storage.num_slots)
+        ids = stacked_ids(feed.tokens, width, self.device)
+        slots = self._sight.tensor(places)
+        output = self.compiled(storage, ids, positions, slots, mask, taps=self.taps)
         if output is None:
             return None
         hidden = {tap: [output.hidden_states[tap][0, : span.count]] for tap in self.taps}
         return output.logits[0, : span.count], hidden, [span.count]
 
-    def _padded_forward(
-        self,
-        cache: RaggedCache,
-        spans: Sequence[Span],
-        tokens: Sequence[Fed],
-        trees: Sequence[Branches | None],
-        keep: int,
-    ) -> Forward:
+    def _padded_forward(self, feed: Feed, spans: Sequence[Span]) -> Forward:
         """Rows side by side, [R, T], padded at the end to the longest."""
         counts = [span.count for span in spans]
-        width = max(counts)
-        cache.place(spans, fed=tokens)
-        positions, mask = self._sight.of_rows(spans, trees, cache.near())
-        kept = last_places(counts, keep) or [0]
+        width, cache = max(counts), feed.cache
+        cache.place(spans, fed=feed.tokens)
+        positions, mask = self._sight.of_rows(spans, feed.trees, cache.near())
+        kept = last_places(counts, feed.keep) or [0]
         extra: dict[str, Any] = {}
         if len(kept) < width and self._call.can_keep:
             is_end = kept[0] == width - len(kept)
             extra["logits_to_keep"] = len(kept) if is_end else self._sight.tensor(list(kept))
-        ids = stacked_ids(tokens, width, self.device)
+        ids = stacked_ids(feed.tokens, width, self.device)
         output, found = self._call(cache, ids, positions, mask, **extra)
         hidden = {
             tap: [states[row, :count] for row, count in enumerate(counts)]
@@ -570,33 +518,26 @@ class CausalModel:
         ends = [row * columns + count for row, count in enumerate(counts)]
         return output.logits.flatten(0, 1), hidden, ends
 
-    def _packed_forward(
-        self,
-        cache: RaggedCache,
-        spans: Sequence[Span],
-        tokens: Sequence[Fed],
-        trees: Sequence[Branches | None],
-        keep: int,
-    ) -> Forward:
+    def _packed_forward(self, feed: Feed, spans: Sequence[Span]) -> Forward:
         """Rows end to end, [1, N], each attending to its own storage: nothing is padded."""
         fed = [index for index, span in enumerate(spans) if span.count]
-        counts = [span.count for span in spans]
+        counts, cache = [span.count for span in spans], feed.cache
         cache.place([spans[index] for index in fed], packed=True)
         looks = [
-            self._sight.of_row(spans[i], trees[i] if trees else None, cache.near(place))
+            self._sight.of_row(spans[i], feed.trees[i] if feed.trees else None, cache.near(place))
             for place, i in enumerate(fed)
         ]
         positions, masks = zip(*looks, strict=True)
         edges = [0, *accumulate(counts)]
         extra: dict[str, Any] = {}
-        kept = [min(count, keep) for count in counts]
+        kept = [min(count, feed.keep) for count in counts]
         if sum(kept) < edges[-1] and self._call.can_keep:
             tails = zip(edges[1:], kept, strict=True)
             places = [place for end, num in tails for place in range(end - num, end)]
             extra["logits_to_keep"] = self._sight.tensor(places or [0])
         output, found = self._call(
             cache,
-            packed_ids(tokens, self.device),
+            packed_ids(feed.tokens, self.device),
             torch.cat(positions)[None],
             self._masks.pack(masks, [counts[index] for index in fed], cache),
             **extra,

@@ -1,4 +1,4 @@
-"""How often each token stands in a text: what penalties look at, without reading it again."""
+"""From logits to the distributions that tokens are drawn from: penalties, warping, drawing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftwise.types import Dist, Ints, SamplingParams
 
@@ -126,7 +127,6 @@ class Dists:
         return len(self.places)
 
     def take(self, rows: slice | Sequence[int]) -> Dists:
-        """Some of them, in the order asked for."""
         places = self.places[rows]
         is_drawn = places >= 0
         renumbered = np.where(is_drawn, np.cumsum(is_drawn) - 1, -1)
@@ -220,7 +220,6 @@ def distributions(
 
 
 def _rows(tensor: Tensor, rows: Ints) -> Tensor:
-    """These rows: a view where they follow each other."""
     if not len(rows) or (np.diff(rows) == 1).all():
         return tensor[int(rows[0]) : int(rows[-1]) + 1] if len(rows) else tensor[:0]
     return tensor[torch.from_numpy(rows).to(tensor.device)]
@@ -236,7 +235,6 @@ def _no_draws(logits: Tensor, num: int) -> tuple[Tensor, Ints]:
 
 
 def _argmax(scores: Tensor) -> Tensor:
-    """[n] the best token of each row, -1 where the best is not finite."""
     best, tokens = scores.max(-1)
     # 0 if it is finite, else NaN: one kernel, where ``isfinite`` is four
     return torch.where(best - best == 0, tokens, -1)
@@ -332,7 +330,10 @@ def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """
     vocab_size = scores.shape[-1]
     ks = [own.top_k if 0 < own.top_k < vocab_size else vocab_size for own in params]
-    best = scores.topk(max(ks), dim=-1).values if max(ks) < vocab_size else _descending(scores)
+    if max(ks) < vocab_size:
+        best = scores.topk(max(ks), dim=-1).values
+    else:
+        best = scores.sort(dim=-1, descending=True).values
     place = torch.tensor(ks, device=scores.device)[:, None] - 1
     scores = scores.masked_fill(scores < best.gather(-1, place), -torch.inf)
     if all(own.top_p >= 1 for own in params):
@@ -352,5 +353,26 @@ def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return scores.masked_fill((scores < edge) | (ties & (from_the_end > wanted)), -torch.inf)
 
 
-def _descending(scores: Tensor) -> Tensor:
-    return scores.sort(dim=-1, descending=True).values
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The first ``num`` tokens, of the drafter's ``own`` rows of logits and the target's ``size``.
+
+    q is normalised over them; the others are padding, or words that the target alone has. (Qwen2.5
+    has 151,665 tokens, and 151,936 rows of logits as 0.5B and 152,064 as 7B.)
+    """
+
+    num: int
+    own: int
+    size: int
+
+    def readable(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The drafter has no embedding for the target's last rows: it reads its own last one."""
+        if self.own >= self.size:
+            return tokens
+        return [min(token, self.own - 1) for token in tokens]
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """[..., own] as [..., size], minus infinity for what is not shared."""
+        if self.own == self.size:
+            return logits
+        return pad(logits[..., : self.num], (0, self.size - self.num), value=float("-inf"))

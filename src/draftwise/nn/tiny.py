@@ -1,7 +1,7 @@
 """Any causal LM, tiny: its own configuration with small sizes, a layer of each kind, windows of 3.
 
 The self-check lets such a twin cross what the model itself would cross only after thousands of
-tokens, and ``draftwise models --check`` builds one of every type (``nn.survey``).
+tokens, and ``draftwise models --check`` builds one of every type.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ _SIZES = _named(
 )
 _TWO = ["sliding_attention", "full_attention"]
 _SHARED = ["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]
-_SMALL_ROPE = {"head_dim": 8}
 _ZAMBA = {
     "num_hidden_layers": 5,
     "layers_block_type": _SHARED,
@@ -83,7 +82,12 @@ _ZAMBA = {
     "num_key_value_heads": 4,
 }
 _OWN: Mapping[str, Mapping[str, Any]] = {
-    "axk1": _SMALL_ROPE,
+    **{kind: {"head_dim": 8} for kind in ("axk1", "deepseek_v3", "youtu")},
+    **{kind: {"head_dim": 16} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe")},
+    **{
+        kind: {"num_kv_shared_layers": 0, "per_layer_config": {}}
+        for kind in ("gemma4_text", "gemma4_unified_text")
+    },
     "bamba": {"attn_layer_indices": [1]},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {
@@ -96,7 +100,6 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v2": {"head_dim": 8, "num_experts_per_tok": 2, "num_key_value_heads": 4},
-    "deepseek_v3": _SMALL_ROPE,
     "dots1": {
         "n_routed_experts": 4,
         "n_shared_experts": 1,
@@ -111,11 +114,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "activation_sparsity_pattern": [0.0, 0.0],
         "layer_types": _TWO,
     },
-    "gemma4_text": {"num_kv_shared_layers": 0, "per_layer_config": {}},
-    "gemma4_unified_text": {"num_kv_shared_layers": 0, "per_layer_config": {}},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "hunyuan_v1_dense": {"head_dim": 16},
-    "hunyuan_v1_moe": {"head_dim": 16},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "llama4_text": {
@@ -142,7 +141,6 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "reformer": {"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [32, 32]},
     "xlstm": {"qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
-    "youtu": _SMALL_ROPE,
     "zamba": {**_ZAMBA, "mamba_dt_rank": 8},
     "zamba2": {**_ZAMBA, "hybrid_layer_ids": [1, 3], "mamba_headdim": 32, "n_mamba_heads": 4},
     "zaya": {"num_experts_per_tok": 1},

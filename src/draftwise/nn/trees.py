@@ -93,8 +93,6 @@ _KINDS = {
     **dict.fromkeys(("linear_attention", "conv", "recurrent", "mamba", "moe", "mlp", "dummy"), ""),
 }
 """Which mask a layer takes, by what configurations call it; "" = none."""
-
-
 Fed = Sequence[int] | Tensor
 """Tokens of one row: as the host knows them, or [n] on the device."""
 
@@ -125,11 +123,7 @@ class Masks:
         self.knows_order = device.type == "cuda" and self.is_packable and self.can_skip
 
     def make(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        seen: Tensor | None = None,
-        near: Near | None = None,
+        self, queries: Tensor, keys: Tensor, seen: Tensor | None = None, near: Near | None = None
     ) -> Mask:
         """[R or 1, 1, T, used]: which slot each query may look at; by kind where layers differ.
 
@@ -158,12 +152,7 @@ class Masks:
         """As ``make``, for tokens that follow each other in the last of the slots [used]."""
         return IN_ORDER if self.knows_order else self.make(queries, keys, near=near)
 
-    def pack(
-        self,
-        rows: Sequence[Mask],
-        counts: Sequence[int],
-        cache: RaggedCache,
-    ) -> Mask:
+    def pack(self, rows: Sequence[Mask], counts: Sequence[int], cache: RaggedCache) -> Mask:
         """The masks of single rows, each as ``make`` gives it, for rows read end to end."""
         if self._only:
             return packed_mask(counts, [r if isinstance(r, Tensor) else None for r in rows], cache)
@@ -198,7 +187,6 @@ def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None
 
 
 def _layer_kinds(config: Any) -> list[str]:
-    """The kind of each layer, from the configuration's list or, without it, ``sliding_window``."""
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if kinds:
         return list(kinds)

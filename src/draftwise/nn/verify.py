@@ -56,7 +56,6 @@ class Forest:
 
     @property
     def num_places(self) -> int:
-        """P."""
         return len(self.tokens) + len(self.roots)
 
     @property

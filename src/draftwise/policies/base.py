@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
-from draftwise.policies.state import Kept, in_range
+from draftwise.policies.state import Fields, Kept, in_range
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 
@@ -145,97 +146,49 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
     return regrets
 
 
-class Drawn(Kept, ABC):
-    """Plays a plan drawn from ``probabilities``, which a leaf tells; counts what was seen."""
+class Counting(Kept, ABC):
+    """Counts what was seen, and estimates each plan by its mean."""
+
+    KEPT: ClassVar[Fields] = {"tally": "_tally"}
+
+    def __init__(self, num_plans: int) -> None:
+        self._num_plans, self._tally = num_plans, Tally(num_plans)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
+
+    def estimates(self) -> Floats:
+        return self._tally.means()
+
+
+class Greedy(Counting):
+    """Plays the plan that a leaf holds for the best, with probability 1."""
+
+    @abstractmethod
+    def _best(self) -> int: ...
+
+    def choose(self) -> Decision:
+        plan = self._best()
+        return Decision(plan, 1.0, self._tally.choose(plan))
+
+    def probabilities(self) -> Floats:
+        return one_hot(self._best(), self._num_plans)
+
+
+class Drawn(Counting):
+    """Plays a plan drawn from ``probabilities``, which a leaf tells."""
+
+    KEPT: ClassVar[Fields] = {"tally": "_tally", "rng": "_rng"}
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
+        super().__init__(num_plans)
+        self._rng = rng
 
     @abstractmethod
     def probabilities(self) -> Floats:
         """[K] with which each plan is played next."""
 
     def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
         probabilities = self.probabilities()
         plan = draw(probabilities, self._rng)
         return Decision(plan, float(probabilities[plan]), self._tally.choose(plan))
-
-
-class Hedging(Drawn):
-    """Draws by each plan's lead over the draw; a leaf says how leads move it.
-
-    Feedback: panoramic; a plan that was not seen sleeps, so bandit feedback moves nothing.
-    """
-
-    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        super().__init__(num_plans, rng)
-        self._known: Floats | None = None
-
-    @abstractmethod
-    def take(self, regrets: Floats) -> None:
-        """Learn each plan's lead [K] in one round: (mean loss of the draw) - loss; 0 if unseen."""
-
-    @abstractmethod
-    def weights(self) -> Floats:
-        """[K] the probabilities that follow from all leads."""
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Add each seen plan's lead over the draw."""
-        values, seen = check_feedback(decision, feedback, self._num_plans)
-        if seen.any():
-            self.take(instant_regrets(values, seen, self.probabilities()))
-            self._tally.add(values, seen)
-            self._known = None
-
-    def probabilities(self) -> Floats:
-        """[K] what the leads say."""
-        if self._known is None:
-            self._known = self.weights()
-        return self._known.copy()
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
-
-    def forget_what_follows(self) -> None:
-        """The probabilities are computed anew."""
-        self._known = None
-
-
-class PlayedOnly(Kept, ABC):
-    """Draws from ``probabilities``, and learns from the played plan's value alone.
-
-    State: rounds learned and chosen, and what a leaf adds.
-    """
-
-    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        self._num_plans, self._rng = num_plans, rng
-        self._num_learned, self._num_chosen = 0, 0
-
-    def check_memory(self) -> None:
-        """Counts of rounds are not negative."""
-        in_range("num_learned", self._num_learned, 0)
-        in_range("num_chosen", self._num_chosen, 0)
-
-    @abstractmethod
-    def probabilities(self) -> Floats:
-        """[K] with which each plan is played next."""
-
-    @abstractmethod
-    def credit(self, plan: int, value: float, prob: float) -> None:
-        """Learn the value of a plan that was played with this probability."""
-
-    def choose(self) -> Decision:
-        """A plan drawn from ``probabilities``."""
-        probabilities = self.probabilities()
-        plan = draw(probabilities, self._rng)
-        self._num_chosen += 1
-        return Decision(plan, float(probabilities[plan]), self._num_chosen)
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Credit the played plan; of richer feedback nothing else is used."""
-        values, seen = check_feedback(decision, feedback, self._num_plans)
-        if seen[decision.plan]:
-            self.credit(decision.plan, float(values[decision.plan]), decision.prob)
-            self._num_learned += 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from draftwise.checks import whole
 from draftwise.lines import TRACE_BYTES, numbered_lines, strict_json
-from draftwise.policies.base import Tally, check_feedback, one_hot
+from draftwise.policies.base import Drawn, Greedy, check_feedback, one_hot
 from draftwise.policies.state import Fields, Kept, in_range
 from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 
@@ -39,29 +39,24 @@ class Fixed(Kept):
         self._plan, self._num_plans, self._round = plan, num_plans, 0
 
     def check_memory(self) -> None:
-        """The plan is one of those that there are."""
         in_range("round", self._round, 0)
         in_range("plan", self._plan, 0, self._num_plans - 1)
 
     def choose(self) -> Decision:
-        """The one plan, with probability 1."""
         self._round += 1
         return Decision(self._plan, 1.0, self._round)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Nothing to learn; nonsense is turned away all the same."""
         check_feedback(decision, feedback, self._num_plans)
 
     def probabilities(self) -> Floats:
-        """[K] one-hot."""
         return one_hot(self._plan, self._num_plans)
 
     def estimates(self) -> Floats:
-        """[K] one-hot: the only opinion it has."""
         return self.probabilities()
 
 
-class Random(Kept):
+class Random(Drawn):
     """Play a plan drawn uniformly.
 
     Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random).
@@ -72,30 +67,15 @@ class Random(Kept):
     [0.25, 0.25, 0.25, 0.25]
     """
 
-    KEPT: ClassVar[Fields] = {"rng": "_rng", "tally": "_tally"}
-
-    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        self._num_plans, self._rng, self._tally = num_plans, rng, Tally(num_plans)
-
     def choose(self) -> Decision:
-        """A plan, each with probability 1/K."""
         plan = int(self._rng.integers(self._num_plans))
         return Decision(plan, 1.0 / self._num_plans, self._tally.choose(plan))
 
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Keep the means; they change no choice."""
-        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
-
     def probabilities(self) -> Floats:
-        """[K] uniform."""
         return np.full(self._num_plans, 1.0 / self._num_plans)
 
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
 
-
-class DraftAll(Kept):
+class DraftAll(Greedy):
     """Play all plans at once: the baseline that shows what drafting and verifying all costs.
 
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
@@ -106,7 +86,6 @@ class DraftAll(Kept):
         them. Where drafts are drawn from a q, they are branches of one tree, tried one after
         another; keeping the longest of several random drafts would change the output's law.
     Feedback: any. State: a Tally [K]. Cost: O(K) a round.
-    Errors: ValueError from ``check_feedback``.
 
     >>> DraftAll(num_plans=3).plays_all
     True
@@ -114,26 +93,8 @@ class DraftAll(Kept):
 
     plays_all: ClassVar[bool] = True
 
-    KEPT: ClassVar[Fields] = {"tally": "_tally"}
-
-    def __init__(self, num_plans: int) -> None:
-        self._num_plans, self._tally = num_plans, Tally(num_plans)
-
-    def choose(self) -> Decision:
-        """Plan 0 stands for all of them."""
-        return Decision(0, 1.0, self._tally.choose(0))
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Keep the means; they change no choice."""
-        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
-
-    def probabilities(self) -> Floats:
-        """[K] one-hot on plan 0, which stands for all."""
-        return one_hot(0, self._num_plans)
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
+    def _best(self) -> int:
+        return 0  # stands for all of them
 
 
 _TEXTS, _LABELS = ("text", "prompt"), ("plan", "drafter")
@@ -189,7 +150,6 @@ def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tup
 
 
 def _first_plan(drafter: Any, plans: Sequence[Plan] | None) -> int:
-    """The first plan of this drafter."""
     if plans is None:
         raise ValueError('drafters have no names here: write "plan", a number')
     names = [plan.drafter for plan in plans]
@@ -200,7 +160,6 @@ def _first_plan(drafter: Any, plans: Sequence[Plan] | None) -> int:
 
 
 def _only(fields: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The one of these names that the object has."""
     found = [name for name in names if name in fields]
     if len(found) != 1:
         raise ValueError(f"it must have {_names(names)}; it has {', '.join(fields)}")
@@ -270,7 +229,6 @@ class Router(Fixed):
             self.fit(*read_examples(examples, num_plans, plans))
 
     def check_memory(self) -> None:
-        """Counts of trigrams are not negative."""
         super().check_memory()
         in_range("counts", self._counts, 0)
 

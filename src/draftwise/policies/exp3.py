@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
 
 from draftwise.checks import share
-from draftwise.policies.base import PlayedOnly, softmax
-from draftwise.policies.state import Fields
-from draftwise.types import Floats
+from draftwise.policies.base import check_feedback, draw, softmax
+from draftwise.policies.state import Fields, Kept, in_range
+from draftwise.types import Decision, Feedback, Floats
+
+_COUNTS = {"num_learned": "_num_learned", "num_chosen": "_num_chosen", "rng": "_rng"}
+
+
+class PlayedOnly(Kept, ABC):
+    """Draws from ``probabilities``, and learns from the played plan's value alone.
+
+    State: float64[K], a leaf's running sums; rounds learned and chosen.
+    """
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        self._num_plans, self._rng = num_plans, rng
+        self._sums: Floats = np.zeros(num_plans)
+        self._num_learned, self._num_chosen = 0, 0
+
+    def check_memory(self) -> None:
+        in_range("num_learned", self._num_learned, 0)
+        in_range("num_chosen", self._num_chosen, 0)
+
+    @abstractmethod
+    def probabilities(self) -> Floats:
+        """[K] with which each plan is played next."""
+
+    @abstractmethod
+    def credit(self, plan: int, value: float, prob: float) -> None:
+        """Learn the value of a plan that was played with this probability."""
+
+    def choose(self) -> Decision:
+        probabilities = self.probabilities()
+        plan = draw(probabilities, self._rng)
+        self._num_chosen += 1
+        return Decision(plan, float(probabilities[plan]), self._num_chosen)
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Credit the played plan; of richer feedback nothing else is used."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        if seen[decision.plan]:
+            self.credit(decision.plan, float(values[decision.plan]), decision.prob)
+            self._num_learned += 1
 
 
 def exp3_probabilities(gains: Floats, gamma: float) -> Floats:
@@ -35,36 +75,27 @@ class EXP3(PlayedOnly):
     State: gains float64[K] (cumulative value estimates, unitless); rounds learned and chosen.
     Cost: O(K) a round. Errors: ValueError if gamma is not in (0, 1].
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = EXP3(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.ones(2), np.array([True, False])))
     >>> bool(policy.probabilities()[0] > 0.5)
     True
     """
 
-    KEPT: ClassVar[Fields] = {
-        "gains": "_gains",
-        "num_learned": "_num_learned",
-        "num_chosen": "_num_chosen",
-        "rng": "_rng",
-    }
+    KEPT: ClassVar[Fields] = {"gains": "_sums", **_COUNTS}
 
     def __init__(self, num_plans: int, rng: np.random.Generator, gamma: float = 0.4) -> None:
         super().__init__(num_plans, rng)
         self._gamma = share("gamma", gamma)
-        self._gains: Floats = np.zeros(num_plans)
 
     def credit(self, plan: int, value: float, prob: float) -> None:
-        """Credit the plan with its value over its probability."""
-        self._gains[plan] += value / prob
+        self._sums[plan] += value / prob
 
     def probabilities(self) -> Floats:
-        """[K] exponential weights, mixed with uniform."""
-        return exp3_probabilities(self._gains, self._gamma)
+        return exp3_probabilities(self._sums, self._gamma)
 
     def estimates(self) -> Floats:
         """[K] mean value estimate, cut to [0, 1]."""
-        return np.clip(self._gains / max(self._num_learned, 1), 0.0, 1.0)
+        return np.clip(self._sums / max(self._num_learned, 1), 0.0, 1.0)
 
 
 def exp3spec_probabilities(losses: Floats, round: int) -> Floats:
@@ -88,35 +119,22 @@ class EXP3Spec(PlayedOnly):
     Feedback: bandit, in any order; of richer feedback only the played plan's value is used, since
         eq. (6) knows no other probability of being seen.
     State: losses float64[K] (cumulative loss estimates, unitless); rounds learned and chosen.
-    Cost: O(K) a round.
-    Errors: ValueError from ``check_feedback``.
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = EXP3Spec(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.zeros(2), np.array([True, False])))
     >>> bool(policy.probabilities()[1] > 0.5)
     True
     """
 
-    KEPT: ClassVar[Fields] = {
-        "losses": "_losses",
-        "num_learned": "_num_learned",
-        "num_chosen": "_num_chosen",
-        "rng": "_rng",
-    }
-
-    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        super().__init__(num_plans, rng)
-        self._losses: Floats = np.zeros(num_plans)
+    KEPT: ClassVar[Fields] = {"losses": "_sums", **_COUNTS}
 
     def credit(self, plan: int, value: float, prob: float) -> None:
         """Charge the plan its loss over its probability: eq. (6)."""
-        self._losses[plan] += (1.0 - value) / prob
+        self._sums[plan] += (1.0 - value) / prob
 
     def probabilities(self) -> Floats:
-        """[K] exponential weights of the losses."""
-        return exp3spec_probabilities(self._losses, self._num_learned + 1)
+        return exp3spec_probabilities(self._sums, self._num_learned + 1)
 
     def estimates(self) -> Floats:
         """[K] one minus the mean loss estimate, cut to [0, 1]."""
-        return np.clip(1.0 - self._losses / max(self._num_learned, 1), 0.0, 1.0)
+        return np.clip(1.0 - self._sums / max(self._num_learned, 1), 0.0, 1.0)

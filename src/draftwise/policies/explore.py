@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from draftwise.checks import MANY, optional, scale, whole
-from draftwise.policies.base import Tally, check_feedback, one_hot
-from draftwise.policies.state import Fields, Kept, in_range
+from draftwise.policies.base import Greedy, check_feedback
+from draftwise.policies.state import Fields, in_range
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 
@@ -34,7 +34,7 @@ def better_half(means: Floats, alive: Bools) -> Bools:
     return kept
 
 
-class SequentialHalving(Kept):
+class SequentialHalving(Greedy):
     """Play all surviving plans alike, keep the better half, and end with one for ever.
 
     Source: MetaSD, Algorithm 5 (Karnin et al. 2013). Its experiments set the "period" to 1
@@ -68,8 +68,8 @@ class SequentialHalving(Kept):
 
     def __init__(self, num_plans: int, budget: int | None = None, period: int = 1) -> None:
         self._budget = optional(whole, "budget", budget, 1, MANY)
-        self._period, self._num_plans = whole("period", period, 1, MANY), num_plans
-        self._tally = Tally(num_plans)
+        self._period = whole("period", period, 1, MANY)
+        super().__init__(num_plans)
         self._alive: Bools = np.ones(num_plans, dtype=np.bool_)
         self._start_phase()
 
@@ -82,9 +82,9 @@ class SequentialHalving(Kept):
 
     def choose(self) -> Decision:
         """The survivor that this phase has played least."""
-        plan = self._next()
-        self._phase_chosen[plan] += 1
-        return Decision(plan, 1.0, self._tally.choose(plan))
+        decision = super().choose()
+        self._phase_chosen[decision.plan] += 1
+        return decision
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Count the seen values; end the phase when every survivor has its share."""
@@ -93,27 +93,16 @@ class SequentialHalving(Kept):
         self._phase_counts += seen
         self._phase_sums += np.where(seen, values, 0.0)
         num_alive = int(self._alive.sum())
-        if num_alive > 1 and self._phase_counts[self._alive].min() >= self._share(num_alive):
+        share = self._period  # how often each survivor is to be seen in this phase
+        if self._budget is not None:
+            share = pulls_per_plan(self._budget, num_alive, self._num_plans)
+        if num_alive > 1 and self._phase_counts[self._alive].min() >= share:
             means = self._phase_sums / np.maximum(self._phase_counts, 1.0)
             self._alive = better_half(means, self._alive)
             self._start_phase()
 
-    def probabilities(self) -> Floats:
-        """[K] one-hot on the plan that ``choose`` would play."""
-        return one_hot(self._next(), self._num_plans)
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen, in all phases."""
-        return self._tally.means()
-
-    def _next(self) -> int:
+    def _best(self) -> int:
         return int(np.where(self._alive, self._phase_chosen, np.inf).argmin())
-
-    def _share(self, num_alive: int) -> int:
-        """How often each survivor is to be seen in this phase."""
-        if self._budget is None:
-            return self._period
-        return pulls_per_plan(self._budget, num_alive, self._num_plans)
 
     def _start_phase(self) -> None:
         self._phase_counts: Floats = np.zeros(self._num_plans)
@@ -133,7 +122,7 @@ def exploration_budget(c: float, num_tokens: int) -> int:
     return max(1, math.floor(c * math.log(num_tokens)))
 
 
-class PETC(Kept):
+class PETC(SequentialHalving):
     """Explore for ``c ln B`` rounds by Sequential Halving, then play the survivor for ever.
 
     Source: MetaSD, Algorithm 4 and Theorem 8 (B0 = c ln B).
@@ -142,15 +131,13 @@ class PETC(Kept):
         (2) the paper leaves c open: at 4, the default, 7 drafters are tried once or twice in each
         phase, 17 rounds of a request of 200 tokens; B is the most that the request may emit, or
         ``num_tokens``, and 512 where neither is known.
-    Feedback: as SequentialHalving. State: that of its SequentialHalving. Cost: O(K) a round.
+    Feedback: as SequentialHalving. State: as SequentialHalving. Cost: O(K) a round.
     Errors: ValueError if c is not from 1e-6 to 1e6 or num_tokens is below 1.
 
     >>> policy = PETC(num_plans=2, c=1.0)
     >>> policy.choose().plan, policy.choose().plan
     (0, 1)
     """
-
-    KEPT: ClassVar[Fields] = {"explorer": "_explorer"}
 
     def __init__(
         self, num_plans: int, c: float = 4.0, num_tokens: int | None = None,
@@ -159,20 +146,4 @@ class PETC(Kept):
         own = optional(whole, "num_tokens", num_tokens, 1)
         known = [tokens for tokens in (own, request_tokens, _TOKENS) if tokens is not None]
         budget = exploration_budget(scale("c", c), known[0])
-        self._explorer = SequentialHalving(num_plans, min(budget, MANY))
-
-    def choose(self) -> Decision:
-        """A survivor, or the one that is left."""
-        return self._explorer.choose()
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Count the seen values."""
-        self._explorer.learn(decision, feedback)
-
-    def probabilities(self) -> Floats:
-        """[K] one-hot on the plan that ``choose`` would play."""
-        return self._explorer.probabilities()
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._explorer.estimates()
+        super().__init__(num_plans, min(budget, MANY))

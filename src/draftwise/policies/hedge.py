@@ -3,14 +3,49 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
 
 from draftwise.checks import optional, scale
-from draftwise.policies.base import Hedging, softmax
+from draftwise.policies.base import Drawn, check_feedback, instant_regrets, softmax
 from draftwise.policies.state import Fields, in_range
-from draftwise.types import Floats
+from draftwise.types import Decision, Feedback, Floats
+
+
+class Hedging(Drawn):
+    """Draws by each plan's lead over the draw; a leaf says how leads move it.
+
+    Feedback: panoramic; a plan that was not seen sleeps, so bandit feedback moves nothing.
+    """
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        super().__init__(num_plans, rng)
+        self._known: Floats | None = None
+
+    @abstractmethod
+    def take(self, regrets: Floats) -> None:
+        """Learn each plan's lead [K] in one round: (mean loss of the draw) - loss; 0 if unseen."""
+
+    @abstractmethod
+    def weights(self) -> Floats:
+        """[K] the probabilities that follow from all leads."""
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        if seen.any():
+            self.take(instant_regrets(values, seen, self.probabilities()))
+            self._tally.add(values, seen)
+            self._known = None
+
+    def probabilities(self) -> Floats:
+        if self._known is None:
+            self._known = self.weights()
+        return self._known.copy()
+
+    def forget_what_follows(self) -> None:
+        self._known = None
 
 
 def hedge_probabilities(gains: Floats, eta: float | None, round: int) -> Floats:
@@ -35,10 +70,8 @@ class Hedge(Hedging):
         with bandit feedback nothing ever moves, as the algorithm has no use for it.
     Feedback: panoramic (prefix and free move what they show), in any order when eta is fixed.
     State: gains float64[K] (cumulative regrets, unitless); a Tally of the values.
-    Cost: O(K) a round.
     Errors: ValueError if eta is not from 1e-6 to 1e6.
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = Hedge(num_plans=2, rng=np.random.default_rng(0), eta=math.log(3))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> policy.probabilities().round(9).tolist()
@@ -53,11 +86,9 @@ class Hedge(Hedging):
         self._gains: Floats = np.zeros(num_plans)
 
     def take(self, regrets: Floats) -> None:
-        """Raise the gains of the plans that lost less than the draw does on average."""
         self._gains += regrets
 
     def weights(self) -> Floats:
-        """[K] exponential weights."""
         return hedge_probabilities(self._gains, self._eta, self._tally.num_rounds + 1)
 
 
@@ -116,9 +147,7 @@ class NormalHedge(Hedging):
     Feedback: panoramic (prefix and free move what they show), in the order given.
     State: regrets float64[K] (cumulative, unitless); a Tally of the values.
     Cost: O(K) a round, times about five Newton steps.
-    Errors: ValueError from ``check_feedback``.
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = NormalHedge(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> policy.choose()
@@ -132,11 +161,9 @@ class NormalHedge(Hedging):
         self._regrets: Floats = np.zeros(num_plans)
 
     def take(self, regrets: Floats) -> None:
-        """R += r."""
         self._regrets += regrets
 
     def weights(self) -> Floats:
-        """[K] ``normalhedge_probabilities``."""
         return normalhedge_probabilities(self._regrets)
 
 
@@ -169,9 +196,8 @@ class AdaNormalHedge(Hedging):
     Feedback: panoramic; a plan that was not seen sleeps (r = 0), so prefix and free move what they
         show and bandit feedback moves nothing; in the order given.
     State: regrets R and sizes C float64[K] (unitless); a Tally of the values.
-    Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
+    Cost: O(K) a round.
 
-    >>> from draftwise.types import Decision, Feedback
     >>> policy = AdaNormalHedge(num_plans=2, rng=np.random.default_rng(0))
     >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
     >>> bool(policy.probabilities()[1] > 0.5)
@@ -191,14 +217,11 @@ class AdaNormalHedge(Hedging):
         self._sizes: Floats = np.zeros(num_plans)
 
     def check_memory(self) -> None:
-        """Sizes are sums of what is not negative."""
         in_range("sizes", self._sizes, 0)
 
     def take(self, regrets: Floats) -> None:
-        """R += r; C += |r|."""
         self._regrets += regrets
         self._sizes += np.abs(regrets)
 
     def weights(self) -> Floats:
-        """[K] ``adanormalhedge_probabilities``."""
         return adanormalhedge_probabilities(self._regrets, self._sizes)

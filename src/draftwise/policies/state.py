@@ -22,7 +22,6 @@ class Kept:
     KEPT: ClassVar[Fields]
 
     def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
         return dump(self, self.KEPT)
 
     def load_state(self, state: Mapping[str, Any]) -> None:

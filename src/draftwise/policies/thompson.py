@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 
 from draftwise.checks import LARGE, number, scale
-from draftwise.policies.base import Drawn, check_feedback
-from draftwise.policies.state import Fields
+from draftwise.policies.base import Drawn
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 _REACH = 6.0
@@ -114,14 +112,12 @@ class ThompsonBernoulli(Drawn):
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums float64[K] (unitless); rounds learned; the random generator. The
         logarithms [K] that normalise the beliefs are a cache of it.
-    Cost: O(96 K) a choice. Errors: ValueError from ``check_feedback``.
+    Cost: O(96 K) a choice.
 
     >>> policy = ThompsonBernoulli(num_plans=4, rng=np.random.default_rng(0))
     >>> policy.choose().prob
     0.25
     """
-
-    KEPT: ClassVar[Fields] = {"tally": "_tally", "rng": "_rng"}
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)
@@ -129,13 +125,10 @@ class ThompsonBernoulli(Drawn):
         self._stale: Bools = np.zeros(num_plans, dtype=np.bool_)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Count the seen values as successes and failures."""
-        values, seen = check_feedback(decision, feedback, self._num_plans)
-        self._tally.add(values, seen)
-        self._stale |= seen
+        super().learn(decision, feedback)
+        self._stale |= feedback.seen
 
     def probabilities(self) -> Floats:
-        """[K] probability that each plan is the best."""
         successes, counts = self._tally.sums, self._tally.counts
         failures = np.maximum(counts - successes, 0.0)
         for row in np.flatnonzero(self._stale).tolist():
@@ -144,12 +137,10 @@ class ThompsonBernoulli(Drawn):
         return beta_best_probabilities(successes, failures, self._log_scales)
 
     def estimates(self) -> Floats:
-        """[K] posterior mean."""
         average: Floats = (self._tally.sums + 1.0) / (self._tally.counts + 2.0)
         return average
 
     def forget_what_follows(self) -> None:
-        """The logarithms are computed anew."""
         self._stale[:] = True
 
 
@@ -204,8 +195,6 @@ class ThompsonGaussian(Drawn):
     0.5
     """
 
-    KEPT: ClassVar[Fields] = {"tally": "_tally", "rng": "_rng"}
-
     def __init__(
         self, num_plans: int, rng: np.random.Generator, prior_mean: float = 0.5,
         prior_sd: float = 0.5, noise_sd: float = 0.5,
@@ -214,16 +203,10 @@ class ThompsonGaussian(Drawn):
         self._noise_sd = scale("noise_sd", noise_sd)
         super().__init__(num_plans, rng)
 
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Add the seen values to the sums of the posteriors."""
-        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
-
     def probabilities(self) -> Floats:
-        """[K] probability that each plan is the best."""
         return gaussian_best_probabilities(*self._posterior())
 
     def estimates(self) -> Floats:
-        """[K] posterior mean."""
         return self._posterior()[0]
 
     def _posterior(self) -> tuple[Floats, Floats]:

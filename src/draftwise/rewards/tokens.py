@@ -94,7 +94,6 @@ class Length:
     looks_ahead: ClassVar[bool] = True
 
     def __call__(self, outcome: Outcome) -> float:
-        """Accepted / longest length."""
         return _accepted(outcome) / max(outcome.max_length, 1)
 
 
@@ -155,7 +154,6 @@ class Divergence:
     looks_ahead: ClassVar[bool] = True
 
     def __call__(self, outcome: Outcome) -> float:
-        """Sum of the drafted alphas / longest length."""
         num = outcome.plan.length if outcome.num_drafted is None else outcome.num_drafted
         alphas = outcome.drafted_alphas.tolist()[:num]
         return math.fsum(alphas) / max(outcome.max_length, 1) if len(alphas) == num else NAN
@@ -210,7 +208,6 @@ class ExpectedLength:
         self._is_exact = estimator == "exact"
 
     def __call__(self, outcome: Outcome) -> float:
-        """Estimated tokens / (longest length + 1)."""
         alphas, length = outcome.alphas.tolist(), outcome.plan.length
         if outcome.num_drafted is not None and outcome.num_accepted is not None:
             tokens = tokens_by_verdict(alphas, outcome.num_drafted, outcome.num_accepted)

@@ -73,7 +73,7 @@ def _missing(folder: Path) -> str:
     if (folder / "pytorch_model.bin").exists():
         return (
             f"{folder} holds its head as pytorch_model.bin: rewrite it once with `python -c 'from "
-            f'draftwise.nn.acceptance_head import load, save; save(load("{folder}"), "{folder}")\'`'
+            f'draftwise.train.head import load, save; save(load("{folder}"), "{folder}")\'`'
         )
     return (
         f"there is no acceptance head in {folder}: make one with `draftwise train head --out "

@@ -25,23 +25,35 @@ def split_rules(text: str) -> list[str]:
     return specs
 
 
-def hidden_size(rules: Sequence[StopRule]) -> int:
-    """The size of the hidden states that some of the rules read; 0 where none does.
+class Several:
+    """Rules that all see every step and hear of every draft."""
 
-    Raises DraftwiseError where they read states of different sizes.
-    """
-    sizes = sorted({rule.needs_hidden for rule in rules} - {0})
-    if len(sizes) > 1:
-        raise DraftwiseError(f"rules read hidden states of sizes {sizes}: one drafter has one size")
-    return sizes[0] if sizes else 0
+    always_goes_on = False
+
+    def __init__(self, rules: Sequence[StopRule]) -> None:
+        self._rules = rules
+        self.needs_probs = any(rule.needs_probs for rule in rules)
+        self.waits_for_hidden = any(rule.waits_for_hidden for rule in rules)
+
+    @property
+    def needs_hidden(self) -> int:
+        """The size of the hidden states that some of the rules read; 0 where none does.
+
+        Raises DraftwiseError where they read states of different sizes.
+        """
+        sizes = sorted({rule.needs_hidden for rule in self._rules} - {0})
+        if len(sizes) > 1:
+            raise DraftwiseError(
+                f"rules read hidden states of sizes {sizes}: one drafter has one size"
+            )
+        return sizes[0] if sizes else 0
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        for rule in self._rules:
+            rule.learn(num_drafted, num_accepted)
 
 
-def waits_for_hidden(rules: Sequence[StopRule]) -> bool:
-    """Whether some rule judges the token kept last by its hidden state."""
-    return any(rule.waits_for_hidden for rule in rules)
-
-
-class AnyOf:
+class AnyOf(Several):
     """Stop as soon as any of several rules stops.
 
     Source: this project's own. Written ``any-of:rules=svip:0.5+max-confidence``: rules are joined
@@ -56,30 +68,16 @@ class AnyOf:
     False
     """
 
-    always_goes_on = False
-
     def __init__(self, make_rule: Callable[[str], StopRule], rules: str = TABLE_1) -> None:
-        self._rules = [make_rule(spec) for spec in split_rules(rules)]
-        self.needs_probs = any(rule.needs_probs for rule in self._rules)
+        super().__init__([make_rule(spec) for spec in split_rules(rules)])
         self.is_pure = all(rule.is_pure for rule in self._rules)
-        self.waits_for_hidden = waits_for_hidden(self._rules)
-
-    @property
-    def needs_hidden(self) -> int:
-        """The size of the hidden states that its rules read, 0 = none."""
-        return hidden_size(self._rules)
 
     def goes_on(self, step: DraftStep) -> bool:
         """Whether all rules go on; each is asked, as some remember what they said."""
         return all([rule.goes_on(step) for rule in self._rules])
 
-    def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Tell every rule how the common draft ended."""
-        for rule in self._rules:
-            rule.learn(num_drafted, num_accepted)
 
-
-class TapOutToken:
+class TapOutToken(Several):
     """Behind each token a bandit of that position picks the rule which decides whether to go on.
 
     Source: TapOut, sections 3.1 to 3.3, token level: ``bandit=ucb1:beta=1`` (UCB1) or
@@ -107,23 +105,16 @@ class TapOutToken:
     (False, True, True)
     """
 
-    is_pure = always_goes_on = False
+    is_pure = False
 
     def __init__(
         self, make_rule: Callable[[str], StopRule], make_bandit: Callable[[str, int], Policy],
         bandit: str = "ucb1:beta=1", rules: str = TABLE_1,
     ) -> None:  # fmt: skip
-        self._rules = [make_rule(spec) for spec in split_rules(rules)]
-        self.needs_probs = any(rule.needs_probs for rule in self._rules)
+        super().__init__([make_rule(spec) for spec in split_rules(rules)])
         self._bandit, self._make_bandit = bandit.replace(";", ","), make_bandit
         self._bandits = [self._new_bandit()]
         self._made: list[Decision] = []
-        self.waits_for_hidden = waits_for_hidden(self._rules)
-
-    @property
-    def needs_hidden(self) -> int:
-        """The size of the hidden states that its rules read, 0 = none."""
-        return hidden_size(self._rules)
 
     def goes_on(self, step: DraftStep) -> bool:
         """What the rule says that this position's bandit picks; always at depth 0."""
@@ -143,8 +134,7 @@ class TapOutToken:
             values[decision.plan], seen[decision.plan] = float(position < num_accepted), True
             self._bandits[position].learn(decision, Feedback(values, seen))
         self._made = []
-        for rule in self._rules:
-            rule.learn(num_drafted, num_accepted)
+        super().learn(num_drafted, num_accepted)
 
     def _new_bandit(self) -> Policy:
         return self._make_bandit(self._bandit, len(self._rules))

@@ -24,7 +24,7 @@ class Looking(ABC):
         """Nothing to learn."""
 
 
-class Fixed:
+class Fixed(Looking):
     """Never stop before the plan's length.
 
     Source: Leviathan et al. (2023). State: none. Cost: O(1).
@@ -33,16 +33,10 @@ class Fixed:
     True
     """
 
-    needs_probs = False
-    is_pure = True
-    always_goes_on, waits_for_hidden, needs_hidden = True, False, 0
+    needs_probs, always_goes_on = False, True
 
     def goes_on(self, step: DraftStep) -> bool:
-        """Always."""
         return True
-
-    def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to learn."""
 
 
 class MaxConfidence(Looking):
@@ -137,7 +131,7 @@ class SvipDifference(Looking):
         return not rise > self._threshold  # nan, where no token is before the last, is no rise
 
 
-class AdaEdl:
+class AdaEdl(Looking):
     """Stop when ``1 - sqrt(gamma H)`` at the token kept last is below lambda, which moves.
 
     Source: TapOut, table 1 and appendix A.1 (AdaEDL, of Agrawal et al. 2024). H in nats.
@@ -162,10 +156,6 @@ class AdaEdl:
     >>> rule.goes_on(step), round(rule.threshold, 3)
     (False, 0.7)
     """
-
-    needs_probs = True
-    is_pure = True
-    always_goes_on, waits_for_hidden, needs_hidden = False, False, 0
 
     def __init__(
         self, threshold: float = 0.7, gamma: float = 0.2, alpha: float = 0.9, beta2: float = 0.9,

@@ -12,9 +12,12 @@ import torch
 
 from draftwise.nn.heads.eagle import EagleHead
 from draftwise.nn.model import CausalModel
-from draftwise.train.eagle import Observed, eagle_loss, observe
-from draftwise.train.lesson import Text
+from draftwise.train.data import Observed, Text, observe
+from draftwise.train.eagle import eagle_loss
 from draftwise.train.loop import Settings, make_optimizer
+
+LONGEST = 1024
+"""Of a text, only the last so many tokens are read."""
 
 
 class Adapter:
@@ -38,24 +41,16 @@ class Adapter:
         num_passes: int = 3,
         repeats: int = 4,
         most: int = 8192,
-        longest: int = 1024,
-        seed: int = 0,
     ) -> None:
-        """longest: of a text, only the last so many tokens are read."""
         self._target, self._head = target, head
-        self._num_passes, self._repeats, self._most, self._longest = (
-            num_passes,
-            repeats,
-            most,
-            longest,
-        )
+        self._num_passes, self._repeats, self._most = num_passes, repeats, most
         lent = {id(module): module for module in head.borrowed if module is not None}
         self._learner = copy.deepcopy(head, dict(lent)).float().train()
         for name, weights in self._learner.named_parameters():
             weights.requires_grad_(name.partition(".")[0] not in {"embed_tokens", "lm_head"})
         settings = Settings(1, lr, warmup_steps=0, weight_decay=0.0)
         self._optimizer = make_optimizer(self._learner, settings)
-        self._draws = torch.Generator().manual_seed(seed)
+        self._draws = torch.Generator().manual_seed(0)
         self._texts: deque[Text] = deque()
         self._batches: deque[Observed] = deque()
         self._left = 0
@@ -63,7 +58,7 @@ class Adapter:
 
     def hear(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """An answer of the target's, to be learned from; too short ones teach nothing."""
-        tokens = (*prompt, *answer)[-self._longest :]
+        tokens = (*prompt, *answer)[-LONGEST:]
         start = max(1, len(tokens) - len(answer))
         if len(tokens) - start < 2 or len(tokens) < 3:
             return

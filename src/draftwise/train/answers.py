@@ -1,19 +1,121 @@
-"""A target's own answers to prompts, kept on disk so that a stopped run goes on with them."""
+"""A target's answers to many prompts: sampled in a batch that refills, kept on disk as they end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftwise.nn.cache import RaggedCache
 from draftwise.nn.model import CausalModel
-from draftwise.train.lesson import Text
-from draftwise.train.stream import Ask, continuations
+from draftwise.train.data import Text
 
-Progress = Callable[[int], None]
-"""Told how many answers there are so far."""
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What to continue: prompt, at least one token; temperature, 0 is greedy."""
+
+    prompt: Sequence[int]
+    temperature: float = 1.0
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row at work: which ask it answers, with what, and its own source of randomness."""
+
+    index: int
+    ask: Ask
+    draws: torch.Generator
+    answer: list[int] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def continuations(
+    model: CausalModel,
+    asks: Mapping[int, Ask],
+    *,
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    rows: int,
+    seed: int,
+) -> Iterator[tuple[int, list[int]]]:
+    """(index, new tokens) of every ask, in the order in which they end; an end token is kept.
+
+    ``rows`` of them run together, and the place of one that ended goes to the next: prompts are
+    read when an eighth of the rows is free, in one forward. An ask draws from a generator of its
+    own, by ``seed`` and its index, so what it says does not depend on its neighbours but for the
+    rounding of their forwards. Raises ValueError for an ask that leaves no room in the model's
+    positions.
+    """
+    longest = max((len(ask.prompt) for ask in asks.values()), default=1)
+    if longest + max_new_tokens > model.max_positions:
+        raise ValueError(f"prompts of {longest} tokens leave no room for {max_new_tokens} more")
+    waiting = list(asks.items())[::-1]
+    rows = min(rows, len(waiting))
+    cache = model.new_cache(rows, longest + max_new_tokens) if rows else None
+    table: list[_Row | None] = [None] * rows
+    ends = set(eos_token_ids)
+    while cache is not None and (waiting or any(table)):
+        free = [place for place, row in enumerate(table) if row is None]
+        if waiting and 8 * len(free) >= min(rows, 8 * len(waiting)):
+            _admit(model, cache, table, free, waiting, seed)
+        else:
+            _step(model, cache, table)
+        for place, row in enumerate(table):
+            if row and (row.answer[-1] in ends or len(row.answer) >= max_new_tokens):
+                table[place] = None
+                yield row.index, row.answer
+
+
+def _admit(
+    model: CausalModel,
+    cache: RaggedCache,
+    table: list[_Row | None],
+    free: Sequence[int],
+    waiting: list[tuple[int, Ask]],
+    seed: int,
+) -> None:
+    """Read the next prompts into free places and draw each its first token."""
+    places = list(free[: len(waiting)])
+    fresh = []
+    for place in places:
+        index, ask = waiting.pop()
+        draws = torch.Generator().manual_seed(seed * 1_000_003 + index)
+        table[place] = row = _Row(index, ask, draws)
+        fresh.append(row)
+        cache.lengths[place] = 0
+    logits = model.extend(cache, places, [list(row.ask.prompt) for row in fresh], keep=1)
+    _draw(torch.stack([logits.last(i, 1)[0] for i in range(len(fresh))]), fresh)
+
+
+def _step(model: CausalModel, cache: RaggedCache, table: Sequence[_Row | None]) -> None:
+    """One token more for every row at work."""
+    places = [place for place, row in enumerate(table) if row is not None]
+    rows = [row for row in table if row is not None]
+    logits = model.extend(cache, places, [row.answer[-1:] for row in rows], keep=1)
+    _draw(torch.cat([logits.last(index, 1) for index in range(len(rows))]), rows)
+
+
+def _draw(logits: Tensor, rows: Sequence[_Row]) -> None:
+    """Append to each row a token of its logits [R, V], by the inverse of its distribution."""
+    heat = torch.tensor([row.ask.temperature for row in rows], device=logits.device)
+    tokens = logits.argmax(-1)
+    warm = (heat > 0).nonzero()[:, 0]
+    if len(warm):
+        uniforms = torch.cat([torch.rand(1, generator=rows[i].draws) for i in warm.tolist()])
+        scaled = logits[warm].float() / heat[warm, None]
+        sums = (scaled - scaled.amax(-1, keepdim=True)).exp_().cumsum(-1)
+        marks = uniforms.to(sums.device)[:, None] * sums[:, -1:]
+        tokens[warm] = torch.searchsorted(sums, marks, right=True)[:, 0].clamp(
+            max=sums.shape[1] - 1
+        )
+    for row, token in zip(rows, tokens.tolist(), strict=True):
+        row.answer.append(token)
 
 
 def answers(
@@ -26,7 +128,7 @@ def answers(
     eos_token_id: int,
     seed: int,
     rows: int,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Text]:
     """The target's answers to `prompts`, each at its own temperature, `rows` of them at a time.
 

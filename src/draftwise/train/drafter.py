@@ -1,25 +1,22 @@
-"""Training a drafter for any target: where it starts, what it reads, and how the run is cut."""
+"""Training a drafter for any target: where it starts, what it learns, and how the run is cut."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftwise.nn.heads.eagle import LentHead
-from draftwise.train.distill import distillation_loss, learn, sequence_loss
-from draftwise.train.eagle import draft_vocabulary, observed_batches
-from draftwise.train.lesson import Batch, Text, group_order, groups, pad
-from draftwise.train.loop import Progress, Settings
+from draftwise.train.data import Batch, Text, answer_logits, groups, observed_batches, pad, shuffled
+from draftwise.train.eagle import draft_vocabulary
+from draftwise.train.loop import Loss, Settings
 from draftwise.types import DraftwiseError
-
-LossName = Literal["logits", "sequence"]
 
 MOST_KEPT_BYTES = 2 << 30
 """Above this the target's states are not kept on disk, and it reads the texts in every epoch."""
@@ -32,7 +29,7 @@ class DrafterOptions:
     loss: ``logits``, soft targets and the rejection probability; ``sequence``, the sampled tokens.
     """
 
-    loss: LossName = "logits"
+    loss: Literal["logits", "sequence"] = "logits"
     epochs: float = 3.0
     lr: float = 5e-4
     tokens_per_batch: int = 2048
@@ -86,6 +83,42 @@ def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor
     return ids
 
 
+def acceptance(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Acceptance probability alpha [A] at temperature 1: the overlap sum_v min(p_v, q_v).
+
+    Source: Leviathan et al. 2023, theorem 3.5. Inputs are logits [A, V] of target and drafter.
+    """
+    p, q = p_logits.float().softmax(-1), q_logits.float().softmax(-1)
+    return torch.minimum(p, q).sum(-1)
+
+
+def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy against the target's distribution plus its rejection probability.
+
+    Source: MetaSD, appendix F.1, distils on sampled text; the soft targets and the second term,
+    one minus `acceptance`, are from DistillSpec (Zhou et al. 2023): the first learns fast, the
+    second is what a drafter is for. Where only some tokens can be drafted, p is over them.
+    """
+    logits = answer_logits(model, batch.tokens, batch.positions, batch.ids).float()
+    log_q = logits.log_softmax(-1)
+    p = batch.logits.float().softmax(-1)
+    soft = -(p * log_q).sum(-1).mean()
+    rejected = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
+    return soft + rejected
+
+
+def sequence_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy against the tokens that the target sampled.
+
+    Source: MetaSD, appendix F.1 (sequence-level self-distillation, Kim and Rush 2016).
+    """
+    logits = answer_logits(model, batch.tokens, batch.positions).float()
+    return nn.functional.cross_entropy(logits, batch.tokens.flatten()[batch.positions + 1])
+
+
+LOSSES: Mapping[str, Loss] = {"logits": distillation_loss, "sequence": sequence_loss}
+
+
 def drafter_batches(
     target: PreTrainedModel,
     texts: Sequence[Text],
@@ -100,7 +133,13 @@ def drafter_batches(
     them. Errors: OSError where the disk has less room than that.
     """
     if options.loss == "sequence":
-        return _sequences(texts, options)
+        group = shuffled(groups(texts, options.tokens_per_batch), options.seed)
+
+        def sequences(step: int) -> Batch:
+            tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group(step)]))
+            return Batch(tokens, positions, torch.empty(0))
+
+        return sequences
     num_learned = sum(len(text.tokens) - text.start for text in texts)
     fits = 2 * num_learned * target.config.get_text_config().hidden_size <= MOST_KEPT_BYTES
     observed = observed_batches(
@@ -115,20 +154,11 @@ def drafter_batches(
     return batch
 
 
-def _sequences(texts: Sequence[Text], options: DrafterOptions) -> Callable[[int], Batch]:
-    """step -> batch of the texts alone."""
-    table = groups(texts, options.tokens_per_batch)
-
-    def batch(step: int) -> Batch:
-        epoch, place = divmod(step, len(table))
-        group = table[group_order(len(table), options.seed, epoch)[place]]
-        return Batch(*pad([texts[i] for i in group]), torch.empty(0))
-
-    return batch
-
-
 def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> Settings:
-    """The schedule: warm up over 3% (MetaSD, appendix F.2), then fall linearly to zero."""
+    """The schedule: warm up over 3% (MetaSD, appendix F.2), then fall linearly to zero.
+
+    Differs: the paper's rate falls by a cosine.
+    """
     a_epoch = len(groups(texts, options.tokens_per_batch))
     steps = max(10, round(options.epochs * a_epoch))
     return Settings(
@@ -140,23 +170,23 @@ def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> Settings
     )
 
 
-def train_drafter(
-    drafter: PreTrainedModel,
-    read: Callable[[int], Batch],
-    settings: Settings,
-    options: DrafterOptions,
-    *,
-    checkpoint: Path,
-    progress: Progress | None = None,
-    stop_at: int | None = None,
-) -> list[float]:
-    """Train ``drafter`` in place, as far as ``stop_at``; called again it goes on.
+@torch.inference_mode()
+def measure_acceptance(
+    target: PreTrainedModel,
+    drafters: Mapping[str, PreTrainedModel],
+    texts: Sequence[Text],
+    sharpness: float = 1.0,
+) -> dict[str, float]:
+    """Mean alpha of every drafter over the learned positions of `texts`, which all of them follow.
 
-    Source: MetaSD, appendices F.1 and F.2. Differs: a linear fall of the rate where the paper has a
-    cosine; soft targets by default (``distillation_loss``).
+    The target reads the texts once, whatever the number of drafters. sharpness: 1 / temperature.
     """
-    loss: Any = sequence_loss if options.loss == "sequence" else distillation_loss
-    return learn(
-        drafter, read, settings, loss=loss, checkpoint=checkpoint, progress=progress,
-        stop_at=stop_at,
-    )  # fmt: skip
+    totals, count = dict.fromkeys(drafters, 0.0), 0
+    for group in groups(texts, 4096):
+        tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
+        p = sharpness * answer_logits(target, tokens, positions)
+        for name, drafter in drafters.items():
+            q = sharpness * answer_logits(drafter, tokens, positions)
+            totals[name] += float(acceptance(p, q).sum())
+        count += len(positions)
+    return {name: total / count for name, total in totals.items()}

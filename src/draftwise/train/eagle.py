@@ -1,182 +1,24 @@
-"""What a target says of texts: states that a drafter learns from, made once and kept."""
+"""Training an EAGLE-3 head: how it starts, its loss over unrolled drafts, its acceptance."""
 
 from __future__ import annotations
 
-import copy
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as padded
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from draftwise.lines import replacing
-from draftwise.nn.heads.eagle import EagleConfig, EagleHead, lent_rows, one_rope
-from draftwise.nn.heads.eagle_files import default_taps
-from draftwise.train.lesson import Text, group_order, groups, head_logits, pad
-from draftwise.train.loop import Progress, Settings, fit
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What the target says of some texts.
-
-    tokens [B, T] padded; positions [A], flat, that predict a learned token; states [B, T, F], the
-    taps side by side; last [A, D], normed; best [A], favourite tokens; target: whose they are.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    states: Tensor
-    last: Tensor
-    best: Tensor
-    target: PreTrainedModel
-
-    @torch.no_grad()
-    def logits(self, ids: Tensor | None = None) -> Tensor:
-        """[A, V] the target's logits, or [A, len(ids)] of these tokens alone, which is cheaper."""
-        return head_logits(self.target, self.last, ids).float()
-
-
-@torch.no_grad()
-def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int]) -> Observed:
-    """One forward of the target over these texts."""
-    tokens, positions = (x.to(target.device) for x in pad(texts))
-    output = target.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-    nothing = output.last_hidden_state[..., :0]
-    states = torch.cat([nothing, *(output.hidden_states[tap] for tap in taps)], dim=-1)
-    last = output.last_hidden_state.flatten(0, 1)[positions]
-    best = head_logits(target, last).argmax(-1)
-    return Observed(tokens, positions, states.float(), last, best, target)
-
-
-def halved(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """In two bytes a number: bfloat16 where they come in it, or are too large for float16, as some
-    of Gemma 3's are (above 65,504)."""
-    half = states.half()
-    return half if dtype != torch.bfloat16 and half.isfinite().all() else states.bfloat16()
-
-
-def observed_batches(
-    target: PreTrainedModel,
-    lessons: Mapping[str, Sequence[Text]],
-    taps: Sequence[int],
-    *,
-    seed: int,
-    tokens_per_batch: int = 2048,
-    keep: Path | None = None,
-) -> Callable[[int], Observed]:
-    """step -> batch, of one lesson each; every epoch goes through all in an order of its own.
-
-    With ``keep``, what the target said is kept there, by lesson, in 2 (F + D) bytes a token, and
-    it is asked once only: its logits are made anew of the states, over the tokens that a head can
-    draft, which takes a hundredth of a forward.
-    """
-    table = [
-        (name, number, group)
-        for name, texts in lessons.items()
-        for number, group in enumerate(groups(texts, tokens_per_batch))
-    ]
-
-    def batch(step: int) -> Observed:
-        epoch, place = divmod(step, len(table))
-        name, number, group = table[group_order(len(table), seed, epoch)[place]]
-        path = None if keep is None else keep / name / f"{number}.pt"
-        if path is not None and path.exists():
-            kept = torch.load(path, map_location=target.device, weights_only=True)
-            tokens, positions, states, last, best = kept
-            return Observed(tokens, positions, states.float(), last.to(target.dtype), best, target)
-        found = observe(target, [lessons[name][i] for i in group], taps)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            halves = (halved(found.states, target.dtype), halved(found.last, target.dtype))
-            with replacing(path) as unfinished:
-                torch.save([found.tokens, found.positions, *halves, found.best], unfinished)
-        return found
-
-    return batch
-
-
-def make_llama(
-    *,
-    vocab_size: int,
-    num_layers: int,
-    hidden_size: int = 128,
-    intermediate_size: int = 352,
-    head_dim: int = 32,
-    max_position_embeddings: int = 2048,
-    token_ids: dict[str, int] | None = None,
-    seed: int = 0,
-) -> LlamaForCausalLM:
-    """A freshly initialised Llama with tied embeddings, in float32.
-
-    `token_ids` holds `bos_token_id`, `eos_token_id` and `pad_token_id`.
-    """
-    heads = hidden_size // head_dim
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=max_position_embeddings,
-        tie_word_embeddings=True,
-        initializer_range=0.05,
-        **(token_ids or {}),
-    )
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
-    _shrink_outputs(model, (2 * num_layers) ** -0.5)
-    return model
-
-
-def _outputs(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
-    return layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight  # type: ignore[union-attr, return-value]
-
-
-def _shrink_outputs(model: LlamaForCausalLM, factor: float) -> None:
-    # The residual stream of a deep model must not grow with its depth (GPT-2's initialisation).
-    with torch.no_grad():
-        for layer in model.model.layers:
-            for weight in _outputs(layer):
-                weight.mul_(factor)
-
-
-def deepen(model: LlamaForCausalLM, factor: int) -> LlamaForCausalLM:
-    """A model of `factor` times the layers that computes the same function.
-
-    After every layer stand `factor - 1` copies whose output projections are zero, so training
-    continues at the same loss; the copies learn from the first step on.
-    """
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = model.config.num_hidden_layers * factor
-    config.layer_types = None
-    deep = LlamaForCausalLM(config)
-    deep.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
-    deep.model.norm.load_state_dict(model.model.norm.state_dict())
-    for index, layer in enumerate(deep.model.layers):
-        layer.load_state_dict(model.model.layers[index // factor].state_dict())
-        if index % factor:
-            with torch.no_grad():
-                for weight in _outputs(layer):
-                    weight.zero_()
-    return deep
-
-
-def pack(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write `model` as a Hugging Face folder: half-precision weights that load as float32."""
-    half = copy.deepcopy(model).to(torch.float16)
-    half.save_pretrained(folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text("utf-8"))
-    config["dtype"] = "float32"
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-
+from draftwise.nn.heads.eagle import (
+    NAMES,
+    EagleHead,
+    default_taps,
+    head_config,
+    lent_rows,
+    one_rope,
+)
+from draftwise.train.data import Observed, Text, groups, observe
 
 DECAY = 0.8
 """Weight of each pass over that of the one before it: early tokens of a draft count most."""
@@ -216,24 +58,15 @@ def new_head(
     the layer with small outputs: so the head starts in a space that its output understands.
     """
     config = target.config.get_text_config()
-    size, heads = config.hidden_size, config.num_attention_heads
+    size = config.hidden_size
     torch.manual_seed(seed)
     head = EagleHead(
-        EagleConfig(
-            generation=3,
-            hidden_size=size,
-            intermediate_size=config.intermediate_size,
-            num_heads=heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or size // heads,
-            vocab_size=config.vocab_size,
-            draft_vocab_size=config.vocab_size if draft_ids is None else len(draft_ids),
-            target_hidden_size=size,
-            taps=default_taps(config.num_hidden_layers),
+        head_config(
+            {"draft_vocab_size": None if draft_ids is None else len(draft_ids)},
+            {name: getattr(config, name, None) for name in NAMES.values()},
             rope=one_rope(getattr(config, "rope_parameters", None) or {"rope_type": "default"}),
-            max_positions=config.max_position_embeddings,
-            eps=getattr(config, "rms_norm_eps", None) or 1e-6,
-            act=getattr(config, "hidden_act", None) or "silu",
+            generation=3,
+            taps=default_taps(config.num_hidden_layers),
         ),
         embed=target.get_input_embeddings(),
         lm_head=_lent(target, draft_ids) if lends else None,
@@ -358,25 +191,3 @@ def acceptance_by_depth(
             totals[step] += float(torch.minimum(p[which], q).sum())
             counts[step] += len(which)
     return [total / max(1, count) for total, count in zip(totals, counts, strict=True)]
-
-
-def train_eagle(
-    head: EagleHead,
-    batches: Callable[[int], Observed],
-    settings: Settings,
-    *,
-    num_passes: int,
-    regression: float = 0.0,
-    checkpoint: Path | None = None,
-    progress: Progress | None = None,
-    stop_at: int | None = None,
-) -> list[float]:
-    """Train ``head`` in place; the loss of every step. Errors: as ``fit``."""
-
-    def loss(model: nn.Module, batch: Observed) -> Tensor:
-        assert isinstance(model, EagleHead)
-        return eagle_loss(model, batch, num_passes, regression)
-
-    return fit(
-        head, loss, batches, settings, checkpoint=checkpoint, progress=progress, stop_at=stop_at
-    )

@@ -1,27 +1,180 @@
-"""What an acceptance head learns from: hidden states of drafted tokens, and how they fare."""
+"""SpecDec++'s acceptance head: module and files, labels, training, calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftwise.lines import replacing
-from draftwise.nn.acceptance_head import AcceptanceHead, save
-from draftwise.train.calibration import Reliability, binary_kl, reliability, unweighted
-from draftwise.train.generate import continue_prompts
-from draftwise.train.lesson import Text, answer_hidden, groups, head_logits, pad
+from draftwise.install import hint
+from draftwise.lines import replacing, write_text
+from draftwise.nn.heads.files import read_settings, read_weights
+from draftwise.nn.model import CausalModel
+from draftwise.train.answers import Ask, continuations
+from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
 from draftwise.train.loop import Loss, Progress, Settings, fit
 from draftwise.types import DraftwiseError, Floats
 
-Label = Literal["sampled", "analytic"]
 
+class ResBlock(nn.Module):
+    """x + SiLU(Wx + b)."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., D] -> [.., D]."""
+        return hidden + nn.functional.silu(self.linear(hidden))
+
+
+class AcceptanceHead(nn.Module):
+    """Hidden state of a drafted token -> the log-odds that it is accepted.
+
+    Source: SpecDec++, section 5.1: a ResNet of ``num_layers`` + 1 layers with SiLU.
+    Differs: the residual layers are independent; the authors' code repeats one module, so that all
+    of theirs share their weights (``tied=True``).
+    """
+
+    def __init__(self, hidden_size: int, num_layers: int, *, tied: bool = False) -> None:
+        super().__init__()
+        if hidden_size < 1 or num_layers < 0:
+            raise ValueError(f"hidden_size {hidden_size} and num_layers {num_layers} make no head")
+        self.hidden_size, self.num_layers = hidden_size, num_layers
+        if tied:
+            blocks = [ResBlock(hidden_size)] * num_layers
+        else:
+            blocks = [ResBlock(hidden_size) for _ in range(num_layers)]
+        self.model = nn.Sequential(*blocks, nn.Linear(hidden_size, 2))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N], in float32."""
+        logits: Tensor = self.model(hidden).float()
+        return logits[:, 1] - logits[:, 0]
+
+
+def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | None = None) -> None:
+    """Write the authors' layout, in half precision; ``about`` adds keys to the config."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"hidden_size": head.hidden_size, "num_layers": head.num_layers, **(about or {})}
+    # tied layers are written out one by one, as the authors' checkpoints have them
+    tensors = {k: v.detach().cpu().half().clone() for k, v in head.state_dict().items()}
+    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    with replacing(folder / "model.safetensors") as unfinished:  # it may be being read
+        save_file(tensors, unfinished, {"format": "pt"})
+
+
+def load(folder: str | Path) -> AcceptanceHead:
+    """Read a head, ours or the authors' (``model.safetensors`` or ``pytorch_model.bin``).
+
+    Raises DraftwiseError where there is none.
+    """
+    folder = Path(folder)
+    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    if not (folder / "config.json").exists() or not (safe.exists() or pickled.exists()):
+        raise DraftwiseError(f"there is no acceptance head in {folder}: it needs config.json")
+    config = read_settings(folder, "acceptance head")
+    config = config.get("config", config)
+    head = AcceptanceHead(int(config["hidden_size"]), int(config.get("num_layers", 0)))
+    stored = read_weights([safe if safe.exists() else pickled])
+    first = {name: value for name, value in stored.items() if name.startswith("model.0.linear")}
+    for index in range(head.num_layers):  # a file of tied layers may hold them once
+        for name, value in first.items():
+            stored.setdefault(name.replace("model.0", f"model.{index}"), value)
+    head.load_state_dict({name: value.float() for name, value in stored.items()})
+    return head
+
+
+NUM_BINS = 10
+
+
+def binary_kl(truth: Floats, predicted: Floats) -> float:
+    """Mean divergence of predicted from true acceptance probabilities, in nats.
+
+    Source: SpecDec++, appendix D.3. Predictions count as at least 1e-6 away from 0 and 1.
+
+    >>> binary_kl(np.array([0.0, 1.0]), np.array([0.5, 0.5])).__round__(4)
+    0.6931
+    """
+    p, q = truth.clip(0, 1), predicted.clip(1e-6, 1 - 1e-6)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        accepted = np.where(p > 0, p * np.log(p / q), 0.0)
+        rejected = np.where(p < 1, (1 - p) * np.log((1 - p) / (1 - q)), 0.0)
+    return float((accepted + rejected).mean())
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Predictions in bins of equal width: mean predicted, mean true, and how many. [NUM_BINS]"""
+
+    predicted: Floats
+    truth: Floats
+    counts: Floats
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: the mean gap between predicted and true, by tokens."""
+        gaps = np.abs(self.predicted - self.truth)
+        return float((gaps * self.counts).sum() / self.counts.sum())
+
+
+def reliability(truth: Floats, predicted: Floats) -> Reliability:
+    """Sort predictions into bins.
+
+    >>> reliability(np.array([1.0, 0.0]), np.array([0.85, 0.05])).ece.__round__(3)
+    0.1
+    """
+    bins = np.minimum((predicted * NUM_BINS).astype(int), NUM_BINS - 1)
+    counts = np.bincount(bins, minlength=NUM_BINS).astype(float)
+    sums = [np.bincount(bins, weights=x, minlength=NUM_BINS) for x in (predicted, truth)]
+    means = [s / np.maximum(counts, 1) for s in sums]
+    return Reliability(means[0], means[1], counts)
+
+
+def unweighted(odds: Floats, w_rej: float) -> Floats:
+    """The probabilities that log-odds learned with rejections weighted ``w_rej`` stand for.
+
+    The weighted loss is least where the odds are those of the truth divided by the weight, so a
+    head with w_rej > 1 is wrong on purpose; this takes the weight out again.
+    """
+    probs: Floats = 0.5 + 0.5 * np.tanh(0.5 * (odds + math.log(w_rej)))
+    return probs
+
+
+def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
+    """Mean true over mean predicted acceptance, by bin, for each curve; a PNG.
+
+    Raises DraftwiseError where matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise DraftwiseError(f"plots need matplotlib: {hint('bench')}") from error
+    figure = Figure(figsize=(5.2, 4.8), layout="constrained")
+    axes: Any = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="calibrated")
+    for (name, curve), colour in zip(curves.items(), ("#0072b2", "#d55e00"), strict=False):
+        seen = curve.counts > 0
+        sizes = 12 + 300 * curve.counts[seen] / curve.counts.sum()
+        label = f"{name}, ECE {curve.ece:.3f}"
+        axes.plot(curve.predicted[seen], curve.truth[seen], color=colour, label=label)
+        axes.scatter(curve.predicted[seen], curve.truth[seen], s=sizes, color=colour, alpha=0.5)
+    axes.set(xlabel="predicted acceptance", ylabel="true acceptance", xlim=(0, 1), ylim=(0, 1))
+    axes.legend(loc="upper left", frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+Label = Literal["sampled", "analytic"]
 TEXTS_A_CHUNK = 64
 _TOKENS_A_BATCH = 4096
 _MOST_LOGITS = 1 << 26
@@ -39,10 +192,6 @@ class Judgements:
     sampled: Tensor
     analytic: Tensor
 
-    def labels(self, label: Label) -> Tensor:
-        """[N] the chosen label."""
-        return self.sampled if label == "sampled" else self.analytic
-
     def __len__(self) -> int:
         return len(self.sampled)
 
@@ -52,6 +201,19 @@ def distributions_of(logits: Tensor, temperature: float) -> Tensor:
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return (logits.float() / temperature).softmax(-1)
+
+
+def _distributions(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, temperature: float
+) -> Tensor:
+    """[A, V] on the host, at flat positions [A] of tokens [B, T]."""
+    ids, at = tokens.to(model.device), positions.to(model.device)
+    return distributions_of(answer_logits(model, ids, at), temperature).cpu()
+
+
+def _hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+    """[A, D] on the host."""
+    return answer_hidden(model, tokens.to(model.device), positions.to(model.device)).cpu()
 
 
 @torch.inference_mode()
@@ -65,18 +227,13 @@ def judge(
     target's own text; a share ``mixing`` of the positions keeps the text's token, the others take
     Y, and the drafter reads the mixture. Only tokens that were drawn are judged.
     """
-    tokens, positions = (x.to(target.device) for x in pad(texts))
-    p = distributions_of(head_logits(target, answer_hidden(target, tokens, positions)), temperature)
-    tokens, positions = tokens.to(drafter.device), positions.to(drafter.device)
-    q = distributions_of(
-        head_logits(drafter, answer_hidden(drafter, tokens, positions)), temperature
-    )
-    p, q = p.cpu(), q.cpu()
+    tokens, positions = pad(texts)
+    p, q = (_distributions(model, tokens, positions, temperature) for model in (target, drafter))
     drawn = torch.multinomial(q, 1, generator=generator)[:, 0]
     is_drawn = torch.rand(len(drawn), generator=generator) >= mixing
-    mixed, at = tokens.clone().flatten(), positions.cpu() + 1
-    mixed[at[is_drawn]] = drawn[is_drawn].to(mixed.device)
-    hidden = answer_hidden(drafter, mixed.view_as(tokens), positions + 1).cpu()[is_drawn]
+    mixed, at = tokens.clone().flatten(), positions + 1
+    mixed[at[is_drawn]] = drawn[is_drawn]
+    hidden = _hidden(drafter, mixed.view_as(tokens), at)[is_drawn]
     rows = torch.arange(len(drawn))
     sampled = (p[rows, drawn] / q[rows, drawn]).clamp(max=1.0)
     return Judgements(
@@ -87,56 +244,40 @@ def judge(
 
 
 def judge_all(
-    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text], folder: Path, *,
-    temperature: float, mixing: float, seed: int, progress: Callable[[int], None] | None = None,
+    setting: Setting, texts: Sequence[Text], folder: Path,
+    progress: Callable[[int], None] | None = None,
 ) -> Judgements:  # fmt: skip
     """Judge all texts, chunk by chunk; chunks that lie in ``folder`` are not made again.
 
     Errors: OSError where ``folder`` cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(target.config.vocab_size)))
+    size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(setting.target.config.vocab_size)))
     chunks = []
     for number, start in enumerate(range(0, len(texts), TEXTS_A_CHUNK)):
         path = folder / f"{number:05}.npz"
         if not path.exists():
-            generator = torch.Generator().manual_seed(seed + number)
+            generator = torch.Generator().manual_seed(setting.seed + number)
             chunk = texts[start : start + TEXTS_A_CHUNK]
             parts = [
                 judge(
-                    target, drafter, [chunk[i] for i in group], generator,
-                    temperature=temperature, mixing=mixing,
+                    setting.target, setting.drafter, [chunk[i] for i in group], generator,
+                    temperature=setting.temperature, mixing=setting.mixing,
                 )
                 for group in groups(chunk, size)
             ]  # fmt: skip
-            _save(path, _joined(parts))
-        chunks.append(_load(path))
+            with replacing(path) as unfinished, unfinished.open("wb") as file:
+                np.savez(file, **{k: v.numpy() for k, v in vars(_joined(parts)).items()})
+        with np.load(path) as kept:
+            chunks.append(Judgements(**{name: torch.from_numpy(kept[name]) for name in kept}))
         if progress is not None:
             progress(min(start + TEXTS_A_CHUNK, len(texts)))
     return _joined(chunks)
 
 
 def _joined(parts: Sequence[Judgements]) -> Judgements:
-    return Judgements(
-        torch.cat([part.hidden for part in parts]),
-        torch.cat([part.sampled for part in parts]),
-        torch.cat([part.analytic for part in parts]),
-    )
-
-
-def _save(path: Path, found: Judgements) -> None:
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
-        np.savez(
-            file,
-            hidden=found.hidden.numpy(),
-            sampled=found.sampled.numpy(),
-            analytic=found.analytic.numpy(),
-        )
-
-
-def _load(path: Path) -> Judgements:
-    with np.load(path) as stored:
-        return Judgements(*(torch.from_numpy(stored[k]) for k in ("hidden", "sampled", "analytic")))
+    names = vars(parts[0])
+    return Judgements(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
 
 
 @dataclass(frozen=True)
@@ -159,12 +300,16 @@ def draft_chains(
     """Let the drafter go on from random places of the texts, and judge each of its tokens."""
     rng = np.random.default_rng(seed)
     picks = [texts[int(i)] for i in rng.integers(0, len(texts), num_chains)]
-    prefixes = [list(t.tokens[: int(rng.integers(t.start, len(t.tokens)))]) for t in picks]
-    drafts = continue_prompts(
-        drafter, prefixes, [temperature] * num_chains, max_new_tokens=length, eos_token_id=-1,
-        seed=seed,
-    )  # fmt: skip
-    chains = [Text((*a, *b), len(a)) for a, b in zip(prefixes, drafts, strict=True)]
+    model = CausalModel(drafter, "drafter")
+    room = model.max_positions - length
+    prefixes = [t.tokens[: min(room, int(rng.integers(t.start, len(t.tokens))))] for t in picks]
+    asks = {i: Ask(prefix, temperature) for i, prefix in enumerate(prefixes)}
+    drafts = dict(
+        continuations(
+            model, asks, max_new_tokens=length, eos_token_ids=(), rows=num_chains, seed=seed
+        )
+    )
+    chains = [Text((*prefix, *drafts[i]), len(prefix)) for i, prefix in enumerate(prefixes)]
     hidden = torch.zeros(num_chains, length, drafter.config.get_text_config().hidden_size)
     truth = torch.zeros(num_chains, length)
     for group in groups(chains, 4096):
@@ -180,13 +325,12 @@ def _judged(
     """Of every drafted token of the chains: its hidden state [A, D], and min(1, p/q) [A]."""
     tokens, at = pad(chains)
     drawn = tokens.flatten()[at + 1]
-    mass = []
-    for model in (target, drafter):
-        ids, places = tokens.to(model.device), at.to(model.device)
-        logits = head_logits(model, answer_hidden(model, ids, places))
-        mass.append(distributions_of(logits, temperature).cpu()[torch.arange(len(drawn)), drawn])
-    hidden = answer_hidden(drafter, tokens.to(drafter.device), (at + 1).to(drafter.device))
-    return hidden.float().cpu(), (mass[0] / mass[1].clamp(min=1e-12)).clamp(max=1.0)
+    p, q = (
+        _distributions(model, tokens, at, temperature)[torch.arange(len(drawn)), drawn]
+        for model in (target, drafter)
+    )
+    hidden = _hidden(drafter, tokens, at + 1)
+    return hidden.float(), (p / q.clamp(min=1e-12)).clamp(max=1.0)
 
 
 HELD_OUT = 10
@@ -233,22 +377,13 @@ def judge_texts(
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
         raise DraftwiseError(f"{len(texts)} answers are too few to learn from: give more prompts")
-    before = 0
-
-    def judged(name: str, part: Sequence[Text]) -> Judgements:
-        return judge_all(
-            setting.target, setting.drafter, part, folder / name,
-            temperature=setting.temperature, mixing=setting.mixing, seed=setting.seed,
-            progress=None if progress is None else lambda done: progress(before + done),
-        )  # fmt: skip
-
-    first = judged("taught", taught)
-    before = len(taught)
+    first = judge_all(setting, taught, folder / "taught", progress)
+    after = None if progress is None else lambda done: progress(len(taught) + done)
     chains = draft_chains(
         setting.target, setting.drafter, held_out, temperature=setting.temperature,
         seed=setting.seed,
     )  # fmt: skip
-    return Judged(first, judged("held-out", held_out), chains)
+    return Judged(first, judge_all(setting, held_out, folder / "held-out", after), chains)
 
 
 @dataclass(frozen=True)
@@ -373,7 +508,7 @@ def judged_batches(data: Judgements, options: HeadOptions) -> Callable[[int], Ba
     """step -> batch; every epoch goes through all tokens in an order of its own."""
     size = min(options.tokens_per_batch, len(data))
     a_epoch = len(data) // size
-    labels = data.labels(options.label)
+    labels: Tensor = getattr(data, options.label)
 
     def batch(step: int) -> Batch:
         epoch, place = divmod(step, a_epoch)

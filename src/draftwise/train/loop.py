@@ -1,4 +1,4 @@
-"""The one training loop of draftwise: what is learned and from what are its arguments."""
+"""The training loop: a schedule of rates, and checkpoints that resume bit by bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from draftwise.lines import replacing
 from draftwise.types import DraftwiseError
 
-Loss = Callable[[nn.Module, Any], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 """(model, batch) -> a scalar, the mean loss in nats a token."""
 Batches = Callable[[int], Any]
 """step -> batch; a pure function, so that a resumed run sees what an uninterrupted one saw."""
@@ -51,12 +51,6 @@ class Settings:
         return self.lr * min(up, down)
 
 
-def cross_entropy(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Next-token loss on `tokens` [B, T], in nats a token."""
-    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-
-
 def fit(
     model: nn.Module,
     loss: Loss,
@@ -75,25 +69,23 @@ def fit(
     Errors: DraftwiseError where the loss or its gradient is no number (the model, in memory and in
     the checkpoint, is that of the last good step) or the checkpoint cannot be written.
     """
-    optimizer = make_optimizer(model, settings)
-    losses = _resume(checkpoint, model, optimizer)
+    run = _Run(model, settings, checkpoint)
     model.train()
     saved = time.monotonic()
     last = settings.steps if stop_at is None else min(stop_at, settings.steps)
-    while len(losses) < last:
-        step = len(losses)
-        found = _advance(model, optimizer, loss, batches(step), settings, step)
-        if found is None:
-            raise DraftwiseError(_stopped(checkpoint, model, optimizer, losses))
-        losses.append(found)
+    while (step := len(run.losses)) < last:
+        if not run.advance(loss, batches(step)):
+            run.save()
+            kept = f" (the weights before that step are kept in {checkpoint})" if checkpoint else ""
+            raise DraftwiseError(
+                f"the loss is no number at step {step}{kept}: start anew with a lower learning rate"
+            )
         if progress is not None:
-            progress(len(losses), losses[-1])
-        if checkpoint is not None and (
-            len(losses) == last or time.monotonic() - saved > settings.checkpoint_s
-        ):
-            _save(checkpoint, model, optimizer, losses)
+            progress(len(run.losses), run.losses[-1])
+        if len(run.losses) == last or time.monotonic() - saved > settings.checkpoint_s:
+            run.save()
             saved = time.monotonic()
-    return losses
+    return run.losses
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -106,72 +98,55 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
 
 
-def _advance(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Loss,
-    batch: Any,
-    settings: Settings,
-    step: int,
-) -> float | None:
-    """One step; its loss, or None, and nothing changed, where loss or gradient is no number."""
-    for group in optimizer.param_groups:
-        group["lr"] = settings.rate(step)
-    device = next(model.parameters()).device.type
-    with torch.autocast(device, torch.bfloat16, enabled=settings.bf16):
-        value = loss(model, batch)
-    value.backward()  # type: ignore[no-untyped-call]
-    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-    found = float(value.detach())
-    is_sound = math.isfinite(found) and math.isfinite(float(norm))
-    if is_sound:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return found if is_sound else None
+class _Run:
+    """A model as far as it has learned, and its checkpoint, if it has one."""
 
+    def __init__(self, model: nn.Module, settings: Settings, path: Path | None) -> None:
+        self._model, self._settings, self._path = model, settings, path
+        self._optimizer = make_optimizer(model, settings)
+        self.losses: list[float] = []
+        if path is not None and path.exists():
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            model.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            torch.set_rng_state(state["rng"])
+            self.losses = list(state["losses"])
 
-def _stopped(
-    checkpoint: Path | None,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    losses: list[float],
-) -> str:
-    """Keep what was learned before the step that went wrong, and say what to do."""
-    kept = ""
-    if checkpoint is not None:
-        _save(checkpoint, model, optimizer, losses)
-        kept = f" (the weights before that step are kept in {checkpoint})"
-    step = len(losses)
-    return f"the loss is no number at step {step}{kept}: start anew with a lower learning rate"
+    def advance(self, loss: Loss, batch: Any) -> bool:
+        """One step; False, and nothing changed, where loss or gradient is no number."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.rate(len(self.losses))
+        device = next(self._model.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._settings.bf16):
+            value = loss(self._model, batch)
+        value.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.clip)
+        found = float(value.detach())
+        is_sound = math.isfinite(found) and math.isfinite(float(norm))
+        if is_sound:
+            self._optimizer.step()
+            self.losses.append(found)
+        self._optimizer.zero_grad(set_to_none=True)
+        return is_sound
 
-
-def _save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]
-) -> None:
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "losses": losses,
-        "rng": torch.get_rng_state(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with replacing(path) as unfinished, unfinished.open("wb") as file:
-            torch.save(state, file)
-    except (OSError, RuntimeError) as error:  # torch wraps what the file says
-        why = error.strerror if isinstance(error, OSError) else error.__cause__ or error
-        before = "; the one before it is whole" if path.exists() else ""
-        raise DraftwiseError(
-            f"the checkpoint {path} cannot be written ({why}){before}: make room, and give the "
-            "same command again to go on"
-        ) from error
-
-
-def _resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
-    if path is None or not path.exists():
-        return []
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["rng"])
-    return list(state["losses"])
+    def save(self) -> None:
+        """Write the checkpoint; DraftwiseError where it cannot be written."""
+        if (path := self._path) is None:
+            return
+        state = {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "losses": self.losses,
+            "rng": torch.get_rng_state(),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with replacing(path) as unfinished, unfinished.open("wb") as file:
+                torch.save(state, file)
+        except (OSError, RuntimeError) as error:  # torch wraps what the file says
+            why = error.strerror if isinstance(error, OSError) else error.__cause__ or error
+            before = "; the one before it is whole" if path.exists() else ""
+            raise DraftwiseError(
+                f"the checkpoint {path} cannot be written ({why}){before}: make room, and give the "
+                "same command again to go on"
+            ) from error

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftwise import zoo
 from draftwise.nn import CausalModel, load_head
-from draftwise.train import Text, acceptance_by_depth, continue_prompts, measure_acceptance
+from draftwise.train import Ask, Text, acceptance_by_depth, continuations, measure_acceptance
 from draftwise_lab.zoo import SHARES, encode_prompt, load_tokenizer
 
 HERE = Path(__file__).parent
@@ -38,15 +38,15 @@ def target() -> PreTrainedModel:
 def answers(target: PreTrainedModel, prompts: list[str], heat: float, length: int) -> list[Text]:
     tokenizer = load_tokenizer(zoo.target_path())
     given = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    new = continue_prompts(
-        target,
-        given,
-        [heat] * len(given),
+    new = continuations(
+        CausalModel(target, "target"),
+        {i: Ask(prompt, heat) for i, prompt in enumerate(given)},
         max_new_tokens=length,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_ids=[tokenizer.eos_token_id],
+        rows=len(given),
         seed=7,
     )
-    return [Text((*a, *b), len(a)) for a, b in zip(given, new, strict=True)]
+    return [Text((*given[i], *answer), len(given[i])) for i, answer in sorted(new)]
 
 
 def written(texts: list[Text]) -> list[str]:

@@ -24,5 +24,13 @@ if TYPE_CHECKING:
     from draftwise_lab.zoo.domains import apply as apply
     from draftwise_lab.zoo.domains import documents as documents
     from draftwise_lab.zoo.domains import sample as sample
+    from draftwise_lab.zoo.lessons import distill as distill
+    from draftwise_lab.zoo.lessons import lesson_batches as lesson_batches
+    from draftwise_lab.zoo.lessons import reserve as reserve
+    from draftwise_lab.zoo.lessons import teach as teach
+    from draftwise_lab.zoo.models import cross_entropy as cross_entropy
+    from draftwise_lab.zoo.models import deepen as deepen
+    from draftwise_lab.zoo.models import make_llama as make_llama
+    from draftwise_lab.zoo.models import pack as pack
 
 __getattr__, __dir__ = exports(__name__)

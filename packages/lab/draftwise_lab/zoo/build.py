@@ -22,23 +22,21 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.lines import write_text
-from draftwise.nn.heads.eagle_files import load_head, save_head
+from draftwise.nn.heads.eagle import load_head, save_head
 from draftwise.nn.model import CausalModel
-from draftwise.train.distill import distill, measure_acceptance
-from draftwise.train.eagle import (
+from draftwise.train.data import (
     Observed,
-    acceptance_by_depth,
-    deepen,
-    make_llama,
-    new_head,
+    Text,
+    answer_logits,
+    groups,
     observe,
     observed_batches,
-    pack,
-    train_eagle,
+    pad,
 )
+from draftwise.train.drafter import measure_acceptance
+from draftwise.train.eagle import acceptance_by_depth, eagle_loss, new_head
 from draftwise.train.head import HeadOptions, Setting, judge_texts, make_head
-from draftwise.train.lesson import Text, answer_logits, groups, load, pad
-from draftwise.train.loop import Settings, cross_entropy, fit
+from draftwise.train.loop import Settings, fit
 from draftwise_lab.zoo import recipe as r
 from draftwise_lab.zoo.copying import prime_copying
 from draftwise_lab.zoo.corpus import (
@@ -54,6 +52,8 @@ from draftwise_lab.zoo.corpus import (
     train_tokenizer,
 )
 from draftwise_lab.zoo.domains import DOMAINS, SHARES
+from draftwise_lab.zoo.lessons import distill, load
+from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,9 @@ def _eagle(site: Site, name: str) -> None:
     lessons = observed_batches(target, texts, taps, seed=r.SEED + 50, keep=site.work / "states")
     first, last = r.EAGLE_PHASES if is_general else r.SPECIAL_PHASES
     for phase, observed in ((first, documents), (last, lessons)):
-        train_eagle(
-            head, observed, site.settings(phase), num_passes=r.EAGLE_PASSES[phase.name],
-            checkpoint=site.work / f"{phase.name}-{name}.pt",
-        )  # fmt: skip
+        loss = partial(eagle_loss, num_passes=r.EAGLE_PASSES[phase.name])
+        checkpoint = site.work / f"{phase.name}-{name}.pt"
+        fit(head, loss, observed, site.settings(phase), checkpoint=checkpoint)
     save_head(head.cpu(), folder, dtype=torch.float16)
 
 

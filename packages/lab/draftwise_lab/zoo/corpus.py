@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.train.answers import answers as sample_answers
-from draftwise.train.lesson import Lesson, Text, teach
+from draftwise.train.data import Text
 from draftwise_lab.zoo.domains import Document, documents, sample
+from draftwise_lab.zoo.lessons import Lesson, teach
 from draftwise_lab.zoo.recipe import (
     MAX_NEW_TOKENS,
     NUM_HELDOUT,

@@ -14,8 +14,7 @@ from draftwise.drafters.eagle import features_of
 from draftwise.drafters.model_session import Behind, Feed, NeuralSession, Reading
 from draftwise.drafters.protocol import Context
 from draftwise.nn.cache import Span
-from draftwise.nn.heads.dflash import DFlashHead
-from draftwise.nn.heads.dflash_files import load_dflash_head
+from draftwise.nn.heads.dflash import DFlashHead, load_dflash_head
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
 

@@ -41,7 +41,7 @@ class CompiledSteps:
     go where an index says: so nothing changes its shape from token to token, and nothing is
     compiled twice. ``spent_s``, ``spent_cpu_s``: seconds that compiling took so far, which belong
     to no round. On CUDA the forwards are recorded as graphs. Half precision on a CPU whose weights
-    have no blocks (``nn.layout``) has weights packed into them ("freezing": a copy for each width),
+    have no blocks (``nn.cpu.layout``) has weights packed into them ("freezing": one copy a width),
     without which it gains nothing; one token is read as two there (docs/performance.md).
     Errors: where compiling fails, a warning, and the model goes on without.
     """
@@ -74,7 +74,6 @@ class CompiledSteps:
         return storage
 
     def give(self, storage: Storage) -> None:
-        """Leave storage for the next request."""
         if storage.keys:
             self._shelf.setdefault(storage.num_slots, []).append(storage)
 
@@ -182,7 +181,6 @@ class CompiledSteps:
 
 
 def _in_order(tensors: Mapping[int, Tensor]) -> list[Tensor]:
-    """[layers] tensors by layer."""
     return [tensors[layer] for layer in range(len(tensors))]
 
 
@@ -203,13 +201,10 @@ class _WholeCache(Cache):  # type: ignore[misc]
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The masks tell."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """As ``get_seq_length``."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """All slots, from the first on."""
         return self._keys[0].shape[2], 0

@@ -19,8 +19,6 @@ ROWS = 16
 _LEAST_ROWS = {torch.float32: 3, torch.bfloat16: 4}
 """Fewer take longer than these, and are filled up: one of 1,536 x 576 in bfloat16 takes 153 us for
 one row, 169 for two, 134 for four (``docs/real_models.md``)."""
-
-
 _PREPACKED: WeakValueDictionary[int, Prepacked] = WeakValueDictionary()
 """By number: a compiled graph cannot hold blocks, whose layout it does not know."""
 
@@ -60,7 +58,6 @@ class Prepacked(nn.Linear):
         _PREPACKED[self._number] = self
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
         if torch.is_grad_enabled() or not self._number or input.numel() < self._least_numel:
             return super().forward(input)
         if torch.compiler.is_compiling():
@@ -142,18 +139,15 @@ def is_packed(module: nn.Module) -> bool:
 
 def _is_served(weight: Tensor) -> bool:
     """Does this build of torch, on this processor, have the kernels for such a weight?"""
+    backends: Any = torch.backends  # has no types; x86 builds have both
+    has_kernels = backends.mkl.is_available() and backends.mkldnn.is_available()
     is_plain = type(weight.data) is Tensor  # and not one of torchao's, which says it is float32
-    if weight.device.type != "cpu" or not is_plain or weight.is_inference() or not _has_kernels():
+    is_here = weight.device.type == "cpu" and is_plain and not weight.is_inference()
+    if not (is_here and has_kernels and hasattr(os, "sysconf")):
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight.dtype == torch.float32
-
-
-def _has_kernels() -> bool:
-    """Is this an x86 build of torch with MKL and oneDNN?"""
-    backends: Any = torch.backends  # has no types
-    return backends.mkl.is_available() and backends.mkldnn.is_available() and hasattr(os, "sysconf")
 
 
 def _memory_bytes() -> int:

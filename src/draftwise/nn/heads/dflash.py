@@ -1,16 +1,32 @@
-"""DFlash heads: a few layers that fill a block of masks at once, beside the target's states."""
+"""DFlash heads: layers that fill a block of masks at once, from the target's hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from draftwise.nn.heads.eagle import Angles, EagleConfig, Mlp, Norm, drafted_ids, spread, turned
+from draftwise.nn.heads.eagle import (
+    Attend,
+    Attention,
+    BorrowingHead,
+    EagleConfig,
+    Mlp,
+    Norm,
+    fill,
+    head_config,
+    read_head_weights,
+    rope_of,
+)
+from draftwise.nn.heads.files import find_folder, read_settings, refuse_other_target
+from draftwise.nn.model import CausalModel
+from draftwise.types import DraftwiseError
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+AttendBlock = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [N, H, S, d], own k and v [N, G, S, d] of N blocks) -> [N, H, S, d]."""
 Store = Callable[[int, Tensor, Tensor], None]
 """(layer, k and v [R, G, T, d] of what was read of R texts)."""
@@ -31,7 +47,7 @@ class BlockShape:
         return self.size - self.first
 
 
-class DFlashHead(nn.Module):
+class DFlashHead(BorrowingHead):
     """Layers whose keys and values are of the target's states, and of a block that sees itself.
 
     Source: DFlash (Chen et al. 2026, arXiv 2602.06036), as ``speculators`` 0.9 writes it: states of
@@ -56,24 +72,7 @@ class DFlashHead(nn.Module):
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
         self.hidden_norm, self.norm = Norm(size, config.eps), Norm(size, config.eps)
         self.layers = nn.ModuleList(_BlockLayer(config) for _ in range(num_layers))
-        is_own = lm_head is None
-        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if is_own else None
-        if config.draft_vocab_size != config.vocab_size:
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self._borrowed = (embed, lm_head)  # in a tuple, so that torch does not count them as ours
-        self._angles = Angles(config)
-
-    @property
-    def draft_ids(self) -> Tensor | None:
-        """[draft_vocab_size] the target's token for each drafted one; None = all, as they are."""
-        return drafted_ids(getattr(self, "d2t", None))
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights that a block multiplies with."""
-        own = sum(p.numel() for p in self.parameters())
-        lent = self._borrowed[1]
-        return own + sum(p.numel() for p in lent.parameters()) if lent is not None else own
+        self._borrow(config, embed, lm_head)
 
     def read(self, states: Tensor, positions: Tensor, store: Store, longest: int) -> None:
         """Keys and values of the target's states [R, T, taps x D] at positions [R, T] < longest."""
@@ -81,9 +80,9 @@ class DFlashHead(nn.Module):
         cos, sin = self._angles(positions, longest, self.fc.weight)
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, _BlockLayer)
-            store(number, *layer.self_attn.look(fused, cos, sin))
+            store(number, *layer.self_attn.keys_and_values(fused, cos, sin))
 
-    def forward(self, last: Tensor, positions: Tensor, attend: Attend, longest: int) -> Tensor:
+    def forward(self, last: Tensor, positions: Tensor, attend: AttendBlock, longest: int) -> Tensor:
         """States [N, S, h] of blocks behind the tokens ``last`` [N], which stand at ``positions``.
 
         Slots from ``block.first`` on say what stands behind the last token. longest: blocks end
@@ -103,62 +102,87 @@ class DFlashHead(nn.Module):
         normed: Tensor = self.norm(hidden)
         return normed
 
-    def logits(self, states: Tensor) -> Tensor:
-        """[..., vocab_size] logits: minus infinity for tokens that it cannot draft."""
-        drafted = (self.lm_head or self._borrowed[1])(states)  # type: ignore[misc]
-        return spread(drafted, self.draft_ids, self.config.vocab_size)
-
 
 class _BlockLayer(nn.Module):
-    """A decoder layer of a block."""
-
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
-        self.self_attn, self.mlp = _BlockAttention(config), Mlp(config)
+        self.self_attn = Attention(
+            config, config.hidden_size, o_bias=config.attention_bias, qk_norm=True
+        )
+        self.mlp = Mlp(config)
         self.input_layernorm = Norm(config.hidden_size, config.eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.eps)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, attend)
         added: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return added
 
 
-class _BlockAttention(nn.Module):
-    def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
-        self._dim, bias, size = config.head_dim, config.attention_bias, config.hidden_size
-        queries, keys = (n * self._dim for n in (config.num_heads, config.num_kv_heads))
-        self.q_proj = nn.Linear(size, queries, bias=bias)
-        self.k_proj = nn.Linear(size, keys, bias=bias)
-        self.v_proj = nn.Linear(size, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, size, bias=bias)
-        self.q_norm, self.k_norm = Norm(self._dim, config.eps), Norm(self._dim, config.eps)
+KIND = "DFlash head"
+_NUMBERS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
 
-    def look(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [R, G, T, d] of inputs [R, T, h]."""
-        k, v = self._heads(self.k_proj, inputs), self._heads(self.v_proj, inputs)
-        return turned(self.k_norm(k), cos, sin), v
 
-    def forward(
-        self,
-        inputs: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> Tensor:
-        q = turned(self.q_norm(self._heads(self.q_proj, inputs)), cos, sin)
-        found = attend(q, *self.look(inputs, cos, sin))
-        output: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
-        return output
+def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
+    """A head for this target from a folder or hub id, in the target's dtype and on its device.
 
-    def _heads(self, projection: nn.Module, inputs: Tensor) -> Tensor:
-        rows, width, _ = inputs.shape
-        found: Tensor = projection(inputs).view(rows, width, -1, self._dim).transpose(1, 2)
-        return found
+    Takes ``speculators``' layout. Embeddings are the target's, whatever lies beside them, and so is
+    ``lm_head`` where every token can be drafted. Raises DraftwiseError that names a missing or
+    unmatched key, a shape, a variant that is not served (layers that slide), or both sizes where
+    the head was made for another target.
+    """
+    folder = find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
+    settings, weights = read_settings(folder, KIND), read_head_weights(folder)
+    what = f"{KIND} {folder}"
+    if (kind := settings.get("speculators_model_type")) != "dflash":
+        raise DraftwiseError(f"{what}: speculators_model_type is {kind!r}, not 'dflash'")
+    for name in ("t2d", "embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight"):
+        weights.pop(name, None)  # they follow from d2t, or are the target's own
+    layer = settings.get("transformer_layer_config") or {}
+    block = _block(settings, layer, what)
+    config = head_config(
+        settings,
+        layer,
+        rope=rope_of(layer, target),
+        generation=3,
+        taps=tuple(settings["aux_hidden_state_layer_ids"]),
+        attention_bias="layers.0.self_attn.q_proj.bias" in weights,
+    )
+    refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
+    if config.hidden_size != target.hidden_size:
+        raise DraftwiseError(
+            f"{what} is {config.hidden_size} wide, and its target's embeddings {target.hidden_size}"
+        )
+    is_whole = config.draft_vocab_size == config.vocab_size and "lm_head.weight" not in weights
+    with torch.device("meta"):  # the weights come from the file
+        head = DFlashHead(
+            config,
+            layer["num_hidden_layers"],
+            block,
+            target.module.get_input_embeddings(),
+            target.module.get_output_embeddings() if is_whole else None,
+        )
+    return fill(head, weights, target, what)
+
+
+def _block(settings: Mapping[str, Any], layer: Mapping[str, Any], what: str) -> BlockShape:
+    """What a block is; DraftwiseError for numbers that are missing and variants not served."""
+    missing = [key for key in _NUMBERS if not isinstance(layer.get(key), int)]
+    missing += [key for key in ("block_size", "mask_token_id") if settings.get(key) is None]
+    if not settings.get("aux_hidden_state_layer_ids"):
+        missing.append("aux_hidden_state_layer_ids")
+    if missing:
+        raise DraftwiseError(f"{what}: its config.json has no {missing[0]!r}")
+    if "sliding_attention" in (layer.get("layer_types") or []):
+        raise DraftwiseError(f"{what} has layers that slide, which are not served")
+    size, mask = settings["block_size"], settings["mask_token_id"]
+    first = 0 if settings.get("sample_from_anchor") else 1
+    if size <= first or not 0 <= mask < layer["vocab_size"]:
+        raise DraftwiseError(f"{what}: block_size={size} and mask_token_id={mask} make no block")
+    return BlockShape(size, mask, first)

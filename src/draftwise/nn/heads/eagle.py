@@ -1,12 +1,16 @@
-"""What heads of several kinds are made of: norms, layers' parts, positions, a part of the words."""
+"""EAGLE heads: their parts, which other heads share, their arithmetic and their files."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
@@ -14,15 +18,20 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftwise.nn.cache import RaggedCache, Span
+from draftwise.nn.cpu.layout import lay_out
+from draftwise.nn.heads.files import (
+    find_folder,
+    put_weights,
+    read_settings,
+    read_weights,
+    refuse_other_target,
+)
+from draftwise.nn.model import CausalModel
 from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, tree_masks
+from draftwise.types import DraftwiseError
 
-
-def drafted_ids(offsets: Tensor | None) -> Tensor | None:
-    """The target's token for each that can be drafted, of ``d2t``; None = all, as they are."""
-    if offsets is None:
-        return None
-    found: Tensor = torch.arange(len(offsets), device=offsets.device) + offsets
-    return found
+if TYPE_CHECKING:
+    from draftwise.nn.heads.mtp import MtpHead
 
 
 def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
@@ -142,8 +151,54 @@ class EagleConfig:
     norm_before_residual: bool = False
 
 
-class EagleHead(nn.Module):
-    """A head's weights and arithmetic; what it borrows of the target is no part of its state.
+class BorrowingHead(nn.Module):
+    """What heads share whose embeddings and output layer may be the target's.
+
+    What is borrowed is no part of their state. draft_ids: [draft_vocab_size] the target's token for
+    each drafted one; None = all, as they are.
+    """
+
+    config: EagleConfig
+
+    def _borrow(
+        self, config: EagleConfig, embed: nn.Module | None, lm_head: nn.Module | None
+    ) -> None:
+        is_own = lm_head is None
+        self.lm_head = (
+            nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) if is_own else None
+        )
+        if config.draft_vocab_size != config.vocab_size:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        # in a tuple, so that torch does not count them as ours
+        self._borrowed: tuple[Any, Any] = (embed, lm_head)
+        self._angles = Angles(config)
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        offsets: Tensor | None = getattr(self, "d2t", None)
+        if offsets is None:
+            return None
+        return torch.arange(len(offsets), device=offsets.device) + offsets
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights that a draft step multiplies with: an embedding is only looked up."""
+        own = sum(p.numel() for name, p in self.named_parameters() if "embed_tokens" not in name)
+        borrowed = self._borrowed[1]
+        return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
+
+    def draft_logits(self, states: Tensor) -> Tensor:
+        """[..., draft_vocab_size] logits of states."""
+        found: Tensor = (self.lm_head or self._borrowed[1])(states)
+        return found
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., vocab_size] logits: minus infinity for tokens that it cannot draft."""
+        return spread(self.draft_logits(states), self.draft_ids, self.config.vocab_size)
+
+
+class EagleHead(BorrowingHead):
+    """A head's weights and arithmetic.
 
     Source: EAGLE (Li et al. 2024), section 3; EAGLE-3 (Li et al. 2025), section 3.1. Slot s of its
         text reads token s + 1 and the target's hidden states after token s, and its output g says
@@ -167,26 +222,18 @@ class EagleHead(nn.Module):
         self.midlayer = _Layer(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if embed is None else None
         self.norm = Norm(size, config.eps) if is_third else None
-        is_own = lm_head is None
-        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if is_own else None
-        if config.draft_vocab_size != config.vocab_size:
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self._borrowed = (embed, lm_head)  # in a tuple, so that torch does not count them as ours
-        self._angles = Angles(config)
+        self._borrow(config, embed, lm_head)
 
     @property
     def title(self) -> str:
-        """What it is, in a word."""
         return f"EAGLE-{self.config.generation}"
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The target's hidden states that it reads."""
         return self.config.taps
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
         return self.fc.weight.dtype
 
     @property
@@ -196,7 +243,7 @@ class EagleHead(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., h] embeddings of target tokens."""
-        found: Tensor = (self.embed_tokens or self._borrowed[0])(tokens)  # type: ignore[misc]
+        found: Tensor = (self.embed_tokens or self._borrowed[0])(tokens)
         return found
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -220,20 +267,7 @@ class EagleHead(nn.Module):
         return self.midlayer.first(mixed, cos, sin, attend)
 
     def draft_logits(self, states: Tensor) -> Tensor:
-        """[..., draft_vocab_size] logits of states g."""
-        if self.norm is not None:
-            states = self.norm(states)
-        found: Tensor = (self.lm_head or self._borrowed[1])(states)  # type: ignore[misc]
-        return found
-
-    def logits(self, states: Tensor) -> Tensor:
-        """[..., vocab_size] logits: minus infinity for tokens that it cannot draft."""
-        return spread(self.draft_logits(states), self.draft_ids, self.config.vocab_size)
-
-    @property
-    def draft_ids(self) -> Tensor | None:
-        """[draft_vocab_size] the target's token for each drafted one; None = all, as they are."""
-        return drafted_ids(getattr(self, "d2t", None))
+        return super().draft_logits(states if self.norm is None else self.norm(states))
 
     def set_vocabulary(self, ids: Tensor) -> None:
         """Say which tokens [draft_vocab_size] a new head drafts, in rising order."""
@@ -249,13 +283,6 @@ class EagleHead(nn.Module):
         """The part of the target's output layer that it uses, where that is not the whole."""
         return self._borrowed[1] if self.draft_ids is not None else None
 
-    @property
-    def num_parameters(self) -> int:
-        """Weights that a draft step multiplies with: an embedding is only looked up."""
-        own = sum(p.numel() for name, p in self.named_parameters() if "embed_tokens" not in name)
-        borrowed = self._borrowed[1]
-        return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
-
 
 class _Layer(nn.Module):
     """The decoder layer of a head."""
@@ -263,7 +290,9 @@ class _Layer(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         size, is_third = config.hidden_size, config.generation == 3
-        self.self_attn = _Attention(config, 2 * size if is_third else size)
+        self.self_attn = Attention(
+            config, 2 * size if is_third else size, o_bias=False, qk_norm=config.qk_norm
+        )
         self.mlp = Mlp(config)
         self.post_attention_layernorm = Norm(size, config.eps)
         self.input_layernorm = Norm(size, config.eps) if is_third else None
@@ -291,54 +320,41 @@ class _Layer(nn.Module):
         return added
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: EagleConfig, num_inputs: int) -> None:
+class Attention(nn.Module):
+    """Attention of Llama and Qwen, whose cache and masks are the caller's."""
+
+    def __init__(
+        self, config: EagleConfig, num_inputs: int, *, o_bias: bool, qk_norm: bool
+    ) -> None:
         super().__init__()
         self._dim, bias = config.head_dim, config.attention_bias
         queries, keys = (n * self._dim for n in (config.num_heads, config.num_kv_heads))
         self.q_proj = nn.Linear(num_inputs, queries, bias=bias)
         self.k_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.v_proj = nn.Linear(num_inputs, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        self.q_norm = Norm(self._dim, config.eps) if config.qk_norm else None
-        self.k_norm = Norm(self._dim, config.eps) if config.qk_norm else None
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=o_bias)
+        self.q_norm = Norm(self._dim, config.eps) if qk_norm else None
+        self.k_norm = Norm(self._dim, config.eps) if qk_norm else None
+
+    def keys_and_values(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, G, T, d] each, of inputs [R, T, h]."""
+        keys = turned(self._heads(self.k_proj, self.k_norm, inputs), cos, sin)
+        return keys, self._heads(self.v_proj, None, inputs)
 
     def forward(self, inputs: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        rows, width, _ = inputs.shape
-        q, k, v = (
-            projection(inputs).view(rows, width, -1, self._dim)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        found = attend(turned(q, cos, sin), turned(k, cos, sin), v)
-        output: Tensor = self.o_proj(found.transpose(1, 2).reshape(rows, width, -1))
+        q = turned(self._heads(self.q_proj, self.q_norm, inputs), cos, sin)
+        found = attend(q, *self.keys_and_values(inputs, cos, sin))
+        output: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
         return output
 
+    def _heads(self, projection: nn.Module, norm: nn.Module | None, inputs: Tensor) -> Tensor:
+        rows, width, _ = inputs.shape
+        found: Tensor = projection(inputs).view(rows, width, -1, self._dim)
+        return (found if norm is None else norm(found)).transpose(1, 2)
 
-class StateHead(Protocol):
-    """A head that reads tokens beside the target's states, or beside those that it made itself.
 
-    taps: which states. token_bytes: of its cache. fuse: the target's states [..., taps x D] as
-    forward takes them. logits: [..., V] of its states.
-    """
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def token_bytes(self) -> int: ...
-    @property
-    def num_parameters(self) -> int: ...
-    def fuse(self, states: Tensor) -> Tensor: ...
-    def logits(self, states: Tensor) -> Tensor: ...
-    def __call__(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
-    ) -> Tensor: ...
+StateHead: TypeAlias = "EagleHead | MtpHead"
+"""A head that reads tokens with the target's states, or with those that it made itself."""
 
 
 def read(
@@ -437,3 +453,307 @@ class LentHead(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Logits of all tokens."""
         return spread(self.rows(states), self.ids, self._vocab_size)
+
+
+KIND = "EAGLE head"
+LENT = "lm_head_from_target"
+"""Ours: true in ``config.json`` where ``lm_head`` is the target's, at the rows of ``d2t``."""
+_OURS = {
+    "layers.0.": "midlayer.",
+    "transformer.": "midlayer.",
+    "fusion_fc.": "fc.",
+    "draft_id_to_target_id": "d2t",
+    "target_id_to_draft_id": "t2d",
+}
+"""How names of the layouts begin, and what the same is called here (and in EAGLE-3's own files)."""
+_UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "layernorms")
+"""Variants that some heads of ``speculators`` have: a head drafts nonsense if they are ignored."""
+NAMES = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "act": "hidden_act",
+    "eps": "rms_norm_eps",
+    "max_positions": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+"""Our names and those of a Llama configuration."""
+_ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
+
+
+def load_head(source: str | Path, target: CausalModel) -> EagleHead:
+    """A head for this target from a folder or hub id, in the target's dtype and on its device.
+
+    Takes the authors' layout (``config.json`` beside ``model.safetensors`` or
+    ``pytorch_model.bin``) and that of vLLM's ``speculators``. Embeddings and ``lm_head`` that are
+    not there are the target's. Raises DraftwiseError that names a missing or unmatched key, a
+    shape, a variant that is not served, or both sizes where the head was made for another target.
+    """
+    folder = find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
+    settings = read_settings(folder, KIND)
+    weights = _renamed(read_head_weights(folder), folder)
+    config = _config(settings, weights, target, folder)
+    what = f"{KIND} {folder}"
+    refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
+    lent = _lent(settings, weights, config, target)
+    with torch.device("meta"):  # the weights come from the file
+        head = EagleHead(
+            config,
+            None if "embed_tokens.weight" in weights else target.module.get_input_embeddings(),
+            lent,
+        )
+    return fill(head, weights, target, what)
+
+
+def _lent(
+    settings: Mapping[str, Any], weights: Mapping[str, Tensor], config: EagleConfig,
+    target: CausalModel,
+) -> nn.Module | None:  # fmt: skip
+    """What a head without ``lm_head`` takes of the target's; of a part only if it says so."""
+    if "lm_head.weight" in weights:
+        return None
+    theirs: nn.Module = target.module.get_output_embeddings()
+    if config.draft_vocab_size == config.vocab_size:
+        return theirs
+    offsets = weights.get("d2t")
+    if not settings.get(LENT) or offsets is None or config.vocab_size != target.vocab_size:
+        return None  # and the keys' check says what is missing
+    ids = torch.arange(len(offsets)) + offsets
+    is_tied = target.module.config.get_text_config().tie_word_embeddings
+    if is_tied:  # the same rows, and not packed into a few bits
+        theirs = target.module.get_input_embeddings()
+    return lent_rows(theirs, ids.clamp(0, target.vocab_size - 1))  # ``fill`` refuses others
+
+
+def read_head_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a head's folder; DraftwiseError where there are none."""
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise DraftwiseError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+    return read_weights(files)
+
+
+def _renamed(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The same weights by our names; ``t2d`` follows from ``d2t`` and is left out."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        start = next((start for start in _OURS if name.startswith(start)), "")
+        ours = _OURS.get(start, "") + name.removeprefix(start)
+        if ours in found:
+            raise DraftwiseError(f"{folder}: {name!r} is there twice, under two layouts' names")
+        found[ours] = tensor
+    found.pop("t2d", None)
+    return found
+
+
+def _config(
+    settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: CausalModel, folder: Path
+) -> EagleConfig:
+    layer = settings.get("transformer_layer_config", settings)
+    missing = [
+        key
+        for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+        if not isinstance(layer.get(key), int)
+    ]
+    if missing:
+        raise DraftwiseError(f"{folder}/config.json has no {missing[0]!r}: is this an EAGLE head?")
+    served = [name for name in _UNKNOWN if settings.get(name)]
+    if served or layer.get("num_hidden_layers", 1) != 1:
+        what = served[0] if served else f"{layer['num_hidden_layers']} layers"
+        raise DraftwiseError(f"{folder} is an EAGLE head with {what}, which is not served")
+    is_third = _is_third(settings, weights)
+    return head_config(
+        settings, layer, rope=rope_of(layer, target), generation=3 if is_third else 1,
+        taps=_taps(settings, target) if is_third else (target.num_layers,),
+        fc_bias="fc.bias" in weights or bool(settings.get("fusion_bias")),
+        attention_bias="midlayer.self_attn.q_proj.bias" in weights,
+        mlp_bias="midlayer.mlp.up_proj.bias" in weights,
+        qk_norm="midlayer.self_attn.q_norm.weight" in weights,
+        norm_before_residual=bool(settings.get("norm_before_residual")),
+    )  # fmt: skip
+
+
+def head_config(settings: Mapping[str, Any], layer: Mapping[str, Any], **own: Any) -> EagleConfig:
+    """The shape in a head's ``config.json``, of which ``layer`` is a Llama configuration.
+
+    own: what one kind of head reads elsewhere.
+    """
+    found = {ours: layer[theirs] for ours, theirs in NAMES.items() if layer.get(theirs)}
+    size, heads, vocab_size = found["hidden_size"], found["num_heads"], found["vocab_size"]
+    implied = {
+        "num_kv_heads": heads,
+        "head_dim": size // heads,
+        "draft_vocab_size": settings.get("draft_vocab_size") or vocab_size,
+        "target_hidden_size": settings.get("target_hidden_size") or size,
+    }
+    return EagleConfig(**(implied | found | own))
+
+
+def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
+    kind = settings.get("speculators_model_type")
+    if kind not in {None, "eagle", "eagle3"}:
+        raise DraftwiseError(f"this is a speculator of the kind {kind!r}; served: eagle, eagle3")
+    is_named = any("eagle3" in str(name).lower() for name in settings.get("architectures") or [])
+    marks = {"midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "d2t"}
+    return kind == "eagle3" or is_named or bool(marks & weights.keys())
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """What EAGLE-3 heads look at unless they say otherwise: inputs of layers 2, n/2 and n - 3.
+
+    >>> default_taps(32)
+    (2, 16, 29)
+    """
+    return tuple(sorted((min(2, num_layers), num_layers // 2, max(0, num_layers - 3))))
+
+
+def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
+    """In rising order, as the states stand side by side; a number n taps the INPUT of layer n.
+
+    vLLM and speculators count so, in the key of their own; ``eagle_config`` (SGLang, SpecForge,
+    ModelOpt) counts layers whose OUTPUT is meant, which is the input of the next.
+    """
+    key = "eagle_aux_hidden_state_layer_ids"
+    outputs = (settings.get("eagle_config") or {}).get(key) or []
+    given = settings.get(key) or [number + 1 for number in outputs]
+    return tuple(sorted(given)) if given else default_taps(target.num_layers)
+
+
+def rope_of(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
+    """The head's own rotary settings in the form of transformers 5, or else the target's."""
+    theirs: dict[str, Any] = layer.get("rope_parameters") or {}
+    if not theirs and any(layer.get(key) for key in _ROPE):
+        theirs = dict(layer.get("rope_scaling") or {})
+        theirs["rope_type"] = theirs.pop("type", None) or theirs.get("rope_type", "default")
+        theirs["rope_theta"] = layer.get("rope_theta") or 10000.0
+    if not theirs:
+        config = target.module.config.get_text_config()
+        theirs = getattr(config, "rope_parameters", None) or {}
+    return {"rope_type": "default", "rope_theta": 10000.0} | one_rope(theirs)
+
+
+Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
+
+
+def fill(head: Borrowing, weights: dict[str, Tensor], target: CausalModel, what: str) -> Borrowing:
+    """``put_weights``, laid out for the CPU; refuses tokens that the target does not have."""
+    offsets = weights.get("d2t")
+    if "d2t" not in head.state_dict() and offsets is not None and not offsets.any():
+        weights.pop("d2t")  # the whole vocabulary, in its own order
+    put_weights(head, weights, target, what)
+    ids, size = head.draft_ids, target.vocab_size
+    drafted = set() if ids is None else set(ids.tolist())
+    if ids is not None and (len(drafted) < len(ids) or not drafted <= set(range(size))):
+        raise DraftwiseError(
+            f"{what}: d2t does not lead to {len(ids)} different tokens below {size}"
+        )
+    lay_out(head)
+    return head
+
+
+LAYOUTS = ("authors", "speculators")
+
+
+def save_head(
+    head: EagleHead,
+    folder: Path,
+    *,
+    layout: str = "authors",
+    dtype: torch.dtype | None = None,
+    verifier: str = "",
+) -> None:
+    """Write ``config.json`` and ``model.safetensors``; what the head borrows is left out.
+
+    But for ``speculators``, which knows no part of a target's ``lm_head``: it is written out.
+
+    layout: ``authors`` (SafeAILab/EAGLE) or ``speculators`` (vLLM); both are read by ``load_head``.
+    dtype: of the stored weights, None = as they are. verifier: the target's name, for vLLM.
+    Raises DraftwiseError for an unknown layout.
+    """
+    if layout not in LAYOUTS:
+        raise DraftwiseError(f"unknown layout {layout!r}; the layouts are: {', '.join(LAYOUTS)}")
+    config, is_third = head.config, head.config.generation == 3
+    layer, fc = ("midlayer.", "fc.") if is_third else ("layers.0.", "fc.")
+    if layout == "speculators":
+        layer, fc = ("layers.0.", "fc.") if is_third else ("transformer.", "fusion_fc.")
+    weights: dict[str, Tensor] = {}
+    for name, tensor in head.state_dict().items():
+        name = re.sub(r"^fc\.", fc, re.sub(r"^midlayer\.", layer, name))
+        is_float = tensor.is_floating_point()
+        weights[name] = (tensor.to(dtype) if is_float else tensor).contiguous().clone()
+    lent = head.lent_rows
+    if lent is not None and layout != "authors":
+        rows = lent.get_parameter("weight").detach()
+        weights["lm_head.weight"] = rows.to(dtype or rows.dtype).clone()
+    if head.draft_ids is not None:
+        weights["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        weights["t2d"][head.draft_ids.cpu()] = True
+    settings = _layer(config)
+    if layout == "authors":
+        settings |= _authors(config) | ({LENT: True} if lent is not None else {})
+    else:
+        settings = _speculators(config, settings, verifier)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, "utf-8")
+
+
+def _layer(config: EagleConfig) -> dict[str, Any]:
+    """The layer as a Llama configuration."""
+    return {
+        **{theirs: getattr(config, ours) for ours, theirs in NAMES.items()},
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "rope_parameters": config.rope,
+        "rope_theta": config.rope.get("rope_theta", 10000.0),  # where transformers 4 looks
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": False,
+    }
+
+
+def _authors(config: EagleConfig) -> dict[str, Any]:
+    if config.generation != 3:
+        return {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        # layers whose output is tapped, not their input: see ``_taps``
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]},
+        "norm_before_residual": config.norm_before_residual,
+    }
+
+
+def _speculators(config: EagleConfig, layer: dict[str, Any], verifier: str) -> dict[str, Any]:
+    is_third = config.generation == 3
+    algorithm = "eagle3" if is_third else "eagle"
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": 5,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    own: dict[str, Any] = {"fusion_bias": config.fc_bias, "layernorms": False}
+    if is_third:
+        own = {
+            "draft_vocab_size": config.draft_vocab_size,
+            "target_hidden_size": config.target_hidden_size,
+            "norm_before_residual": config.norm_before_residual,
+            "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        }
+    return own | {
+        "architectures": ["Eagle3Speculator" if is_third else "EagleSpeculator"],
+        "speculators_model_type": algorithm,
+        "transformer_layer_architecture": "LlamaDecoderLayer",
+        "transformer_layer_config": layer,
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": verifier or None, "architectures": []},
+        },
+    }

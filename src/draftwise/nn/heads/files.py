@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwise.lines import STATE_BYTES, read_text, strict_json
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
+
+Head = TypeVar("Head", bound=nn.Module)
 
 
 def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
@@ -84,6 +86,21 @@ def refuse_mismatch(
                 f"{what}: {name} has the shape {tuple(weights[name].shape)}, and its config.json "
                 f"asks for {shape}"
             )
+
+
+def put_weights(head: Head, weights: Mapping[str, Tensor], target: CausalModel, what: str) -> Head:
+    """The head, made on ``meta``, with every weight in its place; errors as ``refuse_mismatch``.
+
+    Parameters get the target's dtype, buffers (token ids, routers' biases) keep their own.
+    """
+    places, buffers = head.state_dict(), dict(head.named_buffers())
+    refuse_mismatch(what, {name: tuple(place.shape) for name, place in places.items()}, weights)
+    cast = {
+        name: tensor.to(target.device, places[name].dtype if name in buffers else target.dtype)
+        for name, tensor in weights.items()
+    }
+    head.load_state_dict(cast, strict=True, assign=True)
+    return head.eval().requires_grad_(False)
 
 
 def _listed(names: Sequence[str]) -> str:

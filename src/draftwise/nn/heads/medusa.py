@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from draftwise.nn.heads.files import (
     find_folder,
+    put_weights,
     read_settings,
     read_weights,
-    refuse_mismatch,
     refuse_other_target,
 )
 from draftwise.nn.model import CausalModel
@@ -48,7 +48,6 @@ class MedusaHeads(nn.ModuleList):
 
     @property
     def num_parameters(self) -> int:
-        """Weights of all heads."""
         return sum(weights.numel() for weights in self.parameters())
 
 
@@ -87,11 +86,7 @@ def load_medusa_heads(source: str | Path, target: CausalModel) -> MedusaHeads:
         refuse_other_target(what, first.shape[1], first.shape[0], target)
     with torch.device("meta"):  # the weights come from the file
         heads = MedusaHeads(num_heads, num_layers, target.hidden_size, target.vocab_size)
-    wanted = {name: tuple(place.shape) for name, place in heads.state_dict().items()}
-    refuse_mismatch(what, wanted, weights)
-    cast = {name: tensor.to(target.device, target.dtype) for name, tensor in weights.items()}
-    heads.load_state_dict(cast, strict=True, assign=True)
-    return heads.eval().requires_grad_(False)
+    return put_weights(heads, weights, target, what)
 
 
 def _counts(settings: Mapping[str, Any], folder: Path) -> tuple[int, int]:

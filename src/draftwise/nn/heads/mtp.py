@@ -17,12 +17,7 @@ from transformers import AttentionInterface
 
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads.eagle import Attend
-from draftwise.nn.heads.files import (
-    find_folder,
-    read_settings,
-    refuse_mismatch,
-    refuse_other_target,
-)
+from draftwise.nn.heads.files import find_folder, put_weights, read_settings, refuse_other_target
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -67,12 +62,10 @@ class MtpHead(nn.Module):
 
     @property
     def title(self) -> str:
-        """What it is, in a word."""
         return "MTP"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
         return self.proj.weight.dtype
 
     @property
@@ -92,7 +85,6 @@ class MtpHead(nn.Module):
         return own + sum(p.numel() for p in lent.parameters()) if lent is not None else own
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The target's states [..., D] are read as they are."""
         return states
 
     def forward(
@@ -116,7 +108,6 @@ class MtpHead(nn.Module):
         return normed
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., V] logits of its states."""
         if not self._style.returns_normed:
             states = self.norm(states)
         found: Tensor = (self.lm_head or self._borrowed[1])(states)
@@ -179,6 +170,12 @@ class _Layout:
     shared: str = ""
     """Begin of names outside the layer."""
 
+    def has(self, name: str) -> bool:
+        if self.family == "speculators":  # a folder of the head alone: all must fit
+            return True
+        is_shared = bool(self.shared) and name.startswith(self.shared)
+        return is_shared or bool(re.match(self.pattern, name))
+
 
 _MIMO = {
     "token_layernorm": "embed_norm",
@@ -237,52 +234,33 @@ def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
     borrows = {name for name in ("embed", "lm_head") if f"{name}.weight" not in found}
     with torch.device("meta"):  # the weights come from the file
         head = MtpHead(target, layout.style, borrows)
-    refuse_mismatch(what, {n: tuple(p.shape) for n, p in head.state_dict().items()}, found)
-    cast = {n: t.to(target.device, _dtype_of(head, n, target)) for n, t in found.items()}
-    head.load_state_dict(cast, strict=True, assign=True)
+    put_weights(head, found, target, what)
     lay_out(head)
-    return head.eval().requires_grad_(False)
-
-
-def _dtype_of(head: MtpHead, name: str, target: CausalModel) -> torch.dtype:
-    """Of weights the target's; of what is made to be finer (routers' biases), its own."""
-    is_buffer = name in dict(head.named_buffers())
-    return head.state_dict()[name].dtype if is_buffer else target.dtype
+    return head
 
 
 def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:
     """The layout whose names are in the folder's files, and the tensors that belong to it."""
     files = sorted(folder.glob("*.safetensors"))
-    places: dict[str, Path] = {}
+    names: set[str] = set()
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
-                places |= dict.fromkeys(opened.keys(), file)
+                names.update(opened.keys())
         except Exception as error:
             raise DraftwiseError(f"{file} cannot be read as weights: {error}") from error
     for layout in _layouts(num_layers):
-        if any(re.match(layout.pattern, name) for name in places):
-            is_own = layout.family == "speculators"  # a folder of the head alone: all must fit
-            taken = [n for n in places if is_own or _belongs(n, layout)]
-            return layout, _read(places, taken)
+        if any(re.match(layout.pattern, name) for name in names):
+            taken = {name for name in names if layout.has(name)}
+            found: dict[str, Tensor] = {}
+            for file in files:
+                with safe_open(file, framework="pt") as opened:
+                    found |= {n: opened.get_tensor(n) for n in taken & set(opened.keys())}
+            return layout, found
     raise DraftwiseError(
         f"{folder} has no MTP head: no model.layers.{num_layers}.eh_proj, mtp.fc, "
         "model.mtp_layers.0 or mtp_layers.0 in its safetensors"
     )
-
-
-def _belongs(name: str, layout: _Layout) -> bool:
-    return bool(re.match(layout.pattern, name)) or (
-        bool(layout.shared) and name.startswith(layout.shared)
-    )
-
-
-def _read(places: Mapping[str, Path], names: list[str]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for file in sorted({places[name] for name in names}):
-        with safe_open(file, framework="pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in names if places[name] == file}
-    return found
 
 
 def _renamed(weights: Mapping[str, Tensor], layout: _Layout, what: str) -> dict[str, Tensor]:

@@ -10,52 +10,54 @@ of its tokens is that kernel run again over the tokens kept, without the model a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 STEPS = 16
 """Tokens up to which a feed goes step by step; chunks of the library's kernels hold 64 and more."""
-
 TOKENWISE = ("query", "key", "value", "g", "beta")
 """What the delta rules are given of each token."""
-
 Kernel = Callable[..., Any]
 Given = Mapping[str, Any]
 
 
-class Family(Protocol):
-    """One kind of recurrence: how the library's two kernels are called for it."""
+@dataclass(frozen=True)
+class Family:
+    """One kind of recurrence: how the library's two kernels are called for it.
 
-    @property
-    def chunk(self) -> str:
-        """The name of the kernel for many tokens."""
-        ...
+    chunk, step: their names, for many tokens and for one. tokenwise: what the chunk kernel is given
+    of each token, along the axis ``time``. state: its argument for the state that it starts from;
+    empty = it starts from zero, so from a state on only the step kernel is right. final: its
+    argument that asks for the last state.
+    """
 
-    @property
-    def step(self) -> str:
-        """The name of the kernel for one."""
-        ...
+    chunk: str
+    step: str
+    tokenwise: tuple[str, ...]
+    time: int
+    state: str
+    final: str
 
     @property
     def untold(self) -> bool:
         """Whether the chunk kernel cannot be told a state."""
-        ...
+        return not self.state
 
     def num_tokens(self, given: Given) -> int:
-        """Tokens in what the chunk kernel was given."""
-        ...
+        return int(given[self.tokenwise[0]].shape[self.time])
 
     def initial(self, given: Given) -> Tensor | None:
-        """The state it starts from, where it is told."""
-        ...
+        found: Tensor | None = given.get(self.state)
+        return found
 
     def cut(self, given: Given, row: int, num: int) -> dict[str, Any]:
-        """The same for one row's first tokens, batch size 1."""
-        ...
+        """What the chunk kernel is given for one row's first tokens, batch size 1."""
+        told = [name for name in self.tokenwise if given.get(name) is not None]
+        return {**given, **{n: given[n][row : row + 1].narrow(self.time, 0, num) for n in told}}
 
     def run(
         self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
@@ -64,75 +66,35 @@ class Family(Protocol):
 
         seen: told the state after each token, where it costs nothing but a copy.
         """
-        ...
+        raise NotImplementedError
 
     def run_chunk(self, chunk: Kernel, given: Given, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output and state by the chunk kernel."""
-        ...
+        assert self.state or state is None, "the kernel starts from zero"
+        told = {self.state: state} if self.state else {}
+        output, new = chunk(**{**given, **told, self.final: True})
+        return output, new
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Family):
     """Gated delta rule and KDA: [R, T, ...] each, the state [R, H, Dk, Dv].
 
     S' = exp(g) S + k (beta (v - (exp(g) S)^T k))^T: a decay for each head, of KDA for each channel.
     """
 
-    chunk: str
-    step: str
-    untold: bool = False
-
-    def num_tokens(self, given: Given) -> int:
-        """Of [R, T, H, D] keys."""
-        return int(given["key"].shape[1])
-
-    def initial(self, given: Given) -> Tensor | None:
-        """An argument of the kernel."""
-        found: Tensor | None = given.get("initial_state")
-        return found
-
-    def cut(self, given: Given, row: int, num: int) -> dict[str, Any]:
-        """Time is the second axis."""
-        told = {n: given[n][row : row + 1, :num] for n in TOKENWISE}
-        return {**given, **told}
-
     def run(
         self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """The step kernel takes any number of tokens."""
-        output, state = step(**{**given, "initial_state": state, "output_final_state": True})
+        output, state = step(**{**given, self.state: state, self.final: True})
         return output, state
 
-    def run_chunk(self, chunk: Kernel, given: Given, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """It takes a state, or none."""
-        output, new = chunk(**{**given, "initial_state": state, "output_final_state": True})
-        return output, new
 
-
-@dataclass(frozen=True, slots=True)
-class Mamba2:
+class Mamba2(Family):
     """Mamba 2: x [R, T, H, P], dt [R, T, H], B and C [R, T, G, N], the state [R, H, P, N].
 
     S' = exp(dt A) S + dt x B^T. The step kernel works in place and knows no limits for dt.
     """
-
-    chunk: str = "mamba2_chunk_scan"
-    step: str = "mamba2_selective_state_update"
-    untold: bool = False
-
-    def num_tokens(self, given: Given) -> int:
-        """Of [R, T, H, P] inputs."""
-        return int(given["hidden_states"].shape[1])
-
-    def initial(self, given: Given) -> Tensor | None:
-        """An argument of the kernel."""
-        found: Tensor | None = given.get("initial_states")
-        return found
-
-    def cut(self, given: Given, row: int, num: int) -> dict[str, Any]:
-        """Time is the second axis."""
-        told = {n: given[n][row : row + 1, :num] for n in ("hidden_states", "dt", "B", "C")}
-        return {**given, **told}
 
     def run(
         self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
@@ -163,35 +125,9 @@ class Mamba2:
             seen.append(state.clone())
         return torch.stack(outputs, dim=1), state
 
-    def run_chunk(self, chunk: Kernel, given: Given, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """It takes a state, or none."""
-        output, new = chunk(**{**given, "initial_states": state, "return_final_states": True})
-        return output, new
 
-
-@dataclass(frozen=True, slots=True)
-class Mamba1:
-    """Mamba 1: x, dt, z [R, D, T], B and C [R, N, T], the state [R, D, N].
-
-    The chunk kernel takes no state: from one on, only the step kernel is right.
-    """
-
-    chunk: str = "mamba_selective_scan"
-    step: str = "mamba_selective_state_update"
-    untold: bool = True
-
-    def num_tokens(self, given: Given) -> int:
-        """Of [R, D, T] inputs."""
-        return int(given["hidden_states"].shape[-1])
-
-    def initial(self, given: Given) -> Tensor | None:
-        """Nothing that the kernel is told."""
-        return None
-
-    def cut(self, given: Given, row: int, num: int) -> dict[str, Any]:
-        """Time is the last axis."""
-        names = [n for n in ("hidden_states", "dt", "B", "C", "z") if given.get(n) is not None]
-        return {**given, **{n: given[n][row : row + 1, ..., :num] for n in names}}
+class Mamba1(Family):
+    """Mamba 1: x, dt, z [R, D, T], B and C [R, N, T], the state [R, D, N]."""
 
     def run(
         self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
@@ -217,19 +153,22 @@ class Mamba1:
                 seen.append(state.clone())
         return torch.stack(outputs, dim=-1), state
 
-    def run_chunk(self, chunk: Kernel, given: Given, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """From zero."""
-        assert state is None, "the kernel starts from zero"
-        output, new = chunk(**{**given, "return_last_state": True})
-        return output, new
 
-
+_STATE, _STATES = ("initial_state", "output_final_state"), ("initial_states", "return_final_states")
 FAMILIES: tuple[Family, ...] = (
-    Delta("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
-    Delta("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
-    Mamba2(),
-    Mamba1(),
-)
+    Delta(
+        "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", TOKENWISE, 1, *_STATE
+    ),
+    Delta("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", TOKENWISE, 1, *_STATE),
+    Mamba2(
+        "mamba2_chunk_scan", "mamba2_selective_state_update",
+        ("hidden_states", "dt", "B", "C"), 1, *_STATES,
+    ),
+    Mamba1(
+        "mamba_selective_scan", "mamba_selective_state_update",
+        ("hidden_states", "dt", "B", "C", "z"), -1, "", "return_last_state",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +186,6 @@ class Call:
     seen: list[Tensor] = field(default_factory=list)
 
     def run(self) -> tuple[Tensor, Tensor]:
-        """Output and state, by whichever kernel is right."""
         return self._run(self.given, self.state, self.seen)
 
     def after(self, row: int, num: int) -> Tensor:
@@ -270,3 +208,52 @@ def given(kernel: Kernel, args: tuple[Any, ...], kwargs: Given) -> dict[str, Any
     told = dict(bound.arguments)
     more = told.pop("kwargs", {})
     return {**told, **more}
+
+
+def all_after(
+    calls: Sequence[Call], rows: Sequence[int], nums: Sequence[int]
+) -> list[list[Tensor]] | None:
+    """[calls][rows] states [1, ...] of these rows, each after its first ``nums`` tokens.
+
+    One run of the kernel for one token, which on small states costs hardly more than for one layer
+    of one row. None where that cannot be, or saves nothing: other kernels, a prompt, layers that
+    differ, a single state.
+    """
+    family, step = calls[0].family, calls[0].step
+    starts = [call.state for call in calls if call.state is not None]
+    if not isinstance(family, Delta) or max(nums) > STEPS or len(starts) < len(calls):
+        return None
+    if len(calls) * len(rows) == 1 or any(_kind(call) != _kind(calls[0]) for call in calls[1:]):
+        return None
+    every = list(rows) == list(range(len(starts[0])))
+    index = slice(None) if every else torch.tensor(rows, device=starts[0].device)
+    told = _stacked(calls, index, nums)
+    made: Tensor = family.run(step, told, torch.cat([state[index] for state in starts]), [])[1]
+    # of several rows each has its own, so that none keeps the others'
+    each = [made[i : i + 1].clone() if len(rows) > 1 else made[i : i + 1] for i in range(len(made))]
+    return [each[first : first + len(rows)] for first in range(0, len(each), len(rows))]
+
+
+def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str, Any]:
+    """What one call is given for these rows of all; of each row only the first tokens count.
+
+    The others neither let the state decay nor add to it: g = 0 and beta = 0.
+    """
+    longest = max(nums)
+    told = {n: torch.cat([c.given[n][:, :longest][index] for c in calls]) for n in TOKENWISE}
+    if min(nums) < longest:
+        like = told["beta"]
+        behind = torch.arange(longest)[None] >= torch.tensor(nums)[:, None]
+        behind = behind.repeat(len(calls), 1).to(like.device)
+        for name in ("g", "beta"):
+            shape = (*behind.shape, *[1] * (told[name].dim() - 2))
+            told[name] = told[name].masked_fill(behind.view(shape), 0)
+    return {**calls[0].given, **told}
+
+
+def _kind(call: Call) -> list[Any]:
+    """What calls that go as one have in common; weights of a layer are themselves only."""
+    sizes = [call.given[name].shape for name in TOKENWISE]
+    flags = {n: v for n, v in call.given.items() if n not in (*TOKENWISE, "initial_state")}
+    told = {n: id(v) if isinstance(v, Tensor) else v for n, v in flags.items()}
+    return [call.step, sizes, told]

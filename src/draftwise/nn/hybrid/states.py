@@ -2,7 +2,7 @@
 
 Keys and values of a rejected draft are cut off by lowering a number. A running state cannot be cut,
 so each row remembers the state in which a forward found it and what went into the kernels
-(``nn.kernels``); the state after the tokens kept is made from these when the row goes on.
+(``nn.hybrid.kernels``); the state after the tokens kept is made from these when the row goes on.
 ``docs/hybrid.md`` draws it.
 """
 
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from draftwise.nn.hybrid.kernels import STEPS, Call
-from draftwise.nn.hybrid.rollback import all_after
+from draftwise.nn.hybrid.kernels import STEPS, Call, all_after
 
 MOST_STEPS = 24
 """Forwards since the last ``settle`` that a row can go back by: more than any draft is long."""
@@ -38,7 +37,6 @@ class State:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both."""
         both = (*self.conv.values(), *self.recurrent.values())
         return sum(tensor.numel() * tensor.element_size() for tensor in both)
 
@@ -60,13 +58,7 @@ class Trace:
         self._again: dict[tuple[int, int, int], Tensor] = {}  # by layer, row, number of tokens
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no layer has asked for a state: then the model has none."""
-        return not (self._inputs or self._handed or self._states)
-
-    @property
     def has_previous(self) -> bool:
-        """Whether any row has read something."""
         return any(state.conv or state.recurrent for state in self.before)
 
     def conv(self, key: Key) -> Tensor | None:
@@ -177,7 +169,6 @@ class States:
         self.is_used = is_used  # whether the model has any
 
     def open(self, row: int) -> None:
-        """Nothing read."""
         self._base[row], self._steps[row] = (0, State()), []
 
     def copy(self, source: int, row: int, length: int) -> None:
@@ -256,7 +247,6 @@ class States:
         return sum(state.num_bytes for _, state in self._base.values())
 
     def _forget(self, row: int, num: int) -> None:
-        """Let the first steps go."""
         if num > 0:
             self._steps[row] = self._steps[row][num:]
             first = self._steps[row][0]
@@ -293,3 +283,50 @@ def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
     if like is None:
         return None
     return torch.cat([torch.zeros_like(like) if t is None else t for t in tensors])
+
+
+class LibraryStates:
+    """What recurrent layers ask of the library's ``Cache``."""
+
+    states: States
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """[R, C, K] the last inputs of a convolution, a copy."""
+        return self.states.trace.conv(Key(layer_idx, state_idx))
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """[R, C, K + T] with those before."""
+        trace, key = self.states.trace, Key(layer_idx, state_idx)
+        trace.conv(key)
+        return trace.put_conv(key, conv_states, conv_kernel_size)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """[R, ...] the running states, a copy."""
+        return self.states.trace.recurrent(Key(layer_idx, state_idx))
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        return self.states.trace.put_recurrent(Key(layer_idx, state_idx), recurrent_states)
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        self.update_recurrent_state(linear_cache, layer_idx)
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        return self.states.trace.has_previous
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """No: what went before is kept elsewhere, and layers get copies to work in."""
+        return False

@@ -1,6 +1,6 @@
 """A second view of a module, with the same weights, whose kernels can be watched.
 
-The module itself is never changed, nor the library: a layer that calls a kernel of ``nn.kernels``
+The module itself is never changed, nor the library: a layer that calls one of our ``kernels``
 by its name is copied (shallowly: parameters, buffers and submodules are the same), and the copy's
 ``forward`` is the same code with another meaning of that name. Everything on the way to such a
 layer is copied, too. Two views share nothing but the weights, so each may have a thread.

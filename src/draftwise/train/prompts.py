@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from draftwise.install import hint
 from draftwise.nn.model import CausalModel
-from draftwise.train.overlap import Runs, runs
-from draftwise.train.stream import Ask, continuations
+from draftwise.train.answers import Ask, continuations
 from draftwise.types import DraftwiseError
+
+RUN = 10
+"""Words in a row that two texts may not share."""
+Runs = frozenset[tuple[str, ...]]
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    """Every ``RUN`` words of a text that follow each other, in lower case; all, if it is shorter.
+
+    >>> runs("What's up?")
+    {('what', 's', 'up')}
+    """
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + RUN]) for i in range(max(1, len(words) - RUN + 1))}
+
+
+def runs_of(files: Iterable[Path]) -> Runs:
+    """The runs of every string in these jsonl files; DraftwiseError for one that cannot be read."""
+    found: set[tuple[str, ...]] = set()
+    for file in files:
+        try:
+            lines = file.read_text("utf-8").split("\n")
+            values = [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError) as error:
+            raise DraftwiseError(f"{file} cannot be read as jsonl: {error}") from error
+        found |= {run for text in _strings(values) for run in runs(text)}
+    return frozenset(run for run in found if len(run) == RUN)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _strings(one)
+
 
 MARK = "draftwisemark"
 TOPICS = (
@@ -30,7 +66,6 @@ TOPICS = (
     "You play roles, give advice and talk about everyday life.",
 )
 """System prompts behind which user turns are sampled; the empty one is the template's own."""
-
 MIN_CHARS, MAX_PACKED = 12, 5.0
 SAME = 0.7
 """Share of common word triples from which on two prompts count as the same."""

@@ -1,10 +1,9 @@
-"""Lessons: token sequences with a teacher's logits on their answers, kept on disk."""
+"""Lessons: token sequences with the target's logits on their answers, kept on disk."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,28 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftwise.lines import replacing, write_text
-from draftwise.nn.heads.eagle import lent_rows
+from draftwise.train.data import Batch, Text, answer_logits, groups, pad, shuffled
+from draftwise.train.drafter import distillation_loss
+from draftwise.train.loop import Progress, Settings, fit
 
 Logits = NDArray[np.float16]
-
-
-@dataclass(frozen=True)
-class Text:
-    """A token sequence of which the positions from `start` on are to be learned."""
-
-    tokens: tuple[int, ...]
-    start: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.start < len(self.tokens):
-            raise ValueError(
-                f"start must lie inside the {len(self.tokens)} tokens and leave one before it, "
-                f"got {self.start}"
-            )
 
 
 @dataclass(frozen=True)
@@ -48,70 +33,6 @@ class Lesson:
         """Where each text's logits begin."""
         sizes = [0] + [len(text.tokens) - text.start for text in self.texts]
         return list(accumulate(sizes))[:-1]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Padded tokens [B, T], flat positions [A] that predict a learned token, logits [A, V].
-
-    ids: the tokens [V] that the logits are of; None = all.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    logits: Tensor
-    ids: Tensor | None = None
-
-
-def answer_logits(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor, ids: Tensor | None = None
-) -> Tensor:
-    """Logits [A, V] at flat `positions` [A] of `tokens` [B, T]; the head runs nowhere else."""
-    return head_logits(model, answer_hidden(model, tokens, positions), ids)
-
-
-def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
-    """The last hidden states [A, D], normed, at flat `positions` [A] of `tokens` [B, T]."""
-    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    found: Tensor = hidden.flatten(0, 1)[positions]
-    return found
-
-
-def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-    """What the model makes of its last hidden states [A, D]: logits [A, V], or of ``ids`` alone."""
-    head = model.get_output_embeddings()
-    logits: Tensor = head(hidden) if ids is None else lent_rows(head, ids)(hidden)
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def pad(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """Right-padded tokens [B, T] and the flat positions [A] before every learned token."""
-    width = max(len(text.tokens) for text in texts)
-    tokens = torch.zeros(len(texts), width, dtype=torch.long)
-    positions = []
-    for row, text in enumerate(texts):
-        tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
-        first = row * width + text.start - 1
-        positions.append(torch.arange(first, first + len(text.tokens) - text.start))
-    return tokens, torch.cat(positions)
-
-
-def groups(texts: Sequence[Text], tokens_per_batch: int) -> list[list[int]]:
-    """Indices of texts of similar length, each group of about `tokens_per_batch` padded tokens."""
-    found: list[list[int]] = [[]]
-    for index in sorted(range(len(texts)), key=lambda i: len(texts[i].tokens)):
-        if found[-1] and (len(found[-1]) + 1) * len(texts[index].tokens) > tokens_per_batch:
-            found.append([])
-        found[-1].append(index)
-    return found
-
-
-def group_order(num: int, seed: int, epoch: int) -> list[int]:
-    """In what order an epoch goes through ``num`` groups."""
-    order = list(range(num))
-    random.Random(f"{seed} {epoch}").shuffle(order)
-    return order
 
 
 @torch.inference_mode()
@@ -165,10 +86,10 @@ def lesson_batches(
         for number, lesson in enumerate(lessons)
         for group in groups(lesson.texts, tokens_per_batch)
     ]
+    entry = shuffled(table, seed)
 
     def batch(step: int) -> Batch:
-        epoch, place = divmod(step, len(table))
-        number, group = table[group_order(len(table), seed, epoch)[place]]
+        number, group = entry(step)
         lesson = lessons[number]
         tokens, positions = pad([lesson.texts[i] for i in group])
         starts = [offsets[number][i] for i in group]
@@ -177,3 +98,24 @@ def lesson_batches(
         return Batch(tokens, positions, torch.from_numpy(np.concatenate(parts)))
 
     return batch
+
+
+def distill(
+    drafter: PreTrainedModel,
+    lessons: Sequence[Lesson],
+    settings: Settings,
+    *,
+    seed: int,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+) -> list[float]:
+    """Train `drafter` in place on the target's logits and return the loss of every step."""
+    read, device = lesson_batches(lessons, seed=seed), drafter.device
+
+    def batch(step: int) -> Batch:
+        found = read(step)
+        return Batch(*(x.to(device) for x in (found.tokens, found.positions, found.logits)))
+
+    return fit(
+        drafter, distillation_loss, batch, settings, checkpoint=checkpoint, progress=progress
+    )

@@ -1,0 +1,182 @@
+"""Training data: texts as tokens, and what the target computes over them, made once and kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftwise.lines import replacing
+from draftwise.nn.heads.eagle import lent_rows
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A token sequence of which the positions from `start` on are to be learned."""
+
+    tokens: tuple[int, ...]
+    start: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.start < len(self.tokens):
+            raise ValueError(
+                f"start must lie inside the {len(self.tokens)} tokens and leave one before it, "
+                f"got {self.start}"
+            )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded tokens [B, T], flat positions [A] that predict a learned token, logits [A, V].
+
+    ids: the tokens [V] that the logits are of; None = all.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    logits: Tensor
+    ids: Tensor | None = None
+
+
+def answer_logits(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, ids: Tensor | None = None
+) -> Tensor:
+    """Logits [A, V] at flat `positions` [A] of `tokens` [B, T]; the head runs nowhere else."""
+    return head_logits(model, answer_hidden(model, tokens, positions), ids)
+
+
+def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+    """The last hidden states [A, D], normed, at flat `positions` [A] of `tokens` [B, T]."""
+    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    found: Tensor = hidden.flatten(0, 1)[positions]
+    return found
+
+
+def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+    """What the model makes of its last hidden states [A, D]: logits [A, V], or of ``ids`` alone."""
+    head = model.get_output_embeddings()
+    logits: Tensor = head(hidden) if ids is None else lent_rows(head, ids)(hidden)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def pad(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+    """Right-padded tokens [B, T] and the flat positions [A] before every learned token."""
+    width = max(len(text.tokens) for text in texts)
+    tokens = torch.zeros(len(texts), width, dtype=torch.long)
+    positions = []
+    for row, text in enumerate(texts):
+        tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
+        first = row * width + text.start - 1
+        positions.append(torch.arange(first, first + len(text.tokens) - text.start))
+    return tokens, torch.cat(positions)
+
+
+def groups(texts: Sequence[Text], tokens_per_batch: int) -> list[list[int]]:
+    """Indices of texts of similar length, each group of about `tokens_per_batch` padded tokens."""
+    found: list[list[int]] = [[]]
+    for index in sorted(range(len(texts)), key=lambda i: len(texts[i].tokens)):
+        if found[-1] and (len(found[-1]) + 1) * len(texts[index].tokens) > tokens_per_batch:
+            found.append([])
+        found[-1].append(index)
+    return found
+
+
+def shuffled(table: Sequence[T], seed: int) -> Callable[[int], T]:
+    """step -> entry; every epoch goes through all entries, each in an order of its own."""
+
+    def entry(step: int) -> T:
+        epoch, place = divmod(step, len(table))
+        order = list(range(len(table)))
+        random.Random(f"{seed} {epoch}").shuffle(order)
+        return table[order[place]]
+
+    return entry
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the target says of some texts.
+
+    tokens [B, T] padded; positions [A], flat, that predict a learned token; states [B, T, F], the
+    taps side by side; last [A, D], normed; best [A], favourite tokens; target: whose they are.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    states: Tensor
+    last: Tensor
+    best: Tensor
+    target: PreTrainedModel
+
+    @torch.no_grad()
+    def logits(self, ids: Tensor | None = None) -> Tensor:
+        """[A, V] the target's logits, or [A, len(ids)] of these tokens alone, which is cheaper."""
+        return head_logits(self.target, self.last, ids).float()
+
+
+@torch.no_grad()
+def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int]) -> Observed:
+    """One forward of the target over these texts."""
+    tokens, positions = (x.to(target.device) for x in pad(texts))
+    output = target.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    nothing = output.last_hidden_state[..., :0]
+    states = torch.cat([nothing, *(output.hidden_states[tap] for tap in taps)], dim=-1)
+    last = output.last_hidden_state.flatten(0, 1)[positions]
+    best = head_logits(target, last).argmax(-1)
+    return Observed(tokens, positions, states.float(), last, best, target)
+
+
+def halved(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """In two bytes a number: bfloat16 where they come in it, or are too large for float16, as some
+    of Gemma 3's are (above 65,504)."""
+    half = states.half()
+    return half if dtype != torch.bfloat16 and half.isfinite().all() else states.bfloat16()
+
+
+def observed_batches(
+    target: PreTrainedModel,
+    lessons: Mapping[str, Sequence[Text]],
+    taps: Sequence[int],
+    *,
+    seed: int,
+    tokens_per_batch: int = 2048,
+    keep: Path | None = None,
+) -> Callable[[int], Observed]:
+    """step -> batch, of one lesson each; every epoch goes through all in an order of its own.
+
+    With ``keep``, what the target said is kept there, by lesson, in 2 (F + D) bytes a token, and
+    it is asked once only: its logits are made anew of the states, over the tokens that a head can
+    draft, which takes a hundredth of a forward.
+    """
+    table = [
+        (name, number, group)
+        for name, texts in lessons.items()
+        for number, group in enumerate(groups(texts, tokens_per_batch))
+    ]
+    entry = shuffled(table, seed)
+
+    def batch(step: int) -> Observed:
+        name, number, group = entry(step)
+        path = None if keep is None else keep / name / f"{number}.pt"
+        if path is not None and path.exists():
+            kept = torch.load(path, map_location=target.device, weights_only=True)
+            tokens, positions, states, last, best = kept
+            return Observed(tokens, positions, states.float(), last.to(target.dtype), best, target)
+        found = observe(target, [lessons[name][i] for i in group], taps)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            halves = (halved(found.states, target.dtype), halved(found.last, target.dtype))
+            with replacing(path) as unfinished:
+                torch.save([found.tokens, found.positions, *halves, found.best], unfinished)
+        return found
+
+    return batch
