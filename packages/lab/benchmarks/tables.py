@@ -29,8 +29,8 @@ PLACE = re.compile(r"^(<!-- table (\S+) -->\n)(.*?)^(<!-- end -->)$", re.MULTILI
 
 
 def num(value: float, digits: int = 2) -> str:
-    """As the pages write numbers: rounded, without a zero before the point."""
-    return re.sub(r"^(-?)0(?=\.)", r"\1", f"{value:,.{digits}f}")
+    """As the pages write numbers: rounded, with thousands separators."""
+    return f"{value:,.{digits}f}"
 
 
 def span(value: float, low: float, high: float, digits: int = 2) -> str:

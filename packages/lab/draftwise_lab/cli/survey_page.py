@@ -1,4 +1,4 @@
-"""The findings of ``draftwise models --check`` as a page: ``docs/models.md`` is one."""
+"""The findings of ``draftwise models --check`` as a page: ``docs/lab/models.md`` is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEAD = """# Types of models
 
 Which causal-LM types of transformers {version} are served, and how. Each was built tiny and random
 from its own configuration (a layer of each kind, windows of 3) and put through the
-[self-check](kv_cache.md#the-self-check-at-load). Where column p says so, {tokens} tokens of greedy
+[self-check](../kv_cache.md#the-self-check-at-load). Where column p says so, {tokens} tokens of greedy
 text of a single row and of three ragged ones, drafted by a disturbed copy of the model, were those
 of plain forwards in fp32, and the law of a sampled token was put to a chi-square test. This page is
 written by
@@ -37,7 +37,7 @@ type was tried on a GPU or with fused kernels (`fla`, `mamba_ssm`, `causal_conv1
 ## Served
 
 Rows: *packed* end to end, *padded* side by side, or *alone*, a forward each
-([why](kv_cache.md#end-to-end-or-side-by-side)). Types with states serve chains only. p: of the
+([why](../kv_cache.md#end-to-end-or-side-by-side)). Types with states serve chains only. p: of the
 chi-square test; texts were equal wherever it stands; - = not compared.
 
 | type | layers | rows | trees | states | p |

@@ -11,7 +11,7 @@ from draftwise_lab.sim.summary import averages, results
 def report(
     preset: str, match: Match, outcome: Outcome, *, num_drafters: int | None = None
 ) -> dict[str, Any]:
-    """``{"preset", "results": [..], "average": {policy: {..}}, ..}``; see docs/simulator.md."""
+    """``{"preset", "results": [..], "average": {policy: {..}}, ..}``; see docs/lab/simulator.md."""
     rows = results(match, outcome)
     return {
         "preset": preset,

@@ -17,7 +17,7 @@ PLAIN_ROW, BEST_ROW, BEST_EACH_ROW = "plain", "best fixed plan", "best fixed pla
 """Rows that no policy played: what plans would have done in hindsight."""
 
 Result = dict[str, Any]
-"""One domain and policy, flat; the keys are documented in docs/simulator.md."""
+"""One domain and policy, flat; the keys are documented in docs/lab/simulator.md."""
 
 
 def half_width(values: Sequence[float] | Floats) -> float | None:
