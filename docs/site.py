@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md"} | {
@@ -40,6 +40,8 @@ def _on_site(path: str) -> str:
 
 def _in_repository(uri: str) -> str:
     """The path in the repository of a page of the site."""
+    if uri.startswith("files/"):
+        return uri.removeprefix("files/")
     return {to: path for path, to in PAGES.items()}.get(uri, f"docs/{uri}")
 
 
@@ -87,13 +89,16 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages of the root and every file outside docs/ that a page links to."""
     for path, uri in PAGES.items():
         files.append(File.generated(config, uri, content=(ROOT / path).read_text("utf-8")))
-    wanted = set()
-    for page in files.documentation_pages():
+    pages = list(files.documentation_pages())
+    for page in pages:  # grows: what a page links to may be a page
         path = _in_repository(page.src_uri)
-        wanted |= {_target(path, link) for _, link, _ in _LINK.findall(page.content_string)}
-    for path in sorted(wanted):
-        if (ROOT / path).is_file() and _on_site(path).startswith("files/"):
-            files.append(File.generated(config, _on_site(path), abs_src_path=str(ROOT / path)))
+        for target in {_target(path, link) for _, link, _ in _LINK.findall(page.content_string)}:
+            uri = _on_site(target)
+            if uri.startswith("files/") and (ROOT / target).is_file() and uri not in files.src_uris:
+                file = File.generated(config, uri, abs_src_path=str(ROOT / target),
+                                      inclusion=InclusionLevel.NOT_IN_NAV)  # fmt: skip
+                files.append(file)
+                pages += [file] if file.is_documentation_page() else []
     return files
 
 
@@ -122,7 +127,7 @@ def _plain(markdown: str) -> str:
 def _entry(page: Any) -> str:
     """A page's line in llms.txt: title, plain text, and the first sentence below the title."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", _plain(_markdown[page.file.src_uri]))
-    paragraphs = [part for part in re.split(r"\n\n+", text) if re.match(r"[A-Z`]", part)]
+    paragraphs = [part for part in re.split(r"\n\n+", text) if re.match(r"(?!```)[\w`*]", part)]
     first = " ".join(paragraphs[0].split()) if paragraphs else ""
     sentence = re.split(r"(?<=\w[.])\s", first.replace("**", ""))[0]
     line = f"- [{page.title}]({page.file.dest_uri}.md)"
@@ -143,10 +148,11 @@ def on_post_build(config: Any) -> None:
     lines = [f"# {config.site_name}", "", f"> {config.site_description}."]
     optional = list[str]()
     for item in config.extra["nav"].items:
-        pages = [each for each in item.children or [] if each.is_page] if item.is_section else [item]
+        pages = [each for each in item.children if each.is_page] if item.is_section else [item]
         entries = [_entry(page) for page in pages]
         if item.title in OPTIONAL:
             optional += entries
         else:
             lines += ["", f"## {item.title if item.is_section else 'Start'}", "", *entries]
-    (site / "llms.txt").write_text("\n".join([*lines, "", "## Optional", "", *optional, ""]), "utf-8")
+    lines += ["", "## Optional", "", *optional, ""]
+    (site / "llms.txt").write_text("\n".join(lines), "utf-8")
