@@ -186,6 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=["paths"])
     what = parser.parse_args().what
+    sys.path.insert(0, str(PRODUCT.parent))  # this tree, whatever is installed
     found = paths()
     if what:
         for name, files in found.items():
