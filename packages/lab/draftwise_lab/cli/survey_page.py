@@ -37,7 +37,7 @@ type was tried on a GPU or with fused kernels (`fla`, `mamba_ssm`, `causal_conv1
 ## Served
 
 Rows: *packed* end to end, *padded* side by side, or *alone*, a forward each
-([why](../kv_cache.md#end-to-end-or-side-by-side)). Types with states serve chains only. p: of the
+([why](../kv_cache.md#packed-and-padded-batches)). Types with states serve chains only. p: of the
 chi-square test; texts were equal wherever it stands; - = not compared.
 
 | type | layers | rows | trees | states | p |
