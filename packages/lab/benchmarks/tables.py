@@ -99,10 +99,10 @@ def growth() -> str:
 
 
 def engine() -> str:
-    """What the engine was asked to show, and what each part of ``engine.py`` found."""
-    asked = {1: "", 4: "1.3", 16: "1.00"}
+    """What each part of ``engine.py`` measured, and its bound."""
+    bounds = {1: "", 4: "1.3", 16: "1.00"}
     rows = [
-        [f"{r['rows']} at once, times plain", asked[r["rows"]], _ratio(r, "times plain")]
+        [f"{r['rows']} at once, times plain", bounds[r["rows"]], _ratio(r, "times plain")]
         for r in load("engine_together")["together"]
     ]
     rows += [
@@ -121,7 +121,7 @@ def engine() -> str:
     )
     more = num(room["MB more after 1,000"], 1)
     rows.append(["MB more after 1,000 requests", "at most 20", more])
-    return table(["", "asked", "found"], rows)
+    return table(["", "bound", "measured"], rows)
 
 
 def _ratio(row: Any, key: str) -> str:
