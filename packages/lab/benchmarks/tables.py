@@ -44,8 +44,9 @@ def spread(value: Any, digits: int = 2) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """A Markdown table; labels from results get leading zeros."""
     lines = [re.sub(r" +", " ", f"| {' | '.join(line)} |\n") for line in (head, *rows)]
+    lines = [re.sub(r"(?<![\w.)\]])\.(?=\d)", "0.", line) for line in lines]
     return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
