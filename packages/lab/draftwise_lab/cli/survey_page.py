@@ -13,8 +13,9 @@ _HEAD = """# Types of models
 Which causal-LM types of transformers {version} are served, and how. Each was built tiny and random
 from its own configuration (a layer of each kind, windows of 3) and put through the
 [self-check](../kv_cache.md#the-self-check-at-load). Where column p says so, {tokens} tokens of
-greedy text of a single row and of three ragged ones, drafted by a disturbed copy of the model, were those
-of plain forwards in fp32, and the law of a sampled token was put to a chi-square test. This page is
+greedy text of a single row and of three ragged ones, drafted by a disturbed copy of the model,
+equal those of plain forwards in fp32, and a chi-square test compared the distribution of a sampled
+token. This page is
 written by
 
 ```
