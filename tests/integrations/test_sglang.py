@@ -388,7 +388,7 @@ def test_sglangs_controller_follows_batches_that_grow_and_shrink(
 
 
 def test_the_entry_point_is_one_that_sglang_looks_for(sglang: Callable[[str], Any]) -> None:
-    found = tomllib.loads((BENCHMARKS.parent / "pyproject.toml").read_text())
+    found = tomllib.loads((BENCHMARKS.parents[2] / "pyproject.toml").read_text())
     group = sglang("plugins").GENERAL_PLUGINS_GROUP
     value = found["project"]["entry-points"][group]["draftwise"]
     assert EntryPoint("draftwise", value, group).load() is plug_in
@@ -502,9 +502,13 @@ def test_sglang_makes_the_worker_with_the_policy(
     assert worker.forward_batch_generation(batch_of("ab", is_extend=True)) == "forward"
     assert worker.forward_batch_generation(batch_of("ab")) == "forward"
     assert worker.speculative_num_steps == 0
+    monkeypatch.setattr("draftwise.integrations.sglang.policy.SAVE_EVERY_S", 0.0)
     worker.adaptive_controller.on_verify_complete([0, 0], 2)
     assert made.counts == {0: 1}
-    (state,) = (tmp_path / "draftwise").iterdir()
+    until = time.monotonic() + 10
+    while not (found := list(tmp_path.glob("draftwise/*.json"))) and time.monotonic() < until:
+        time.sleep(0.01)  # another thread writes it
+    (state,) = found
     assert state.name.startswith("org--model")
     assert json.loads(state.read_text())["about"]["device"] == "cpu"
 

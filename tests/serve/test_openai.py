@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -346,3 +347,17 @@ def test_errors_have_their_classes(client: openai.OpenAI) -> None:
 def test_keys_reach_the_service(speculator: Speculator) -> None:
     app = make_app(make_service(speculator, Settings(models=("tiny",))), Gate(keys=("k",)))
     assert app is not None
+
+
+def test_a_trace_holds_rounds_and_no_text(speculator: Speculator, tmp_path: Path) -> None:
+    """What ``draftwise advise`` reads; the clients' tokens are not in it."""
+    trace = tmp_path / "rounds.jsonl"
+    settings = Settings(models=("tiny",), trace=trace)
+    with (
+        serving(make_service(speculator, settings)) as made,
+        openai.OpenAI(base_url=made.url + "/v1", api_key="none") as client,
+    ):
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12)
+    records = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert sum(record["num_emitted"] for record in records) == 12
+    assert all("tokens" not in record and record["seconds"]["verify"] > 0 for record in records)

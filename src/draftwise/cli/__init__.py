@@ -65,6 +65,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "models:models",
         "List what can be loaded; or load a target and drafters, check and describe them.",
     ),
+    "check": (
+        "check:check",
+        "Are answers with drafts those without, in this dtype and on this device? By what margin?",
+    ),
     "bench": (
         "bench:bench",
         "Time draftwise, every preset, fixed plans and transformers' own ways, side by side.",

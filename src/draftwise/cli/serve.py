@@ -53,6 +53,14 @@ Origins = Annotated[
     ),
 ]
 LogFormat = Annotated[str, _option(_LISTEN, "text or json, on stderr.", "--log-format")]
+Trace = Annotated[
+    Path | None,
+    _option(
+        _LISTEN,
+        "Write each round as a line of jsonl, for `advise` and `replay`; without any text.",
+        metavar="FILE",
+    ),
+]
 Template = Annotated[
     Path | None,
     _option("Models", "A Jinja file in place of the tokenizer's chat template."),
@@ -101,6 +109,7 @@ def serve(
     allowed_host: AllowedHosts = None,
     cors_origin: Origins = None,
     log_format: LogFormat = "text",
+    trace: Trace = None,
     max_rows: MaxRows = 16,
     max_bytes: MaxBytes = None,
     max_queue: MaxQueue = 64,
@@ -129,9 +138,11 @@ def serve(
     about: dict[str, Any] = {"max_rows": max_rows, "max_bytes": max_bytes}
     about |= {"max_queue": max_queue, "max_body": max_body, "patience_s": patience}
     about |= {"drain_s": drain, "state": state, "state_every_s": state_every}
-    about |= {"stuck_s": stuck_after, "origins": cors_origin or ()}
+    about |= {"stuck_s": stuck_after, "origins": cors_origin or (), "trace": trace}
     with quiet(), refused_values():
         check(replace(wanted, state=state))
+        if trace is not None:
+            trace.open("a").close()  # refused before a model is loaded
         from draftwise.serve.listen import bind, hosts_of
         from draftwise.serve.logs import set_up
 

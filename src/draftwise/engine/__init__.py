@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from draftwise.engine.generation import Generation as Generation
     from draftwise.engine.generation import Result as Result
     from draftwise.engine.loop import Loop as Loop
+    from draftwise.engine.losslessness import LosslessnessReport as LosslessnessReport
+    from draftwise.engine.losslessness import rounding_bound as rounding_bound
     from draftwise.engine.memory import Memory as Memory
     from draftwise.engine.memory import UnusableState as UnusableState
     from draftwise.engine.memory import hold as hold

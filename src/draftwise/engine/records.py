@@ -94,19 +94,23 @@ def _scores_as_json(scores: Scores) -> dict[str, Any]:
 class TraceWriter:
     """Rounds to a jsonl file; a disk that fails costs the trace, never the generation.
 
-    Raises OSError only when the file cannot be opened at all, before any work is done.
+    with_text: whether lines hold the tokens that were emitted. Raises OSError only when the file
+    cannot be opened at all, before any work is done.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | Path, with_text: bool = True) -> None:
+        self._path, self._with_text = Path(path), with_text
         self._file: TextIO | None = self._path.open("w", encoding="utf-8")
 
     def write(self, round_: Round) -> None:
         """Append one line; on the first failure warn once and write no more."""
         if self._file is None:
             return
+        record = round_.as_json()
+        if not self._with_text:
+            del record["tokens"]
         try:
-            self._file.write(json.dumps(round_.as_json()) + "\n")
+            self._file.write(json.dumps(record) + "\n")
             self._file.flush()
         except OSError as error:
             self._give_up(error)

@@ -19,7 +19,7 @@ import uvicorn
 
 from draftwise import registry
 from draftwise.engine.prompts import eos_tokens
-from draftwise.engine.records import Round
+from draftwise.engine.records import Round, TraceWriter
 from draftwise.engine.request import Request
 from draftwise.presets import preset
 from draftwise.serve.app import Gate, Service, make_app
@@ -61,6 +61,22 @@ class Settings:
     state_every_s: float = 20.0
     examples: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+    trace: Path | None = None
+
+
+class _Traces:
+    """An ``Observer`` that writes rounds down, without the tokens: those are the clients'."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = TraceWriter(path, with_text=False)
+
+    def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
+        for round_ in rounds:
+            self._writer.write(round_)
+
+    def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None: ...
+
+    def saw_end(self, ended: Ended) -> None: ...
 
 
 class _Learns:
@@ -95,7 +111,12 @@ def make_service(speculator: Speculator, settings: Settings) -> Service:
         speculator.engine(max_rows=settings.max_rows, max_bytes=settings.max_bytes),
         partial(make_row, speculator),
         max_open=max_open,
-        observers=[metrics, history, *([] if keeper is None else [_Learns(keeper)])],
+        observers=[
+            metrics,
+            history,
+            *([] if keeper is None else [_Learns(keeper)]),
+            *([] if settings.trace is None else [_Traces(settings.trace)]),
+        ],
         housekeeping=(lambda: None) if keeper is None else keeper.turn,
         at_end=(lambda: None) if keeper is None else keeper.write,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from cli.conftest import run_command
 from draftwise.types import DraftwiseError
-from draftwise_lab.bench import advise, transformers, vllm
+from draftwise_lab.bench import Source, advise, vllm
 
 TOKENS = 24
 COSTS = {"target_s": [1.0, 1.0], "draft_s": {"good": 0.1, "bad": 0.1, "copy": 0.0}}
@@ -64,10 +64,13 @@ def test_the_best_frozen_setting_is_known(trace: Path, costs: Path) -> None:
     assert found["plain"]["tok_per_s"] == pytest.approx(1.0)
     assert found["adaptive"]["speedup"]["median"] > 1.5
     assert found["coverage"] == {"bad": 1.0, "good": 1.0}
-    assert found["vllm"] == {
+    engines = found["engines"]
+    assert engines["vllm"]["setting"] == {
         "method": "draft_model", "model": "good", "num_speculative_tokens": 3,
     }  # fmt: skip
-    assert found["transformers"]["num_assistant_tokens"] == 3
+    assert engines["transformers"]["setting"]["num_assistant_tokens"] == 3
+    assert engines["llama.cpp"]["setting"]["--spec-draft-n-max"] == 3
+    assert engines["sglang"]["paste"] is None  # it runs no drafter like this at a length of choice
 
 
 def test_measured_seconds_are_used_where_nobody_gives_others(trace: Path) -> None:
@@ -83,7 +86,7 @@ def test_where_nothing_helps_the_advice_is_none(tmp_path: Path, costs: Path) -> 
     path = write_trace(tmp_path / "bad.jsonl", {"bad": "0" * TOKENS})
     found = advise(path, costs=str(costs))
     assert (found["best"]["drafter"], found["best"]["length"]) == ("none", 0)
-    assert found["vllm"] is None
+    assert found["engines"]["vllm"]["setting"] is None
     ran = run_command("advise", path, "--costs", costs)
     assert "vllm: do not speculate" in ran.out
 
@@ -92,11 +95,12 @@ def test_a_retrieval_drafter_becomes_the_engines_own(tmp_path: Path, costs: Path
     path = write_trace(tmp_path / "copy.jsonl", {"copy": "1" * TOKENS})
     found = advise(path, costs=str(costs))
     assert found["best"]["drafter"] == "copy"
-    assert found["vllm"]["method"] == "ngram"
-    assert found["vllm"]["prompt_lookup_max"] == found["transformers"]["max_matching_ngram_size"]
-    assert found["transformers"]["prompt_lookup_num_tokens"] == found["best"]["length"]
-    assert vllm("suffix", 4, is_retrieval=True) == {"method": "suffix", "num_speculative_tokens": 4}
-    assert transformers("none", 0, is_retrieval=False) is None
+    ours, theirs = (found["engines"][name]["setting"] for name in ("vllm", "transformers"))
+    assert ours["method"] == "ngram"
+    assert ours["prompt_lookup_max"] == theirs["max_matching_ngram_size"]
+    assert theirs["prompt_lookup_num_tokens"] == found["best"]["length"]
+    suffix = vllm(Source("suffix", "suffix"), 4)
+    assert suffix == {"method": "suffix", "num_speculative_tokens": 4}
 
 
 def test_replay_says_what_others_would_have_done(trace: Path, costs: Path) -> None:

@@ -20,6 +20,10 @@ LINES: tuple[tuple[str, str], ...] = (
     ("replay empty.jsonl", "'request' is missing"),
     ("replay latin1.jsonl", "iconv -f latin1"),
     ("advise gone.jsonl", "there is no trace gone.jsonl"),
+    ("advise --prompts gone.txt", "gone.txt"),
+    ("advise --prompts p.txt --batch-sizes x", "--batch-sizes 'x': write whole numbers"),
+    ("advise --prompts p.txt --for tgi", "--for tgi: write one of vllm"),
+    ("advise --prompts p.txt --dtype int3", "unknown dtype"),
 )
 OTHERS = {"simulate", "zoo info", "zoo build"}
 """Commands that load no model."""

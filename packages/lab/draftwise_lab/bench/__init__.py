@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
+    from draftwise_lab.bench.advice import ENGINES as ENGINES
+    from draftwise_lab.bench.advice import Source as Source
+    from draftwise_lab.bench.advice import advise as advise
+    from draftwise_lab.bench.advice import batch_table as batch_table
+    from draftwise_lab.bench.advice import choose as choose
+    from draftwise_lab.bench.advice import transformers as transformers
+    from draftwise_lab.bench.advice import vllm as vllm
     from draftwise_lab.bench.charts.canvas import family as family
     from draftwise_lab.bench.charts.canvas import short as short
     from draftwise_lab.bench.load.client import CHAT as CHAT
@@ -20,10 +27,7 @@ if TYPE_CHECKING:
     from draftwise_lab.bench.load.numbers import cautions as cautions
     from draftwise_lab.bench.load.numbers import summary as summary
     from draftwise_lab.bench.page import STYLE as STYLE
-    from draftwise_lab.bench.replay import advise as advise
     from draftwise_lab.bench.replay import play_trace as play_trace
-    from draftwise_lab.bench.replay import transformers as transformers
-    from draftwise_lab.bench.replay import vllm as vllm
     from draftwise_lab.bench.report import SECTIONS as SECTIONS
     from draftwise_lab.bench.report import report_colours as report_colours
     from draftwise_lab.bench.spec_bench import file_name as file_name

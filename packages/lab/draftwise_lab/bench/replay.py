@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench.paired import ratio
-from draftwise.types import NONE, DraftwiseError, Floats
+from draftwise.types import DraftwiseError, Floats
 from draftwise_lab.sim.environments.rounds import RoundTrace
 from draftwise_lab.sim.report import report
 from draftwise_lab.sim.run import Match, Outcome, run_match
@@ -110,96 +109,3 @@ def columns(replay: Replay) -> Columns:
         np.array([np.sum([totals[key].seconds for key in found], axis=0) for found in keys]).T,
         np.array([sum(runs[key] for key in found) for found in keys]),
     )
-
-
-def advise(path: Path, *, costs: str | None = None, seeds: int = 5) -> dict[str, Any]:
-    """The best plan to freeze, beside plain decoding and the adaptive default; as JSON.
-
-    Raises DraftwiseError for what is no trace.
-    """
-    replay = play_trace(path, [ADAPTIVE], costs=costs, seeds=seeds)
-    found, plans = columns(replay), replay.match.plans
-    total_s = found.plans_s.sum(axis=1)
-    best: dict[str, int] = {}
-    for index in np.argsort(total_s, kind="stable").tolist():
-        best.setdefault(plans[index].drafter, index)
-    rows = [
-        {
-            "drafter": drafter,
-            "length": plans[index].length,
-            **_speed(found, found.plans_s[index]),
-        }
-        for drafter, index in best.items()
-    ]
-    first = rows[0]
-    chosen_s = found.plans_s[best[first["drafter"]]]
-    over = ratio(found.tokens, found.adaptive_s, found.tokens, chosen_s)
-    trace = replay.recorded
-    is_retrieval = trace is not None and trace.is_retrieval(first["drafter"])
-    return {
-        "trace": str(path),
-        "unit": unit(replay),
-        "excludes": ["prefill"],
-        "num_requests": len(found.tokens),
-        "best": first,
-        "plain": _speed(found, found.plain_s),
-        "adaptive": {
-            "policy": ADAPTIVE,
-            **_speed(found, found.adaptive_s),
-            "over_best": over.as_json(),
-        },
-        "by_drafter": rows,
-        "coverage": None if trace is None else trace.coverage(),
-        "vllm": vllm(first["drafter"], first["length"], is_retrieval=is_retrieval),
-        "transformers": transformers(first["drafter"], first["length"], is_retrieval=is_retrieval),
-    }
-
-
-def _speed(found: Columns, seconds: Floats) -> dict[str, Any]:
-    compared = ratio(found.tokens, seconds, found.tokens, found.plain_s)
-    rate = float(found.tokens.sum() / seconds.sum())
-    return {"tok_per_s": rate, "speedup": compared.as_json()}
-
-
-LOOKUP_NGRAMS = (1, 8)
-"""Shortest and longest n-gram of ``lookup`` as it comes: what a trace of it has measured, and not
-what vLLM (5) and transformers (2) do unless they are told."""
-
-
-def vllm(drafter: str, length: int, *, is_retrieval: bool) -> dict[str, Any] | None:
-    """``speculative_config`` of vLLM; None = do not speculate.
-
-    >>> vllm("small", 3, is_retrieval=False)
-    {'method': 'draft_model', 'model': 'small', 'num_speculative_tokens': 3}
-    """
-    if drafter == NONE:
-        return None
-    if not is_retrieval:
-        return {"method": "draft_model", "model": drafter, "num_speculative_tokens": length}
-    if drafter.startswith("suffix"):
-        return {"method": "suffix", "num_speculative_tokens": length}
-    shortest, longest = LOOKUP_NGRAMS
-    return {
-        "method": "ngram",
-        "num_speculative_tokens": length,
-        "prompt_lookup_min": shortest,
-        "prompt_lookup_max": longest,
-    }
-
-
-def transformers(drafter: str, length: int, *, is_retrieval: bool) -> dict[str, Any] | None:
-    """Options of ``model.generate`` (those of an assistant go into its generation config).
-
-    >>> transformers("lookup", 8, is_retrieval=True)
-    {'prompt_lookup_num_tokens': 8, 'max_matching_ngram_size': 8}
-    """
-    if drafter == NONE:
-        return None
-    if is_retrieval:
-        return {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAMS[1]}
-    return {
-        "assistant_model": drafter,
-        "num_assistant_tokens": length,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,19 @@ from rich.table import Table
 
 from draftwise import registry
 from draftwise.bench.results import FEW_PROMPTS, interval
-from draftwise.cli.failures import Output, refusals, say
+from draftwise.cli import options as o
+from draftwise.cli.command import command
+from draftwise.cli.failures import Output, quiet, refusals, refused_values, say
+from draftwise.cli.load import check, check_chat, load
+from draftwise.cli.progress import bars
+from draftwise.cli.prompts import as_chat, read_batch
 from draftwise.cli.show import broken, rate, regret_note, signed
+from draftwise.types import NONE, DraftwiseError
+from draftwise_lab.bench.advice import ENGINES, advise, check_engines
 from draftwise_lab.bench.replay import (
     ADAPTIVE,
     EXCLUDED,
     WELL_COVERED,
-    advise,
     play_trace,
     replay_report,
 )
@@ -56,6 +63,36 @@ CostsOf = Annotated[
 Seeds = Annotated[
     int, typer.Option(min=1, help="Times that chance is drawn anew, for sampled text.")
 ]
+OptionalTrace = Annotated[
+    Path | None,
+    typer.Argument(metavar="[TRACE]", help="Rounds (.jsonl) or arrays (.npz), as for `replay`."),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        "--batch",
+        "-b",
+        metavar="FILE",
+        help="Run these: one a line, or jsonl with `prompt` or `messages`.",
+    ),
+]
+Engines = Annotated[
+    list[str] | None,
+    typer.Option("--for", metavar="ENGINE", help=f"{', '.join(ENGINES)}; repeatable. Default: all"),
+]
+AdviceTokens = Annotated[
+    int,
+    typer.Option("--max-new-tokens", "-n", metavar="N", min=1, help="Of a run's answer, at most."),
+]
+BatchSizes = Annotated[
+    str,
+    typer.Option(
+        "--batch-sizes",
+        metavar="N,N",
+        help="Requests at once that a run times, for vLLM's and SGLang's tables.",
+    ),
+]
 _NAME = 40
 """Room for a name in a table of 80 columns."""
 _MEASURED = "tok/s"
@@ -90,18 +127,47 @@ def replay(
     _warn(found.get("coverage"))
 
 
-@refusals()
-def advise_(trace: Trace, costs: CostsOf = None, seeds: Seeds = 5, as_json: AsJson = False) -> None:
-    """The best frozen setting for engines that cannot adapt, and what adapting would give."""
-    found = advise(trace, costs=costs, seeds=seeds)
+@command
+def advise_(
+    *,
+    trace: OptionalTrace = None,
+    prompts: Prompts = None,
+    engines: Engines = None,
+    costs: CostsOf = None,
+    seeds: Seeds = 5,
+    as_json: AsJson = False,
+    target: o.Target = "zoo",
+    drafter: o.Drafters = None,
+    is_chat: o.AsChat = False,
+    max_new_tokens: AdviceTokens = 64,
+    batch_sizes: BatchSizes = "1",
+    hardware: o.Hardware,
+) -> None:
+    """The best frozen setting for engines that cannot adapt, and what adapting would give.
+
+    From a trace (`generate --trace`, `serve --trace`, `bench`), or from a short run: with
+    --prompts every prompt is answered alone, with drafters and lengths drawn at random. Prints what
+    to paste for vLLM, SGLang, llama.cpp and transformers, the expected gain and what it leaves out.
+    """
+    names = check_engines(engines)
+    with quiet():
+        if (trace is None) == (prompts is None):
+            raise DraftwiseError("give a TRACE, or --prompts FILE for a short run; not both")
+        if trace is not None:
+            found = advise(trace, costs=costs, seeds=seeds, engines=names)
+        else:
+            found = _after_a_run(
+                prompts, target, drafter, is_chat, max_new_tokens, parse_sizes(batch_sizes),
+                hardware, seeds, names,
+            )  # fmt: skip
     if as_json:
         print(json.dumps(found))
         return
     console = Output()
     console.print(_advice_table(found))
     _tell(_unit_note(found["unit"]), EXCLUDED)
-    for name in ("vllm", "transformers"):
-        print(f"{name}: {_setting(name, found[name])}")
+    for name, advice in found["engines"].items():
+        _print_advice(name, advice)
     num = found["num_requests"]
     if num < FEW_PROMPTS:
         say(
@@ -109,6 +175,81 @@ def advise_(trace: Trace, costs: CostsOf = None, seeds: Seeds = 5, as_json: AsJs
             else f"with {num} requests the intervals are rough", style="yellow",
         )  # fmt: skip
     _warn(found["coverage"])
+
+
+def parse_sizes(text: str) -> list[int]:
+    """``"1,4,16"`` to batch sizes, in order; DraftwiseError for anything else."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise DraftwiseError(f"--batch-sizes {text!r}: write whole numbers from 1, such as 1,4,16")
+    return found
+
+
+def _after_a_run(
+    prompts: Path | None, target: str, drafter: list[str] | None, is_chat: bool, num: int,
+    sizes: list[int], hardware: o.Hardware, seeds: int, engines: list[str],
+) -> dict[str, Any]:  # fmt: skip
+    """Load, run, and advise from what was recorded."""
+    assert prompts is not None
+    with refused_values():
+        given = read_batch(prompts)
+        if is_chat:
+            given = [as_chat(one, None) for one in given]
+        wanted = o.wanted(target, drafter, hardware)
+        check(wanted)
+        if any(not isinstance(one.prompt, str) for one in given):
+            check_chat(target, None)
+    base = load(wanted)
+    from draftwise.bench import Asked
+    from draftwise.engine.prompts import encode_all
+    from draftwise_lab.bench.trial import record, sources_of, time_batches
+
+    texts = [encode_all(one.prompt, base.tokenizer, base.target)[0].tokens for one in given]
+    paths = {one.name: str(home) for one in base.drafters if (home := getattr(one, "home", None))}
+    with tempfile.TemporaryDirectory() as folder, bars("prompts") as progress:
+        path = Path(folder) / "trace.jsonl"
+        task = progress.add_task("", total=len(texts) + 6 * len(sizes))
+
+        def tick() -> bool:
+            progress.advance(task)
+            return True
+
+        record(base, texts, Asked(num), path, 0, tick)
+        options: dict[str, Any] = {"seeds": seeds, "sources": sources_of(base, paths)}
+        found = advise(path, engines=engines, **options)
+        if len(sizes) > 1:
+            names = {one.get("drafter") for one in found["engines"].values()} - {None, NONE}
+            tables = {name: time_batches(base, texts, name, sizes, tick) for name in names}
+            for engine in found["engines"]:
+                if table := tables.get(found["engines"][engine].get("drafter")):
+                    again = advise(path, engines=[engine], at_batch=table, **options)
+                    found["engines"] |= again["engines"]
+    return found | {"trace": str(prompts)}
+
+
+def _print_advice(engine: str, advice: dict[str, Any]) -> None:
+    """What to paste, the gain to expect, and what that leaves out."""
+    if advice["paste"] is None:
+        print(f"{engine}: {advice.get('why') or 'do not speculate on this traffic'}")
+        return
+    print(f"{engine}: {advice['paste']}")
+    gains = advice["by_batch"] or [{"batch_size": None, **advice}]
+    for row in gains:
+        where = "" if row["batch_size"] is None else f" with {row['batch_size']} at once"
+        what = f"{row['length']} tokens" if row["length"] else "no drafts"
+        gain = row["speedup"]
+        if gain is None:
+            print(f"  expected{where}: {what}, as plain decoding")
+            continue
+        around = interval(gain)
+        print(
+            f"  expected{where}: {what}, {gain['median']:.2f} x plain"
+            + (f" ({around})" if around else "")
+        )
+    print(f"  not in it: {'; '.join(advice['excludes'])}")
 
 
 def _tell(*notes: str) -> None:
@@ -170,15 +311,6 @@ def _advice_table(found: dict[str, Any]) -> Table:
 
 def _label(row: dict[str, Any]) -> str:
     return f"{row['drafter']}, length {row['length']}" if row["length"] else "none (plain decoding)"
-
-
-def _setting(engine: str, options: dict[str, Any] | None) -> str:
-    """What to paste."""
-    if options is None:
-        return "do not speculate on this traffic"
-    if engine == "vllm":
-        return f"--speculative-config '{json.dumps(options)}'"
-    return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def _warn(coverage: dict[str, float] | None) -> None:

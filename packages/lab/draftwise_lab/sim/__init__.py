@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from draftwise_lab.sim.environments.recorded import ARRAYS as ARRAYS
     from draftwise_lab.sim.environments.recorded import Recorded as Recorded
     from draftwise_lab.sim.environments.rounds import RoundTrace as RoundTrace
+    from draftwise_lab.sim.environments.rounds import costs_by_batch as costs_by_batch
     from draftwise_lab.sim.environments.rounds import measured_costs as measured_costs
     from draftwise_lab.sim.hindsight import best_plan as best_plan
     from draftwise_lab.sim.hindsight import fixed_path as fixed_path

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from draftwise.types import NONE, DraftwiseError, Floats
+from draftwise.types import DraftwiseError, Floats
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments.drawing import stream
 from draftwise_lab.sim.environments.strict import Record, read_records
@@ -30,23 +30,27 @@ class Played:
 
 
 class RoundTrace:
-    """Requests of a trace that ``generate --trace`` wrote, each a text.
+    """Requests of a trace that ``generate --trace`` wrote, each a text; those without scores not.
 
     Records may have a ``domain``, as those of ``bench`` do; else all are of the domain ``trace``.
     A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the seed's.
     Differs: (1) where a drafter was not scored its latest known value stands in, or its first, so
     record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft goes on as
     its later proposals do, each from its own match; (3) prompts are not in a trace.
-    costs: None = medians of the seconds that the trace itself holds. Errors: DraftwiseError.
+    costs: None = medians of the seconds that the trace itself holds. costs_by_batch: these for each
+    batch size that was timed without drafts, too. Errors: DraftwiseError.
     """
 
     def __init__(self, path: str | Path, costs: CostTable | None = None) -> None:
         records = read_records(Path(path))
         self.costs = measured_costs(records) if costs is None else costs
+        self.costs_by_batch = costs_by_batch(records, need_plain=True)
         by_request: dict[Any, list[Record]] = {}
         for record in records:
             by_request.setdefault(record["request"], []).append(record)
-        self._requests = list(by_request.values())
+        self._recorded = list(by_request.values())
+        # a request that nobody drafted for says nothing about anybody's drafts
+        self._requests = [some for some in self._recorded if any(r["scores"] for r in some)]
         self._domain_of = [str(found[0].get("domain", "trace")) for found in self._requests]
         names = dict.fromkeys(name for record in records for name in record["scores"])
         self.drafters = list(names)
@@ -61,16 +65,16 @@ class RoundTrace:
 
     def played(self) -> Played:
         """What really happened, all requests together."""
-        records = [record for records in self._requests for record in records]
+        records = [record for records in self._recorded for record in records]
         seconds = sum(
             sum(record["seconds"].values()) / record.get("batch_size", 1) for record in records
         )
-        return Played(len(records), sum(map(_num_tokens, self._requests)), seconds)
+        return Played(len(records), sum(map(_num_tokens, self._recorded)), seconds)
 
     def coverage(self) -> dict[str, float]:
         """By drafter, the share of emitted tokens at which it was scored: the rest is guessed."""
         known = dict.fromkeys(self.drafters, 0)
-        for records in self._requests:
+        for records in self._recorded:
             first = records[0]["position"]
             last = first + _num_tokens(records)
             for record in records:
@@ -114,22 +118,71 @@ class RoundTrace:
 
 
 def measured_costs(records: Iterable[Record]) -> CostTable:
-    """Medians of a trace's own seconds: target forwards by tokens, and draft steps by drafter."""
-    verify: dict[int, list[float]] = {}
+    """Medians of a trace's own seconds: by batch size those of forwards, and draft steps.
+
+    Draft steps are pooled over batch sizes. Errors: DraftwiseError where no forward was timed.
+    """
+    tables = costs_by_batch(records)
     steps: dict[str, list[float]] = {}
+    for table in tables.values():
+        for name, seconds in table.draft_s.items():
+            steps.setdefault(name, []).append(seconds)
+    curves = {size: table.target_s[size] for size, table in tables.items()}
+    if not curves:
+        raise DraftwiseError("the trace holds no seconds of the verify phase: give --costs")
+    draft_s = {name: statistics.median(found) for name, found in steps.items()}
+    return CostTable(curves, draft_s, other_s=max(draft_s.values(), default=0.0))
+
+
+def costs_by_batch(records: Iterable[Record], need_plain: bool = False) -> dict[int, CostTable]:
+    """The same for each batch size apart; sizes whose forwards were not timed are left out.
+
+    The requests of a step share its seconds: its forward counts as one over the mean of their
+    tokens, and its drafting as that of the one drafter that wrote, as long as its longest draft.
+    need_plain: leave out sizes without a step in which nobody drafted.
+    """
+    verify: dict[int, dict[int, list[float]]] = {}
+    steps: dict[int, dict[str, list[float]]] = {}
+    for step in _steps(records):
+        size, seconds = step[0].get("batch_size", 1), step[0]["seconds"]
+        drafted = [record["num_drafted"] for record in step]
+        width = 1 + max(round(sum(drafted) / len(step)), any(drafted))
+        verify.setdefault(size, {}).setdefault(width, []).append(seconds.get("verify", 0.0))
+        names = {record["drafter"] for record in step if record["num_drafted"]}
+        if len(names) == 1:
+            each = seconds.get("draft", 0.0) / max(drafted)
+            steps.setdefault(size, {}).setdefault(names.pop(), []).append(each)
+    found = {}
+    for size, by_width in verify.items():
+        curve = _curve({width: statistics.median(times) for width, times in by_width.items()})
+        if curve[0] > 0.0 and (1 in by_width or not need_plain):
+            own = {name: statistics.median(times) for name, times in steps.get(size, {}).items()}
+            found[size] = CostTable({size: curve}, own, other_s=max(own.values(), default=0.0))
+    return found
+
+
+def _steps(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records of rounds that ran together: neighbours with the same batch size and seconds."""
+    step: list[Record] = []
     for record in records:
-        seconds, num = record["seconds"], record["num_drafted"]
-        verify.setdefault(num + 1, []).append(seconds.get("verify", 0.0))
-        if num:
-            steps.setdefault(record["drafter"], []).append(seconds.get("draft", 0.0) / num)
-    points = {tokens: statistics.median(found) for tokens, found in verify.items()}
+        size = record.get("batch_size", 1)
+        if step and (
+            len(step) == step[0].get("batch_size", 1)
+            or size != step[0].get("batch_size", 1)
+            or record["seconds"] != step[0]["seconds"]
+        ):
+            yield step
+            step = []
+        step.append(record)
+    if step:
+        yield step
+
+
+def _curve(points: Mapping[int, float]) -> list[float]:
+    """Seconds of 1, 2, .. tokens: straight between those that are known, and never falling."""
     known = sorted(points)
     seconds_of = np.minimum.accumulate([points[n] for n in reversed(known)])[::-1]
-    curve = np.interp(np.arange(1, known[-1] + 1), known, seconds_of)
-    if curve[0] <= 0.0:
-        raise DraftwiseError("the trace holds no seconds of the verify phase: give --costs")
-    draft_s = {name: statistics.median(found) for name, found in steps.items() if name != NONE}
-    return CostTable({1: curve.tolist()}, draft_s, other_s=max(draft_s.values(), default=0.0))
+    return np.interp(np.arange(1, known[-1] + 1), known, seconds_of).tolist()
 
 
 def _num_tokens(records: Sequence[Record]) -> int:

@@ -1,0 +1,376 @@
+"""vLLM on this GPU: seconds of steps against the composed ones; plain, best fixed rule, draftwise.
+
+    python -m benchmarks gpu_check --out gpu_check.json        # an H100, ten minutes
+    python -m benchmarks gpu_check --target MODEL --drafter HEAD --method eagle3 --lengths 3 5
+    python -m benchmarks gpu_check --cpu                       # the same on vLLM's CPU build
+    python -m benchmarks gpu_check --dry                       # the same on a made-up engine
+
+Run it in vLLM's environment, with draftwise installed there. Each method has an engine with
+vLLM's default flags, one after the other (a GPU holds one), and answers the same blocks of bundled
+prompts, ``--requests`` at once; all answers have the same length. Ratios are of the seconds of
+blocks, prefill included, with a bootstrap over blocks. Seconds of a step are medians over steps in
+which all requests decode. A model drafter always writes all of its tokens there, so a fixed
+length of K is a step of K + 1 tokens for each request.
+
+Composed seconds are what ``gpu_replay`` charges: measured kernel times of AIConfigurator
+(Apache-2.0, vLLM 0.24 tables), summed up, for Llama-3.1-8B in bfloat16 on one H100
+(``results/gpu_composed.json``, which ``--compose FOLDER`` makes). For other models there are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from shared.gpu_engine import run_block
+from shared.results import load, save
+
+from draftwise import zoo
+from draftwise.bench.paired import ratio
+
+TARGET = "meta-llama/Llama-3.1-8B-Instruct"
+HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+COMPOSED = "llama8b_bf16_1xh100"
+BATCHES, CONTEXTS = (1, 4, 16, 64, 128), (256, 1024, 4096)
+LENGTHS = tuple(range(9))
+CHILD = Path(__file__).with_name("shared") / "gpu_engine.py"
+Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Prompts and the number of tokens to what ``run_block`` returns."""
+
+
+class Child:
+    """An engine in a process of its own, which ends with it and frees the GPU."""
+
+    def __init__(self, engine: Mapping[str, Any]) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, str(CHILD)], stdin=pipe, stdout=pipe, text=True, bufsize=1
+        )
+        self(engine)
+
+    def __call__(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one line, wait for one."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(task) + "\n")
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("vLLM's engine ended: its messages above say why")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End it in order, so that vLLM's own processes go, too."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=120)
+
+
+class MadeUp:
+    """In place of a vLLM engine: a step takes 8 ms and 20 us for each token, 0.5 ms for a drafted
+    one; three of four drafted tokens are right. What is tested is everything around it."""
+
+    def __init__(self, engine: Mapping[str, Any]) -> None:
+        self._length = engine.get("speculative_config", {}).get("num_speculative_tokens", 0)
+        self._now, self._running, self._num = 0.0, dict[str, SimpleNamespace](), 0
+
+    def __call__(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """As ``Child``, without a process."""
+        return run_block(self, task["prompts"], task["max_tokens"], lambda: self._now)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def add_request(self, request_id: str, prompt: str, params: int) -> None:
+        """As vLLM's ``LLMEngine``; the first step reads the prompt."""
+        output = SimpleNamespace(token_ids=[])
+        self._running[request_id] = SimpleNamespace(
+            request_id=request_id, outputs=[output], prompt_token_ids=prompt.split(), left=params
+        )
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any runs."""
+        return bool(self._running)
+
+    def step(self) -> list[SimpleNamespace]:
+        """One step of all requests."""
+        self._num += 1
+        tokens = len(self._running) * (1 + self._length)
+        self._now += 0.008 + 2e-5 * tokens + 5e-4 * self._length
+        done = list(self._running.values())
+        for number, one in enumerate(done):
+            is_first = not one.outputs[0].token_ids
+            right = 0 if is_first else min(self._length, 3 * ((self._num + number) % 4 > 0))
+            num = min(1 + right, one.left)
+            one.outputs[0].token_ids += list(range(one.left, one.left - num, -1))
+            one.left -= num
+            if not one.left:
+                del self._running[one.request_id]
+        return done
+
+
+def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | None]]:
+    """Method -> vLLM's options, and the tokens that every request drafts in every step.
+
+    None: nobody knows (retrieval finds what it finds, draftwise chooses).
+    """
+    base: dict[str, Any] = {"model": args.target, **json.loads(args.engine)}
+    drafter: dict[str, Any] = {"method": args.method}
+    if args.drafter:
+        drafter["model"] = args.drafter
+    elif args.method == "ngram":
+        drafter |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    found: dict[str, tuple[dict[str, Any], int | None]] = {"none": (base, 0)}
+    for length in args.lengths:
+        config = drafter | {"num_speculative_tokens": length}
+        known = length if args.drafter else None
+        found[f"{args.method} {length}"] = base | {"speculative_config": config}, known
+    longest = {"num_speculative_tokens": max(args.lengths)}
+    mine = {"scheduler_cls": f"draftwise.integrations.vllm.{args.scheduler}"}
+    mine["additional_config"] = {"draftwise": {"state": None}}
+    if args.drafter:
+        mine["speculative_config"] = drafter | longest
+    found["draftwise"] = base | mine, None
+    return found
+
+
+def blocks(sizes: Sequence[int], num: int) -> dict[int, list[list[str]]]:
+    """Bundled texts to continue, kinds mixed, in blocks: code, queries, arithmetic, prose."""
+    kinds = zip(*zoo.prompts().values(), strict=False)
+    prompts = [f"Continue this text:\n\n{text}" for texts in kinds for text in texts]
+    found = {}
+    for size in sizes:
+        own = [prompts[i % len(prompts)] for i in range(size * num)]
+        found[size] = [own[i * size : (i + 1) * size] for i in range(num)]
+    return found
+
+
+def measure(
+    make: Callable[[Mapping[str, Any]], Any], args: argparse.Namespace
+) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """Method -> requests at once -> what each block took."""
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    asked = blocks(args.requests, args.blocks)
+    for name, (options, _) in engines(args).items():
+        print(f"{name}: starting vLLM", file=sys.stderr)
+        engine = make(options)
+        found[name] = {}
+        for size, own in asked.items():
+            warm = {"prompts": own[0], "max_tokens": 16}
+            engine(warm)
+            tasks = [{"prompts": block, "max_tokens": args.tokens} for block in own]
+            found[name][size] = [engine(task) for task in tasks]
+        engine.close()
+        del engine
+        gc.collect()
+    return found
+
+
+def step_rows(
+    measured: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
+    drafted: Mapping[str, int | None],
+    composed: Composed | None,
+) -> Iterator[dict[str, Any]]:
+    """Median milliseconds of a full step by method and requests, and the composed ones."""
+    for name, by_size in measured.items():
+        for size, done in by_size.items():
+            steps = np.array([step for block in done for step in block["steps"]])
+            if not len(steps):
+                continue
+            length, context = drafted[name], float(steps[:, 2].mean())
+            row = {
+                "method": name, "requests": size, "tokens_each": None,
+                "num_steps": len(steps), "context": round(context),
+                "step_ms": round(1e3 * float(np.median(steps[:, 0])), 3),
+                "emitted_each": round(float(steps[:, 1].mean()) / size, 3),
+            }  # fmt: skip
+            if length is not None:
+                row["tokens_each"] = length + 1
+            if composed is not None and length is not None:
+                wanted_ms = composed.ms(size, length, context)
+                row["composed_ms"] = wanted_ms and round(wanted_ms, 3)
+                row["measured_over_composed"] = wanted_ms and round(row["step_ms"] / wanted_ms, 3)
+            yield row
+
+
+def speed_rows(
+    measured: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
+) -> Iterator[dict[str, Any]]:
+    """Each method relative to plain decoding, and draftwise to the best fixed rule in hindsight."""
+
+    def columns(name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+        done = measured[name][size]
+        return tuple(np.array([float(block[key]) for block in done]) for key in KEYS)
+
+    for size in measured["none"]:
+        rates = {}
+        for name in measured:
+            tokens, seconds = columns(name, size)
+            rates[name] = tokens.sum() / seconds.sum()
+            same = [
+                mine == theirs
+                for one, other in zip(measured[name][size], measured["none"][size], strict=True)
+                for mine, theirs in zip(one["answers"], other["answers"], strict=True)
+            ]
+            over = ratio(tokens, seconds, *columns("none", size))
+            row = {
+                "method": name, "requests": size, "tok_per_s": round(float(rates[name]), 1),
+                "x_plain": rounded(over), "same_answers": round(float(np.mean(same)), 3),
+            }  # fmt: skip
+            if name == "draftwise":
+                best = max((n for n in measured if n != "draftwise"), key=rates.__getitem__)
+                row["best_other"] = best
+                row["x_best"] = rounded(ratio(tokens, seconds, *columns(best, size)))
+            yield row
+
+
+KEYS = ("tokens", "seconds")
+
+
+def rounded(found: Any) -> dict[str, Any]:
+    """A ratio and its interval, to three places; no interval where there is one block."""
+    ends = found.ci95
+    return {
+        "value": round(found.value, 3),
+        "ci95": None if ends is None else [round(end, 3) for end in ends],
+    }
+
+
+class Composed:
+    """Milliseconds of a step by requests, drafted tokens and context, between the points known."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._batches, self._contexts = table["batches"], table["contexts"]
+        self._ms = np.array(table["ms"])  # [batches, lengths, contexts]
+
+    def ms(self, requests: int, length: int, context: float) -> float | None:
+        """None outside the table."""
+        is_inside = self._batches[0] <= requests <= self._batches[-1] and context <= max(
+            self._contexts
+        )
+        if not is_inside or length >= self._ms.shape[1]:
+            return None
+        by_batch = [np.interp(context, self._contexts, row[length]) for row in self._ms]
+        return float(np.interp(requests, self._batches, by_batch))
+
+
+def compose(folder: Path) -> dict[str, Any]:
+    """The table of ``Composed`` from the data of ``gpu_replay``."""
+    from gpu_replay import Prices
+
+    prices = Prices(folder / "step_costs.npz", COMPOSED)
+    ms = [
+        [[prices.ms(size * (1 + k), size, context, k) for context in CONTEXTS] for k in LENGTHS]
+        for size in BATCHES
+    ]
+    return {
+        "command": "python -m benchmarks gpu_check --compose FOLDER",
+        "model": COMPOSED, "batches": BATCHES, "contexts": CONTEXTS, "ms": np.round(ms, 3).tolist(),
+        "source": "composed from AIConfigurator's kernel times (Apache-2.0), vLLM 0.24 tables",
+    }  # fmt: skip
+
+
+def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as a table."""
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*heads, title=title)
+    for row in rows:
+        table.add_row(*(_cell(row.get(head)) for head in heads))
+    Console(width=120).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        ends = value["ci95"]
+        return f"{value['value']:.2f}" + (f" ({ends[0]:.2f}-{ends[1]:.2f})" if ends else "")
+    return "" if value is None else str(value)
+
+
+def refuse_without(is_cpu: bool) -> None:
+    """End with what is missing here."""
+    import torch
+
+    if find_spec("vllm") is None:
+        sys.exit(
+            "gpu_check needs vLLM in this environment: pip install vllm, then draftwise with "
+            "pip install --no-deps; --dry runs without it"
+        )
+    if not is_cpu and not torch.cuda.is_available():
+        sys.exit(
+            "gpu_check needs a CUDA GPU, and torch finds none here; --cpu measures vLLM's CPU build"
+        )
+
+
+def parsed() -> argparse.Namespace:
+    """The options; those that --cpu and --dry set stand where none is given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target")
+    parser.add_argument("--drafter", help="head or draft model; none for --method ngram, suffix")
+    parser.add_argument("--method", help="vLLM's name: eagle3, eagle, draft_model, ngram, suffix")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[3, 5])
+    parser.add_argument("--requests", type=int, nargs="+")
+    parser.add_argument("--blocks", type=int, default=4, help="of prompts, for each --requests")
+    parser.add_argument("--tokens", type=int, help="of every answer")
+    parser.add_argument("--scheduler", help="Scheduler or AsyncScheduler (docs/vllm.md)")
+    parser.add_argument("--engine", default="{}", help="more options of vLLM's LLM, as JSON")
+    parser.add_argument("--cpu", action="store_true", help="vLLM's CPU build, the bundled target")
+    parser.add_argument("--dry", action="store_true", help="a made-up engine: no vLLM, no GPU")
+    parser.add_argument("--compose", type=Path, metavar="FOLDER", help="only compose step costs")
+    parser.add_argument("--out", help="JSON file for the results")
+    args = parser.parse_args()
+    if args.cpu:
+        small = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024}
+        usual = str(zoo.target_path()), None, "ngram", [1, 4], 32, "Scheduler"
+        args.engine = json.dumps(small | {"max_num_seqs": 16} | json.loads(args.engine))
+    else:
+        usual = TARGET, HEAD, "eagle3", [1, 4, 16, 64], 128, "AsyncScheduler"
+    names = ("target", "drafter", "method", "requests", "tokens", "scheduler")
+    is_own = args.method in {"ngram", "suffix"} or (args.target and not args.drafter)
+    for name, value in zip(names, usual, strict=True):
+        if getattr(args, name) is None and not (name == "drafter" and is_own):
+            setattr(args, name, value)
+    if args.drafter is None and args.scheduler == "AsyncScheduler":
+        args.scheduler = "Scheduler"  # there is nothing to shorten
+    if args.drafter is None and args.method not in {"ngram", "suffix"}:
+        parser.error(f"--method {args.method} needs --drafter")
+    return args
+
+
+def main() -> None:
+    """Measure, print, save."""
+    args = parsed()
+    if args.compose:
+        save(args.out, compose(args.compose))
+        return
+    if not args.dry:
+        refuse_without(args.cpu)
+    measured = measure(MadeUp if args.dry else Child, args)
+    composed = Composed(load("gpu_composed")) if args.target == TARGET and not args.cpu else None
+    drafted = {name: length for name, (_, length) in engines(args).items()}
+    steps = list(step_rows(measured, drafted, composed))
+    speeds = list(speed_rows(measured))
+    show("steps in which all requests decode", steps)
+    show("speed, prefill included, relative to vLLM without drafts", speeds)
+    about: dict[str, Any] = {"target": Path(args.target).name, "engine": json.loads(args.engine)}
+    if not args.dry and not args.cpu:
+        import torch
+
+        about["gpu"] = torch.cuda.get_device_name()
+    save(args.out, {**about, "is_made_up": args.dry, "steps": steps, "speeds": speeds})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""One vLLM engine that is timed step by step from outside: the child of ``gpu_check.py``.
+
+Nothing of vLLM is changed or looked into: a step lasts from one batch of outputs to the next, as
+a client sees it, so default flags (asynchronous scheduling, CUDA graphs, processes) stay on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def run_block(
+    engine: Any, prompts: Sequence[Any], params: Any, clock: Callable[[], float], name: str = ""
+) -> dict[str, Any]:
+    """Answer prompts together; tokens, seconds, and every step in which all of them decoded.
+
+    engine: vLLM's ``LLMEngine``. Steps are (seconds, tokens emitted, mean tokens before the step).
+    """
+    ids = [f"{name}{number}" for number in range(len(prompts))]
+    begin = clock()
+    for request_id, prompt in zip(ids, prompts, strict=True):
+        engine.add_request(request_id, prompt, params)
+    lengths: dict[str, int] = {}
+    answers, steps, last = dict[str, list[int]](), list[tuple[float, int, float]](), begin
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        if not outputs:
+            continue
+        now, emitted, context, is_full = clock(), 0, 0, len(lengths) == len(ids)
+        num_new = []
+        for output in outputs:
+            key = output.request_id.partition("-")[0]
+            tokens = list(output.outputs[0].token_ids)
+            num = len(tokens) - lengths.get(key, 0)
+            num_new.append(num)
+            emitted += num
+            context += len(output.prompt_token_ids or ()) + lengths.get(key, 0)
+            lengths[key], answers[key] = len(tokens), tokens
+        if is_full and len(outputs) == len(ids) and min(num_new) > 0:
+            steps.append((now - last, emitted, context / len(ids)))
+        last = now
+    return {
+        "tokens": sum(lengths.values()),
+        "seconds": last - begin,
+        "steps": steps,
+        "answers": [answers[key] for key in ids],
+    }
+
+
+def main() -> None:
+    """Start the engine of the first line of stdin, then answer each further line."""
+    pipe = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # vLLM prints where answers are expected
+    from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    llm = LLM(**json.loads(sys.stdin.readline()))
+    tokenizer = llm.get_tokenizer()
+    print(json.dumps({"ready": True}), file=pipe)
+    for number, line in enumerate(sys.stdin):
+        task = json.loads(line)
+        prompts = [with_template(tokenizer, prompt) for prompt in task["prompts"]]
+        params = SamplingParams(
+            temperature=0.0, max_tokens=task["max_tokens"], ignore_eos=True,
+            output_kind=RequestOutputKind.CUMULATIVE,
+        )  # fmt: skip
+        done = run_block(llm.llm_engine, prompts, params, time.perf_counter, f"b{number}r")
+        print(json.dumps(done), file=pipe)
+
+
+def with_template(tokenizer: Any, prompt: str) -> str:
+    """A user's message, where the tokenizer has a chat template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return prompt
+    messages = [{"role": "user", "content": prompt}]
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""One setting to freeze in an engine that cannot learn, and what it is expected to gain.
+
+Everything is counted from a trace: which draft tokens the target would have kept, and what steps
+took. The gain of a setting is that of settings chosen without the request they are tried on, so
+that choosing the best of many does not flatter it; intervals are bootstraps over requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftwise.bench.paired import Ratio, ratio
+from draftwise.types import NONE, DraftwiseError, Floats, Plan
+from draftwise_lab.bench.replay import ADAPTIVE, Columns, Replay, columns, play_trace, unit
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments.rounds import RoundTrace
+from draftwise_lab.sim.hindsight import totals
+
+ENGINES: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("lookup", "suffix", "model", "eagle", "eagle3"),
+    "sglang": ("eagle", "eagle3"),
+    "llama.cpp": ("lookup", "model", "eagle3"),
+    "transformers": ("lookup", "model"),
+}
+"""Engine -> kinds of drafters that it runs with a length of its user's choice."""
+BATCHED = ("vllm", "sglang")
+"""Engines whose length may depend on the number of running requests."""
+LOOKUP_NGRAMS = (1, 8)
+"""Shortest and longest n-gram of ``lookup`` as it comes: what a trace of it has measured, and not
+what vLLM (5) and transformers (2) do unless they are told."""
+SHORTEST_DIFFER = "llama.cpp's ngram-simple looks for n-grams of one length only"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A drafter as engines know it. kind: as in ``ENGINES``, or "datastore"; path: its weights."""
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A drafter's fixed lengths on all requests: the fastest, and what choosing it gains.
+
+    speedup: relative to plain decoding, each request with the length chosen on the others.
+    """
+
+    drafter: str
+    length: int
+    speedup: Ratio
+
+
+def advise(
+    path: Path,
+    *,
+    costs: str | None = None,
+    seeds: int = 5,
+    engines: Sequence[str] = tuple(ENGINES),
+    sources: Mapping[str, Source] | None = None,
+    at_batch: Mapping[int, CostTable] | None = None,
+) -> dict[str, Any]:
+    """The best setting to freeze for each engine, next to the adaptive default; as JSON.
+
+    sources: what drafters are; None = by their names. at_batch: what steps of so many requests
+    take; None = those of the trace. Raises DraftwiseError for what is no trace.
+    """
+    replay = play_trace(path, [ADAPTIVE], costs=costs, seeds=seeds)
+    found, plans = columns(replay), replay.match.plans
+    trace = replay.recorded
+    if sources is None:
+        sources = {name: _guessed(name, trace) for name in {plan.drafter for plan in plans}}
+    if at_batch is None and trace is not None and costs is None:
+        at_batch = trace.costs_by_batch
+    total_s = found.plans_s.sum(axis=1)
+    rows = [
+        {"drafter": drafter, "length": plans[index].length, **_speed(found, found.plans_s[index])}
+        for drafter, index in _best_lengths(plans, total_s).items()
+    ]
+    over = ratio(found.tokens, found.adaptive_s, found.tokens, found.plans_s[int(total_s.argmin())])
+    advice = _Advice(replay, found, at_batch or {}, sources, seeds)
+    return {
+        "trace": str(path),
+        "unit": unit(replay),
+        "excludes": ["prefill"],
+        "num_requests": len(found.tokens),
+        "best": rows[0],
+        "plain": _speed(found, found.plain_s),
+        "adaptive": {
+            "policy": ADAPTIVE,
+            **_speed(found, found.adaptive_s),
+            "over_best": over.as_json(),
+        },
+        "by_drafter": rows,
+        "coverage": None if trace is None else trace.coverage(),
+        "engines": {engine: advice.of(engine) for engine in engines},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Advice:
+    """The search for one engine's setting."""
+
+    replay: Replay
+    found: Columns
+    at_batch: Mapping[int, CostTable]
+    sources: Mapping[str, Source]
+    seeds: int
+
+    def of(self, engine: str) -> dict[str, Any]:
+        """Setting, text to paste, expected gain by batch size, and what that leaves out."""
+        able = {name for name, source in self.sources.items() if source.kind in ENGINES[engine]}
+        if not able:
+            why = f"no drafter of the trace is one that {engine} runs"
+            return {"setting": None, "paste": None, "speedup": None, "why": why}
+        plans = self.replay.match.plans
+        best = choose(plans, self.found.plans_s, self.found.plain_s, self.found.tokens, able)
+        sizes = sorted(self.at_batch) if engine in BATCHED else [1]
+        by_batch = [(size, self._at(size, best.drafter)) for size in sizes if len(sizes) > 1]
+        lengths = [(size, choice.length) for size, choice in by_batch]
+        source = self.sources.get(best.drafter)
+        setting = None
+        if source is not None and any(length for _, length in [(0, best.length), *lengths]):
+            setting = SETTINGS[engine](source, best.length, lengths)
+        return {
+            "drafter": best.drafter,
+            "length": best.length,
+            "speedup": best.speedup.as_json() if best.length else None,
+            "by_batch": [
+                {
+                    "batch_size": size,
+                    "length": choice.length,
+                    "speedup": choice.speedup.as_json() if choice.length else None,
+                }
+                for size, choice in by_batch
+            ],
+            "setting": setting,
+            "paste": None if setting is None else PASTE[engine](setting),
+            "excludes": _excludes(engine, source, sizes),
+        }
+
+    def _at(self, size: int, drafter: str) -> Choice:
+        """The best length of a drafter with so many requests: 0 where none pays."""
+        plans, trace = self.replay.match.plans, self.replay.recorded
+        assert trace is not None
+        own = [index for index, plan in enumerate(plans) if plan.drafter in {drafter, NONE}]
+        some = [plans[index] for index in own]
+        plans_s, plain_s = np.zeros((len(some), 0)), np.zeros(0)
+        for domain in trace.domains:
+            many = [
+                trace.texts(domain, seed, trace.num_tokens, max(plan.length for plan in some))
+                for seed in range(self.seeds)
+            ]
+            for texts in zip(*many, strict=True):
+                each = [
+                    totals(replace(text, batch_size=size), some, self.at_batch[size], {})
+                    for text in texts
+                ]
+                column = np.sum([one.seconds for one in each], axis=0)
+                plans_s = np.column_stack([plans_s, column])
+                plain_s = np.append(plain_s, sum(one.plain_s for one in each))
+        return choose(some, plans_s, plain_s, self.found.tokens, {drafter})
+
+
+def choose(
+    plans: Sequence[Plan], plans_s: Floats, plain_s: Floats, tokens: Floats, able: set[str]
+) -> Choice:
+    """The fastest plan of these drafters, or plain decoding.
+
+    plans_s: [K, P] seconds of every plan on every request; plain_s, tokens: [P].
+    """
+    own = [index for index, plan in enumerate(plans) if plan.drafter in able | {NONE}]
+    seconds = plans_s[own]
+    total = seconds.sum(axis=1)
+    others = total[:, None] - seconds if len(plain_s) > 1 else total[:, None]
+    chosen = others.argmin(axis=0)
+    held_out_s = seconds[chosen, np.arange(len(plain_s))]
+    best = plans[own[int(total.argmin())]]
+    return Choice(best.drafter, best.length, ratio(tokens, held_out_s, tokens, plain_s))
+
+
+def batch_table(lengths: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Lengths of measured batch sizes as vLLM's ranges [first, last, length].
+
+    A size that was not measured takes the length of the next larger one that was.
+
+    >>> batch_table([(1, 5), (4, 5), (16, 2)])
+    [[1, 4, 5], [5, 16, 2]]
+    """
+    table: list[list[int]] = []
+    for size, length in lengths:
+        if table and table[-1][2] == length:
+            table[-1][1] = size
+        else:
+            table.append([table[-1][1] + 1 if table else 1, size, length])
+    return table
+
+
+def vllm(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+    """``speculative_config`` of vLLM.
+
+    >>> vllm(Source("model", "small"), 3)
+    {'method': 'draft_model', 'model': 'small', 'num_speculative_tokens': 3}
+    """
+    found: dict[str, Any] = {"method": source.kind}
+    if source.kind == "lookup":
+        shortest, longest = LOOKUP_NGRAMS
+        found = {"method": "ngram", "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
+    elif source.kind != "suffix":
+        method = "draft_model" if source.kind == "model" else source.kind
+        found = {"method": method, "model": source.path}
+    found["num_speculative_tokens"] = max([length, *(each for _, each in by_batch)])
+    if by_batch:
+        found["num_speculative_tokens_per_batch_size"] = batch_table(by_batch)
+    return found
+
+
+def sglang(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+    """SGLang's adaptive config: from each batch size on, one number of steps."""
+    table = batch_table(by_batch) or [[1, 1, length]]
+    return {
+        "algorithm": source.kind.upper(),
+        "head": source.path,
+        "config": {str(first): {"candidate_steps": [steps]} for first, _, steps in table},
+    }
+
+
+def llama_cpp(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+    """Flags of llama-server."""
+    if source.kind == "lookup":
+        return {
+            "--spec-type": "ngram-simple",
+            "--spec-ngram-simple-size-n": LOOKUP_NGRAMS[1],
+            "--spec-ngram-simple-size-m": length,
+            "--spec-draft-n-max": length,
+        }
+    kind = "draft-simple" if source.kind == "model" else "draft-eagle3"
+    return {
+        "--model-draft": source.path,
+        "--spec-type": kind,
+        "--spec-draft-n-max": length,
+        "--spec-draft-p-min": 0,
+    }
+
+
+def transformers(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+    """Options of ``model.generate`` (those of an assistant go into its generation config).
+
+    >>> transformers(Source("lookup", "lookup"), 8)
+    {'prompt_lookup_num_tokens': 8, 'max_matching_ngram_size': 8}
+    """
+    if source.kind == "lookup":
+        return {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAMS[1]}
+    return {
+        "assistant_model": source.path,
+        "num_assistant_tokens": length,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+
+
+SETTINGS = {"vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp, "transformers": transformers}
+
+
+def _paste_sglang(setting: Mapping[str, Any]) -> str:
+    return (
+        f"--speculative-algorithm {setting['algorithm']} --speculative-draft-model-path "
+        f"{setting['head']} --speculative-eagle-topk 1 --speculative-adaptive "
+        "--speculative-adaptive-config adaptive.json\n"
+        f"adaptive.json: {json.dumps(setting['config'])}"
+    )
+
+
+PASTE: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "vllm": lambda setting: f"--speculative-config '{json.dumps(setting)}'",
+    "sglang": _paste_sglang,
+    "llama.cpp": lambda setting: " ".join(f"{flag} {value}" for flag, value in setting.items()),
+    "transformers": lambda setting: ", ".join(f"{k}={v!r}" for k, v in setting.items()),
+}
+
+
+def _excludes(engine: str, source: Source | None, sizes: Sequence[int]) -> list[str]:
+    """What the expected gain does not contain, in words."""
+    found = ["prefill", "other hardware, and this engine's own kernels and scheduling"]
+    if len(sizes) < 2:
+        found.append("batches: only the batch sizes of the trace's requests were measured")
+    elif engine in BATCHED:
+        found.append(f"more than {sizes[-1]} requests: {engine} goes on with the last length")
+    if engine == "llama.cpp" and source is not None and source.kind == "lookup":
+        found.append(f"another search: {SHORTEST_DIFFER} ({LOOKUP_NGRAMS[1]} here)")
+    return found
+
+
+def _best_lengths(plans: Sequence[Plan], total_s: Floats) -> dict[str, int]:
+    """Drafter -> its fastest plan, the fastest drafter first."""
+    best: dict[str, int] = {}
+    for index in np.argsort(total_s, kind="stable").tolist():
+        best.setdefault(plans[index].drafter, index)
+    return best
+
+
+def _guessed(name: str, trace: RoundTrace | None) -> Source:
+    """What a drafter is, by its name and its scores."""
+    if trace is not None and trace.is_retrieval(name):
+        known = next((kind for kind in ("suffix", "datastore") if name.startswith(kind)), "lookup")
+        return Source(known, name)
+    return Source("none" if name == NONE else "eagle3" if "eagle" in name else "model", name)
+
+
+def _speed(found: Columns, seconds: Floats) -> dict[str, Any]:
+    compared = ratio(found.tokens, seconds, found.tokens, found.plain_s)
+    rate = float(found.tokens.sum() / seconds.sum())
+    return {"tok_per_s": rate, "speedup": compared.as_json()}
+
+
+def check_engines(names: Sequence[str] | None) -> list[str]:
+    """All engines, or those that are named; raises DraftwiseError for one that does not exist."""
+    for name in names or ():
+        if name not in ENGINES:
+            raise DraftwiseError(f"--for {name}: write one of {', '.join(ENGINES)}")
+    return list(names or ENGINES)

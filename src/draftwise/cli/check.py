@@ -1,0 +1,199 @@
+"""``draftwise check``: is speculative decoding lossless for this model, dtype and device?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from draftwise.cli import options as o
+from draftwise.cli.command import command
+from draftwise.cli.demo import choose_prompts
+from draftwise.cli.failures import Output, note, quiet, refused_values
+from draftwise.cli.load import check as check_wanted
+from draftwise.cli.load import check_chat, load
+from draftwise.cli.progress import bars
+from draftwise.cli.prompts import Given, as_chat, read_batch
+from draftwise.presets import Preset
+from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.chat import Prompt
+    from draftwise.engine import LosslessnessReport
+    from draftwise.speculator import Speculator
+
+LENGTHS = (1, 2, 4, 8, 15)
+"""Tokens of a draft: with the token before it a forward has 2 to 16."""
+EVERYTHING = Preset("random", "length", "free", LENGTHS, with_none=False)
+"""Every drafter at every length, drawn at random, so that nothing is left out for being slow."""
+_PLAIN = Preset("fixed:0", "length", "free", ())
+_NUM_PROMPTS = 10
+
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        "--batch",
+        "-b",
+        metavar="FILE",
+        help="Prompts: one a line, or jsonl with `prompt` or `messages`. Default: those of `demo`.",
+    ),
+]
+Widths = Annotated[
+    str,
+    typer.Option(
+        "--widths",
+        metavar="N,N",
+        help="Tokens of the forwards that are compared with forwards over one token.",
+    ),
+]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-new-tokens", "-n", metavar="N", min=1, help="Tokens of an answer, at most."
+    ),
+]
+
+
+@command
+def check(
+    *,
+    target: o.Target = "zoo",
+    prompts: Prompts = None,
+    drafter: o.Drafters = None,
+    is_chat: o.AsChat = False,
+    max_new_tokens: MaxNewTokens = 64,
+    widths: Widths = "2,4,8,16",
+    seed: o.FixedSeed = 0,
+    as_json: o.AsJson = False,
+    hardware: o.Hardware,
+) -> None:
+    """Are answers with drafts those without, in this dtype and on this device? By what margin?
+
+    Every prompt is answered greedily twice, plainly and with drafts of every drafter and length;
+    then the plain answer is read again, one token at a time and several. Exit code 0: equal, or
+    different only where two tokens tie to within rounding (half precision); 1: tokens differ in
+    float32, or logits by more than rounding explains; 2: refused.
+    """
+    with quiet():
+        with refused_values():
+            sizes = _parse_widths(widths)
+            given = [] if prompts is None else read_batch(prompts)
+            if is_chat:
+                given = [as_chat(one, None) for one in given]
+            wanted = o.wanted(target, drafter, hardware, seed=seed)
+            check_wanted(wanted)
+            if is_chat or any(not isinstance(one.prompt, str) for one in given):
+                check_chat(target, None)
+        base = load(wanted)
+        from draftwise.engine import LosslessnessReport
+
+        if prompts is None:
+            given = [Given(one.prompt) for one in choose_prompts(_NUM_PROMPTS, base.tokenizer)]
+        report = LosslessnessReport(base.target, sizes)
+        counts = _answer_all(base, given, max_new_tokens, seed, report)
+    found = report.as_json() | {"model": target} | counts
+    if as_json:
+        print(json.dumps(found))
+    else:
+        Output().print(_table(found))
+        for line in _lines(found):
+            print(line)
+    if not counts["num_drafted"]:
+        note("no token was drafted: the answers say nothing here; give other --drafter or prompts")
+    raise SystemExit(0 if report.is_lossless else 1)
+
+
+def _parse_widths(text: str) -> list[int]:
+    """``"2,4"`` to widths, each once; DraftwiseError for anything else, and for widths below 2."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 2:
+        raise DraftwiseError(f"--widths {text!r}: write whole numbers from 2, such as 2,4,8,16")
+    return found
+
+
+def _answer_all(
+    base: Speculator, given: list[Given], num: int, seed: int, report: LosslessnessReport
+) -> dict[str, int]:
+    """Both answers to every prompt, into the report; rounds, and tokens drafted and accepted."""
+    from draftwise.speculator import Speculator
+
+    plain = Speculator(base.target, base.tokenizer, [], _PLAIN)
+    drafting = Speculator(base.target, base.tokenizer, base.drafters, EVERYTHING, seed=seed)
+    counts = dict.fromkeys(("num_rounds", "num_drafted", "num_accepted"), 0)
+    texts = list(_encoded(given, base))
+    with bars("prompts") as progress:
+        for prompt in progress.track(texts):
+            tokens, other = (
+                made.generate(prompt, max_new_tokens=num, temperature=0.0, seed=seed)
+                for made in (plain, drafting)
+            )
+            report.add(prompt.tokens, tokens.tokens, other.tokens)
+            for name in counts:
+                counts[name] += getattr(other.stats, name)
+    return counts
+
+
+def _encoded(given: list[Given], base: Speculator) -> Iterator[Prompt]:
+    """Token ids of every prompt; DraftwiseError names the line of a file."""
+    from draftwise.engine.prompts import encode_all
+
+    for one in given:
+        try:
+            yield encode_all(one.prompt, base.tokenizer, base.target)[0]
+        except DraftwiseError as error:
+            raise DraftwiseError(f"{one.where}: {error}" if one.where else str(error)) from error
+
+
+def _table(found: dict[str, Any]) -> Table:
+    """A line a width; margins and differences are in logits."""
+    title = f"{Path(found['model']).name}, {found['dtype']}, {found['device']}"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    for heading in ("forward over", "positions", "argmax", "margin", "max", "logits", "of bound"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for width, row in found["widths"].items():
+        share = row["largest_share_of_bound"]
+        table.add_row(
+            f"{width} tokens", str(row["num_positions"]), str(row["num_flips"]),
+            _logits(row["median_flip_margin"]), _logits(row["largest_flip_margin"]),
+            _logits(row["largest_difference"]), "" if share is None else f"{share:.1%}",
+        )  # fmt: skip
+    return table
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    """What the table means, and what it does not say."""
+    yield from (
+        "  argmax: positions where it is not that of a forward over one token; margin, max: logits",
+        "  between the two tokens there, median and largest; logits: largest difference of any;",
+        "  of bound: that, compared with what rounding explains",
+    )
+    yield (
+        f"plain decoding: {found['num_positions']} tokens; the likeliest leads the next by "
+        f"{_logits(found['median_margin'])} logits (median), {_logits(found['smallest_margin'])} "
+        f"(smallest); {found['num_ties']} exact ties"
+    )
+    yield (
+        f"with drafts: {found['num_drafted']} tokens drafted in {found['num_rounds']} rounds, "
+        f"{found['num_accepted']} accepted; {found['num_different']} of {found['num_prompts']} "
+        "answers differ"
+    )
+    for number, answer in enumerate(found["answers"], 1):
+        if not answer["is_equal"]:
+            margin = answer["margin"]
+            how = "one answer ends" if margin is None else f"{_logits(margin)} logits apart"
+            why = "" if answer["is_rounding"] else ", more than rounding explains"
+            yield f"  prompt {number}: token {answer['position'] + 1} differs ({how}{why})"
+    yield found["verdict"]
+
+
+def _logits(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

@@ -1,0 +1,249 @@
+"""Does speculative decoding change answers here? Forwards of one token and of several, compared.
+
+Verification rests on one fact: a forward over k tokens gives, at each of them, the logits that k
+forwards over one token give. In exact arithmetic it does. A computer rounds, and kernels of
+different widths round in a different order, so logits differ a little, and where two tokens are
+nearly tied the argmax may change. A bug changes logits by far more than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.nn.cpu.packed import PackedInt4, PackedInt8
+from draftwise.nn.model import CausalModel
+from draftwise.types import Floats
+
+_ROUNDINGS, _PRODUCTS = 12, 6
+"""Of a layer, one after another: results that are stored (two norms, queries, rotation, scores,
+weights, their sum, output, two sums with the residual, activation, its product), and matrix
+products."""
+
+
+def arithmetic(model: CausalModel) -> torch.dtype:
+    """What the model computes in: bfloat16 where its weights are packed in eight or four bits."""
+    packed = any(isinstance(part, (PackedInt8, PackedInt4)) for part in model.module.modules())
+    return torch.bfloat16 if packed else model.dtype
+
+
+def rounding_bound(model: CausalModel) -> float:
+    """Largest difference of a logit in two right forwards, as a share of the largest |logit|.
+
+    sqrt(2 (L + 1) (12 u^2 + 6 n a^2)): L layers, u the unit roundoff of the dtype, a that of sums
+    (float32 in half precision), n the longest sum of a matrix product. Source: rounding errors of
+    a chain of n operations grow as sqrt(n), not n (Higham and Mary, A new approach to
+    probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019); two forwards differ
+    by sqrt(2) times the error of one. docs/losslessness.md compares it with measurements.
+    """
+    dtype = arithmetic(model)
+    unit = torch.finfo(dtype).eps / 2
+    sums = unit if dtype == torch.float64 else torch.finfo(torch.float32).eps / 2
+    shapes = (weights.shape for weights in model.module.parameters())
+    longest = max([model.hidden_size, *(max(s[1:]) for s in shapes if len(s) == 2)])
+    each = _ROUNDINGS * unit**2 + _PRODUCTS * longest * sums**2
+    return math.sqrt(2 * (model.num_layers + 1) * each)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a speculative answer first leaves the plain one.
+
+    position: in the answer. margin: logits by which a forward over one token prefers the plain
+    answer's token; None where one answer is the beginning of the other. bound: what rounding
+    explains there, in logits.
+    """
+
+    position: int
+    plain: int | None
+    speculative: int | None
+    margin: float | None
+    bound: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding can have changed the argmax: it moves two logits, each by the bound."""
+        return self.margin is not None and self.margin <= 2 * self.bound
+
+
+@dataclass(slots=True)
+class Width:
+    """Forwards of one width against forwards over one token, position by position.
+
+    shares: largest difference of a logit, over what rounding explains there. differences: the same
+    in logits. flips: by how many logits the forward over one token prefers its argmax, where the
+    wider one has another.
+    """
+
+    shares: list[float] = field(default_factory=list)
+    differences: list[float] = field(default_factory=list)
+    flips: list[float] = field(default_factory=list)
+
+    def compare(self, narrow: Tensor, wide: Tensor, bounds: Floats) -> None:
+        """Logits [n, V] of the same n positions, and what rounding explains there, in logits."""
+        moved = (wide - narrow).abs().amax(-1).double().numpy(force=True)
+        self.differences += moved.tolist()
+        self.shares += (moved / bounds).tolist()
+        ours, other = narrow.argmax(-1), wide.argmax(-1)
+        rows = (ours != other).nonzero()[:, 0]
+        margins = narrow[rows, ours[rows]] - narrow[rows, other[rows]]
+        self.flips += margins.double().tolist()
+
+    def as_json(self) -> dict[str, Any]:
+        """Counts, and medians and maxima in logits; None where nothing was compared."""
+        return {
+            "num_positions": len(self.shares),
+            "num_flips": len(self.flips),
+            "median_flip_margin": _median(self.flips),
+            "largest_flip_margin": max(self.flips, default=None),
+            "largest_difference": max(self.differences, default=None),
+            "largest_share_of_bound": max(self.shares, default=None),
+        }
+
+
+class LosslessnessReport:
+    """What was found of one model, prompt by prompt: ``add`` answers, then ask for ``as_json``.
+
+    widths: tokens of the forwards that are compared with forwards over one token.
+    """
+
+    def __init__(self, model: CausalModel, widths: Sequence[int]) -> None:
+        self._model = model
+        self.bound = rounding_bound(model)
+        self.widths = {width: Width() for width in widths}
+        self.margins: list[float] = []
+        self.differences: list[Difference | None] = []
+
+    def add(self, prompt: Sequence[int], plain: Sequence[int], speculative: Sequence[int]) -> None:
+        """Compare two greedy answers to a prompt, and read the plain one in every width."""
+        narrow = torch.cat([logits for _, logits in _reread(self._model, prompt, plain, 1)])
+        bounds = self.bound * narrow.abs().amax(-1).double().numpy(force=True)
+        best = narrow.topk(2, dim=-1).values
+        self.margins += (best[:, 0] - best[:, 1]).double().tolist()
+        self.differences.append(_first_difference(plain, speculative, narrow, bounds))
+        for width, found in self.widths.items():
+            for start, wide in _reread(self._model, prompt, plain, width):
+                if len(wide) == width:
+                    end = start + width
+                    found.compare(narrow[start:end], wide, bounds[start:end])
+
+    @property
+    def is_exact_dtype(self) -> bool:
+        """Whether greedy tokens are promised to be equal: in float32 and float64."""
+        return arithmetic(self._model) in {torch.float32, torch.float64}
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether nothing was found that rounding does not explain; in float32 no token either."""
+        parted = [found for found in self.differences if found is not None]
+        within = all(share <= 1 for found in self.widths.values() for share in found.shares)
+        return within and (
+            not parted if self.is_exact_dtype else all(found.is_rounding for found in parted)
+        )
+
+    def verdict(self) -> str:
+        """One sentence."""
+        dtype = str(arithmetic(self._model)).removeprefix("torch.")
+        num, parted = len(self.differences), [d for d in self.differences if d is not None]
+        flips = [margin for found in self.widths.values() for margin in found.flips]
+        total = sum(len(found.shares) for found in self.widths.values())
+        share = max((s for found in self.widths.values() for s in found.shares), default=0.0)
+        if not self.is_lossless:
+            why = []
+            if parted:
+                why.append(f"{len(parted)} of {num} answers differ from plain decoding")
+            if share > 1:
+                why.append(
+                    f"logits of wide forwards are off by up to {share:.3g} times what rounding "
+                    "explains"
+                )
+            return f"NOT lossless in {dtype}: {', and '.join(why)}"
+        if not flips and not parted:
+            return (
+                f"lossless in {dtype}: 0 of {num} answers differ from plain decoding, and no "
+                f"argmax changes in {total} positions"
+            )
+        return (
+            f"{dtype}: rounding changes the argmax in {len(flips)} of {total} positions, all "
+            f"within {max(flips, default=0.0):.3g} logits, and {len(parted)} of {num} answers: "
+            "greedy answers may differ where two tokens tie to within rounding; the distribution "
+            f"is the target's in {dtype}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, in logits where nothing else is said."""
+        return {
+            "dtype": str(arithmetic(self._model)).removeprefix("torch."),
+            "device": str(self._model.device),
+            "num_prompts": len(self.differences),
+            "num_different": sum(found is not None for found in self.differences),
+            "relative_bound": self.bound,
+            "num_positions": len(self.margins),
+            "median_margin": _median(self.margins),
+            "smallest_margin": min(self.margins, default=None),
+            "num_ties": sum(margin == 0 for margin in self.margins),
+            "answers": [_answer(found) for found in self.differences],
+            "widths": {str(width): found.as_json() for width, found in self.widths.items()},
+            "is_lossless": self.is_lossless,
+            "verdict": self.verdict(),
+        }
+
+
+@torch.inference_mode()
+def _reread(
+    model: CausalModel, prompt: Sequence[int], answer: Sequence[int], width: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Logits [width, V] before the answer's tokens, and the first one's place in the answer.
+
+    Keys and values of the answer come from forwards of this width, too, as in decoding.
+    """
+    cache = model.new_cache(num_rows=1, capacity=len(prompt) + len(answer))
+    if len(prompt) > 1:
+        model.extend(cache, [0], [prompt[:-1]], keep=1)
+    fed = [prompt[-1], *answer[:-1]]
+    for start in range(0, len(fed), width):
+        piece = fed[start : start + width]
+        cache.settle([0], cache.lengths)
+        logits = model.extend(cache, [0], [piece], keep=len(piece))
+        found = logits.last(0, len(piece))
+        yield start, found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+def _first_difference(
+    plain: Sequence[int], other: Sequence[int], narrow: Tensor, bounds: Floats
+) -> Difference | None:
+    """None: the answers are equal. narrow: [n, V] logits before each token of the plain one."""
+    pairs = zip(plain, other, strict=False)
+    place = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+    if place is not None:
+        margin = float(narrow[place, plain[place]] - narrow[place, other[place]])
+        bound = float(bounds[place])
+        return Difference(place, plain[place], other[place], abs(margin), bound)
+    if len(plain) == len(other):
+        return None
+    place = min(len(plain), len(other))
+    ours, theirs = ([*tokens, None][place] for tokens in (plain, other))
+    return Difference(place, ours, theirs, None, 0.0)
+
+
+def _answer(found: Difference | None) -> Mapping[str, Any]:
+    if found is None:
+        return {"is_equal": True}
+    return {
+        "is_equal": False,
+        "position": found.position,
+        "plain": found.plain,
+        "speculative": found.speculative,
+        "margin": found.margin,
+        "is_rounding": found.is_rounding,
+    }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None

@@ -1,0 +1,119 @@
+"""``benchmarks gpu_check`` on a made-up engine: the numbers that come out are those put in."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import draftwise
+
+FOLDER = Path(draftwise.__file__).parents[2] / "packages" / "lab" / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("gpu_check")
+
+
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *options])
+    script.main()
+
+
+@pytest.fixture
+def found(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    out = tmp_path / "out.json"
+    run(script, monkeypatch, "--dry", "--requests", "1", "4", "--tokens", "40", "--out", str(out))
+    return json.loads(out.read_text())
+
+
+def test_steps_are_measured_and_compared(found: dict[str, Any]) -> None:
+    rows = {(row["method"], row["requests"]): row for row in found["steps"]}
+    assert set(rows) == {
+        (name, size) for name in ("none", "eagle3 3", "eagle3 5", "draftwise") for size in (1, 4)
+    }
+    for (name, size), row in rows.items():
+        length = {"none": 0, "eagle3 3": 3}.get(name, 5)
+        wanted_ms = 8 + 0.02 * size * (1 + length) + 0.5 * length
+        assert row["step_ms"] == pytest.approx(wanted_ms, abs=1e-3)
+        if name == "draftwise":
+            assert row["tokens_each"] is None
+            continue
+        assert row["tokens_each"] == length + 1
+        assert 5 < row["composed_ms"] < 12  # an 8B model on an H100
+        assert row["measured_over_composed"] == pytest.approx(
+            row["step_ms"] / row["composed_ms"], abs=1e-3
+        )
+    assert rows["none", 4]["emitted_each"] == 1
+    assert 2 < rows["eagle3 3", 4]["emitted_each"] < 4
+
+
+def test_speeds_follow_from_the_steps(found: dict[str, Any]) -> None:
+    assert found["is_made_up"]
+    rows = {(row["method"], row["requests"]): row for row in found["speeds"]}
+    for size in (1, 4):
+        assert rows["none", size]["x_plain"] == {"value": 1.0, "ci95": [1.0, 1.0]}
+        assert rows["eagle3 3", size]["x_plain"]["value"] > 2
+        mine = rows["draftwise", size]
+        assert mine["best_other"] == "eagle3 3"
+        assert mine["x_best"]["value"] < 1  # the made-up draftwise always drafts five
+        assert mine["same_answers"] == 1
+
+
+def test_one_block_has_no_interval(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    options = ("--dry", "--requests", "2", "--tokens", "8", "--blocks", "1", "--out", str(out))
+    run(script, monkeypatch, *options)
+    assert all(row["x_plain"]["ci95"] is None for row in json.loads(out.read_text())["speeds"])
+
+
+def test_other_models_have_no_composed_steps(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    options = ("--target", "org/other", "--method", "ngram", "--requests", "2", "--tokens", "8")
+    run(script, monkeypatch, "--dry", *options, "--out", str(out))
+    rows = json.loads(out.read_text())["steps"]
+    assert {row["method"] for row in rows} == {"none", "ngram 3", "ngram 5", "draftwise"}
+    assert not any("composed_ms" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("has_vllm", "said"), [(False, "needs vLLM in this environment"), (True, "needs a CUDA GPU")]
+)
+def test_what_is_missing_is_said(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, has_vllm: bool, said: str
+) -> None:
+    import torch
+
+    monkeypatch.setattr(script, "find_spec", lambda _: object() if has_vllm else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=said):
+        run(script, monkeypatch)
+
+
+def test_a_model_drafter_has_to_be_named(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(script, monkeypatch, "--dry", "--target", "org/other", "--method", "eagle3")
+    assert "--method eagle3 needs --drafter" in capsys.readouterr().err
+
+
+def test_composed_steps_are_those_of_the_table(script: ModuleType) -> None:
+    table = {"batches": [1, 4], "contexts": [100, 300], "ms": [[[1, 3], [2, 4]], [[4, 6], [5, 7]]]}
+    composed = script.Composed(table)
+    assert composed.ms(1, 0, 100) == 1
+    assert composed.ms(4, 1, 200) == 6
+    assert composed.ms(2, 0, 200) == pytest.approx(2 + (5 - 2) / 3)
+    assert composed.ms(8, 0, 100) is None
+    assert composed.ms(1, 2, 100) is None
