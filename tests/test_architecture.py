@@ -61,7 +61,7 @@ ARROWS: dict[str, set[str]] = {
     "drafters": WORDS | {"nn", "stop_rules.thresholds"},
     "train": WORDS | {"nn", "drafters", "chat"},
     "zoo": WORDS,
-    "engine": WORDS | {"chat", "feedback", "nn", "drafters.protocol"},
+    "engine": WORDS | {"chat", "controller", "feedback", "nn", "drafters.protocol"},
     "real": WORDS | {"nn", "drafters", "train"},
     "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},

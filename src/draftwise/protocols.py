@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from draftwise.types import Costs, Decision, DraftStep, Feedback, Floats, Outcome
+from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
 
 
 class Policy(Protocol):
@@ -60,16 +60,6 @@ class Mixing(Protocol):
     """A policy whose drafts several drafters may write; None = the plan's alone writes the next."""
 
     mixer: Mixer | None
-
-
-@runtime_checkable
-class ChoosingTogether(Protocol):
-    """A policy that knows what rows of one batch should play together."""
-
-    @staticmethod
-    def choose_together(policies: Sequence[Any], costs: Costs | None = None) -> list[Decision]:
-        """The plans of one round, one for each of these policies; costs: those of now."""
-        ...
 
 
 @runtime_checkable
@@ -151,10 +141,21 @@ class Mixer(Protocol):
     length: int
     """Tokens of the draft, at most."""
 
-    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+    def pick(
+        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+    ) -> str | None:
         """The next token's writer: ``drafter``, or one of the ``matches``; None = none.
 
         matches: by retrieval drafter, the tokens of its match at the end of text and draft.
+        may_draft: whether ``drafter`` can go on here: a head cannot after copied tokens.
+        """
+        ...
+
+    def num_siblings(self, step: DraftStep, room: int) -> int:
+        """How many alternatives of the token that ``drafter`` wrote last are verified, too.
+
+        room: tokens that the draft may still have, alternatives included. Decided by what was known
+        before that token was drawn, its distribution among it, and never by the token.
         """
         ...
 

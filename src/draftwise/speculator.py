@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any, TypeVar, Unpack, cast, overload
 
+import torch
 from numpy.random import SeedSequence
 
 from draftwise import checks, presets
@@ -78,7 +79,7 @@ class Speculator:
         self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
         self._seeds, self._learnings = SeedSequence(seed), dict[Preset, Learning]()
         self._compilable = [target, *models_of(drafters)]
-        self._pool = pool_of(target, drafters, self.clock, deterministic)
+        self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
         if deterministic:  # what was read before would show in first impressions
             self._num_prefixes = 0
         self._engine: Engine | None = None
@@ -152,6 +153,16 @@ class Speculator:
         for model in self._compilable:
             now -= model.compiled.spent_s if model.compiled else 0.0
         return now
+
+    def _cost_clock(self) -> float:
+        """``clock``; of this thread's processor alone where nothing else computes.
+
+        So that what else the machine does is not taken for the price of a forward.
+        """
+        on_cpu = getattr(self.target.module, "device", torch.device("cpu")).type == "cpu"
+        if not on_cpu or torch.get_num_threads() > 1:
+            return self.clock()
+        return time.thread_time() - self.compiling()[1]
 
     def compiling(self) -> tuple[float, float]:
         """Seconds that compiling took so far: of the wall clock, and of this process."""

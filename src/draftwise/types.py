@@ -153,8 +153,10 @@ class Evidence:
     costs: what everything costs, or None where they are not measured.
     matches: length of each retrieval drafter's match at the END of the text, 0 = no proposal: the
         context of the next choice.
-    confidences: [num_drafted] the largest probability of each drafted token's q, NaN where a match
-        wrote it; empty unless drafters are mixed.
+    confidences: [n] the largest probability of q of each token of a chain, NaN where a match wrote
+        it; empty unless drafters are mixed.
+    siblings: of each alternative of a kept or first wrong token of the chain, the confidence of
+        that token, the alternative's rank from 1 on, and whether it was kept.
     stops: tokens that the drafter's other rules would have drafted, by rule; only of those that
         would have stopped within this draft, and only where the feedback compares rules.
     tokens: those that the round emitted; empty where nothing learns what texts are like.
@@ -172,6 +174,7 @@ class Evidence:
     matches: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, int] = field(default_factory=dict)
     confidences: Sequence[float] = ()
+    siblings: Sequence[tuple[float, int, bool]] = ()
     tokens: Sequence[int] = ()
     num_left: int | None = None
 
@@ -245,7 +248,9 @@ class Draft:
     a tensor on the device, or None for a point
     mass (a deterministic proposal); None altogether if all are. sources: each token's writer.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
-    confidences: as in ``Evidence``. asides: behind nodes of a chain (-1 = the text), what its
+    confidences: as in ``Evidence``; a draft that has them begins with a chain, and the siblings of
+    the chain's tokens follow, each with the confidence of its chain's token. asides: behind nodes
+    of a chain (-1 = the text), what its
     drafter would have drawn from where others wrote or none did: to score it, not to verify.
     """
 
@@ -269,6 +274,13 @@ class Draft:
     def parent(self, node: int) -> int:
         """The node before this one; -1 = the end of the text."""
         return node - 1 if self.parents is None else int(self.parents[node])
+
+    @property
+    def num_chain(self) -> int:
+        """Tokens of the chain that siblings stand beside; all of a chain, none of another tree."""
+        if self.parents is None:
+            return len(self)
+        return self.depth if self.confidences else 0
 
     @property
     def depth(self) -> int:

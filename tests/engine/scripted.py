@@ -140,13 +140,19 @@ class CoinMixer:
     def __init__(self, drafter: str, length: int, seed: int) -> None:
         self.drafter, self.length, self._rng = drafter, length, np.random.default_rng(seed)
 
-    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+    def pick(
+        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+    ) -> str | None:
         found = [name for name, match in matches.items() if match]
         # what it sees of the token kept last may sway it: that is known before the next is drawn
         ends = 0.1 if step.max_prob > 0.4 else 0.3
         if self._rng.random() < ends:
             return None
-        return str(self._rng.choice([self.drafter, *found]))
+        able = [*([self.drafter] if may_draft else []), *found]
+        return str(self._rng.choice(able)) if able else None
+
+    def num_siblings(self, step: DraftStep, room: int) -> int:
+        return int(self._rng.integers(5)) if step.max_prob < 0.6 else 1
 
 
 class Mixing(Playlist):

@@ -60,9 +60,6 @@ def beside(made: Speculator, spoil: Callable[[Request], None], **options: Any) -
         ("choose", Decision(99, 1.0, 1)),
         ("choose", Decision(0, float("nan"), 1)),
         ("choose", Decision("a", 1.0, 1)),  # type: ignore[arg-type]
-        ("choose_together", raising),
-        ("choose_together", []),
-        ("choose_together", [None, None]),
         ("learn", raising),
         ("curious", raising),
         ("curious", 5),
@@ -112,21 +109,6 @@ def test_a_reward_that_fails(reward: Any) -> None:
 
     with pytest.warns(UserWarning, match="goes on without drafts"):
         assert beside(made, spoil).tokens == plain_greedy(PROMPTS[3], NUM)
-
-
-def test_policies_that_cannot_agree_choose_each_for_itself() -> None:
-    made = speculator(POOLS["all"], "goodput")
-    requests = [made.request(prompt, max_new_tokens=NUM) for prompt in PROMPTS]
-    for request in requests:
-        request.lead(Faulty(request.policy, "choose_together", raising))  # type: ignore[arg-type]
-    engine = made.engine()
-    for request in requests:
-        engine.admit(request)
-    with pytest.warns(UserWarning, match="cannot choose together") as said:
-        run(engine)
-    assert len(said) == 1
-    assert [r.tokens for r in requests] == [plain_greedy(p, NUM) for p in PROMPTS]
-    assert sum(request.stats.num_drafted for request in requests)
 
 
 @pytest.mark.parametrize(

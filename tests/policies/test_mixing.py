@@ -109,3 +109,33 @@ def test_confidences_that_are_nan_teach_nothing() -> None:
     bins = Bins()
     bins.add([NAN, NAN], [1.0, 0.0])
     assert bins == Bins()
+
+
+def test_siblings_are_bought_while_they_are_worth_their_width() -> None:
+    """Shares of a bin of confidence 0.275: 0.13, 0.07, 0.04, ..: a token of width costs 0.05."""
+    prices = Prices(1.0, [1.0 + 0.05 * width for width in range(12)], {})
+    assert prices.best_siblings(1, 1.0, [0.13, 0.07, 0.04]) == (2, pytest.approx(0.1))
+    assert prices.best_siblings(1, 0.5, [0.13, 0.07, 0.04]) == (1, pytest.approx(0.015))
+    stair = Prices(1.0, [1.0, 1.1, 1.1, 1.1, 1.1, 1.4], {})
+    assert stair.best_siblings(1, 1.0, [0.1, 0.01, 0.01, 0.01]) == (3, pytest.approx(0.12))
+
+
+def test_siblings_are_learnt_by_confidence_and_rank() -> None:
+    bins = Bins()
+    before = bins.siblings(2)
+    for _ in range(50):
+        bins.add_siblings([(0.4, 1, False), (0.4, 2, True)])
+    after = bins.siblings(2)
+    assert after[0] < 0.1 * before[0]
+    assert after[1] > 0.9
+    assert after[2:] == before[2:]
+    assert Bins.of(bins.state()) == bins
+
+
+def test_siblings_leave_room_for_the_chain() -> None:
+    """A chain that is nearly always kept is worth more than alternatives of its tokens."""
+    bins = Bins()
+    bins.add([0.97] * 60, [1.0] * 60)
+    made = mixer(alpha=0.95, bins=bins)
+    made.pick(step(0), {})
+    assert made.num_siblings(step(1, 0.97), 8) == 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.policies import OnePlan, evidence_from_json, evidence_to_json
+from draftwise.policies import evidence_from_json, evidence_to_json
 from draftwise.registry import make_policy
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
@@ -156,7 +156,7 @@ def test_one_plan_is_the_whole_batchs() -> None:
     shared, other = (make_policy("one-plan:base=ucb1:beta=1", 5) for _ in range(2))
     rows = [shared] * 8 + [other] * 2
     for t in range(1, 6):
-        made = OnePlan.choose_together(rows)
+        made = [policy.choose() for policy in rows]
         assert [decision.plan for decision in made] == [t - 1] * 10
         for policy, decision in zip(rows, made, strict=True):
             tell(policy, decision.plan, 0.5, decision.round)

@@ -127,7 +127,7 @@ def measure(prompts: Sequence[str], options: dict[str, Any]) -> dict[str, dict[s
         spec._pool = dataclasses.replace(spec._pool, clock=time.process_time)
         for prompt in track(prompts, name, console=Console(stderr=True)):
             spec.generate(prompt, **options)
-        costs = spec._pool.meter.costs(1, 5)
+        costs = spec._pool.meter.costs(1, 5, 500)
         step, verify = 1e3 * costs.draft_s[name], 1e3 * float(costs.target_s[-1])
         found[name] = {"step_ms": step, "verify_5_ms": verify, "step_over_verify": step / verify}
     return found

@@ -29,10 +29,12 @@ RECENT = 0.995
 class Guard:
     """One account for all requests; shared, since what one request lost another may have earned.
 
-    State: ``balance`` in seconds; ``plain_s`` and ``spent_s`` since the start and recently.
+    credit, share: in place of CREDIT and SHARE. State: ``balance`` in seconds; ``plain_s`` and
+    ``spent_s`` since the start and recently.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, credit: float = CREDIT, share: float = SHARE) -> None:
+        self._credit, self._share = credit, share
         self.balance = 0.0
         self.plain_s = self.spent_s = 0.0
         self.recent_plain_s = self.recent_spent_s = 0.0
@@ -42,13 +44,20 @@ class Guard:
     def observe(self, tokens_per_request: float, seconds: float, plain_s: float) -> None:
         """A step of so many emitted tokens a request; plain_s: what a plain step takes."""
         if not self._is_open:
-            self.balance, self._is_open = CREDIT * plain_s, True
+            self.balance, self._is_open = self.balance + self._credit * plain_s, True
         worth = tokens_per_request * plain_s
-        self.balance = min(CREDIT * plain_s, self.balance + worth - seconds + SHARE * plain_s)
+        earned = self.balance + worth - seconds + self._share * plain_s
+        self.balance = min(self._credit * plain_s, earned)
         self.plain_s += worth
         self.spent_s += seconds
         self.recent_plain_s = RECENT * self.recent_plain_s + worth
         self.recent_spent_s = RECENT * self.recent_spent_s + seconds
+
+    def charge(self, seconds: float) -> None:
+        """Seconds outside of steps that plain decoding would not have taken."""
+        self.balance -= seconds
+        self.spent_s += seconds
+        self.recent_spent_s += seconds
 
     def state(self) -> dict[str, float]:
         """What drafting has earned so far; the account itself opens again with every run."""
@@ -63,8 +72,8 @@ class Guard:
 
     @property
     def allows_drafts(self) -> bool:
-        """Whether drafting may go on."""
-        return self.balance > 0.0
+        """Whether drafting may go on; nothing is known against it before the first step."""
+        return not self._is_open or self.balance > 0.0
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""

@@ -67,8 +67,8 @@ class EagleDrafter:
     max_length, tree: limits and shape for its plans; None = the plan's own.
     """
 
-    can_branch = True
-    retrieves = can_mix = False
+    can_branch = can_mix = True
+    retrieves = False
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class EagleReader(Behind):
 
     remembers = True
     glance = GLANCE
-    shows_hidden = False
+    shows_hidden = resumes = False
 
     def __init__(self, head: StateHead) -> None:
         super().__init__()

@@ -134,7 +134,7 @@ class LMReader:
         self._cache = model.new_cache(capacity=capacity)
         self._skipped: dict[int, int] = {}
 
-    remembers = True
+    remembers = resumes = True
 
     @property
     def glance(self) -> int:

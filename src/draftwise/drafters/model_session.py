@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwise.drafters.continuations import pruned
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.sampling import Dists, Span, warped
+from draftwise.nn.sampling import Dists, Span, draw, warped
 from draftwise.nn.transfer import Ask, together
 from draftwise.nn.trees import Branches
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
@@ -149,6 +149,11 @@ class Reader(Protocol):
         """Whether states are shown beside logits."""
         ...
 
+    @property
+    def resumes(self) -> bool:
+        """Whether it can draft after tokens that it did not draw."""
+        ...
+
     def open(self, row: int, expected: int) -> None:
         """A text begins, of at most so many tokens."""
         ...
@@ -262,6 +267,16 @@ def drawn_span(context: Context, drafted: Sequence[int | Tensor], device: torch.
     return context.span(1, len(context.tokens), said, skip=len(drafted))
 
 
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """An alternative of a chain's token: what comes before it (-1 = the text), and its q."""
+
+    before: int
+    token: int
+    q: Tensor | None
+    confidence: float
+
+
 class Chain:
     """The draft of one row: what was written, by whom, and whether it goes on.
 
@@ -270,9 +285,9 @@ class Chain:
     hidden state there.
     """
 
-    def __init__(self, task: DraftTask, shows_hidden: bool) -> None:
+    def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
-        self._guide, self._mix = task.guide, task.mix
+        self._guide, self._mix, self._resumes = task.guide, task.mix, resumes
         self.is_over = False
         self.looks = (
             task.mix is not None
@@ -286,6 +301,7 @@ class Chain:
         self.probs: list[Tensor | None] = []
         self.asides: list[tuple[int, Tensor]] = []
         self.confidences: list[float] = []
+        self.siblings: list[Sibling] = []
         self._hidden: NDArray[np.float32] | None = None
         self._step = DraftStep(0, task.length)
 
@@ -306,7 +322,8 @@ class Chain:
         while not self.is_over:
             found = self._mix.peek(self.tokens)
             matches = {name: self._match(*match) for name, match in found.items()}
-            picked = self._mix.mixer.pick(self._step, matches)
+            may_draft = self._resumes or not any(self.sources)
+            picked = self._mix.mixer.pick(self._step, matches, may_draft)
             if picked == self._mix.mixer.drafter:
                 return
             if picked is None:
@@ -357,6 +374,21 @@ class Chain:
             step = DraftStep(depth, self.length, prob, largest, entropy, margin, before)
             self._step = replace(step, hidden_before=self._hidden)
 
+    def num_siblings(self) -> int:
+        """Alternatives of the token that was kept last, which are to be verified, too."""
+        if self._mix is None or not self.tokens or self.context.sampling.process is not None:
+            return 0
+        room = self._mix.most - len(self.tokens) - len(self.siblings)
+        return min(self._mix.mixer.num_siblings(self._step, room), room) if room > 0 else 0
+
+    def widen(self, tokens: Sequence[int], qs: Sequence[Tensor | None]) -> None:
+        """Alternatives of the token that was kept last; qs: as for ``keep``, one each."""
+        before, confidence = len(self.tokens) - 2, self.confidences[-1]
+        self.siblings += [
+            Sibling(before, token, q, confidence) for token, q in zip(tokens, qs, strict=True)
+        ]
+        self.is_over = self.is_over or self._is_full
+
     def set_aside(self, node: int, q: Dists, row: int) -> None:
         """Note what the drafter would have drawn from behind a node, to score it."""
         drawn_from = q.q(row)
@@ -373,16 +405,27 @@ class Chain:
         self.probs.append(q)
         self.sources.append(source)
         self.confidences.append(float("nan"))
-        self.is_over = len(self.tokens) >= self.length or token in self.context.eos
+        is_last = len(self.tokens) >= self.length or token in self.context.eos
+        self.is_over = is_last or self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether chain and siblings are as many as may be verified."""
+        num = len(self.tokens) + len(self.siblings)
+        return self._mix is not None and 0 < self._mix.most <= num
 
     def draft(self, source: str) -> Draft:
-        """The chain as a draft; greedy and copied tokens are point masses."""
+        """The chain as a draft, and its siblings; greedy and copied tokens are point masses."""
+        num, siblings = len(self.tokens), self.siblings
+        parents = [*range(-1, num - 1), *(sibling.before for sibling in siblings)]
+        confidences = [*self.confidences, *(sibling.confidence for sibling in siblings)]
         return Draft(
-            np.asarray(self.tokens, dtype=np.int64),
-            self.probs,
-            [own or source for own in self.sources],
-            confidences=self.confidences if self.is_mixed else (),
-            asides=self.asides,
+            np.asarray([*self.tokens, *(sibling.token for sibling in siblings)], dtype=np.int64),
+            [*self.probs, *(sibling.q for sibling in siblings)],
+            [own or source for own in self.sources] + [source] * len(siblings),
+            np.asarray(parents, dtype=np.int64) if siblings else None,
+            confidences if self.is_mixed else (),
+            self.asides,
         )
 
 
@@ -450,7 +493,7 @@ def look_on(reader: Reader, chains: Sequence[Chain], heard: Heard) -> Ask[None]:
                 if index not in going and not chains[index].is_over:
                     chains[index].set_aside(len(chains[index].tokens) - 1, after.q, row)
             heard = after.take([reading.index(index) for index in going])
-        elif going and any(chains[index].is_mixed for index in going):
+        elif going and reader.resumes and any(chains[index].is_mixed for index in going):
             heard = _hear_mixed(reader, [chains[index] for index in going])
         elif going:
             heard = _hear_drawn(reader, chains, tokens, going, ())
@@ -477,9 +520,49 @@ def _look(
             chain.show(told[len(wanted)][index])
         facts = told[1][index] if chain.needs_facts else None
         chain.keep(int(told[0][index]), heard.q.q(index), facts)
+    yield from _widen(chains, heard, tokens)
     if after is not None and after.hidden is not None:
         for index, hidden in zip(reading, told[-1], strict=True):
             chains[index].show(hidden)
+
+
+def _widen(chains: Sequence[Chain], heard: Heard, tokens: Tensor) -> Ask[None]:
+    """Alternatives of the tokens that chains drew last: the likeliest ones, or further draws."""
+    found: list[tuple[Chain, Tensor, Sequence[Tensor | None]]] = []
+    for index, chain in enumerate(chains):
+        if not (num := chain.num_siblings()):
+            continue
+        q = heard.q.q(index)
+        if q is None:
+            best = heard.logits[index].topk(min(num + 1, heard.logits.shape[-1])).indices
+            found.append((chain, best[best != tokens[index]][:num], [None] * num))
+        else:
+            drawn = without_replacement(q, tokens[index], chain.context.rng.random(num))
+            found.append((chain, *drawn))
+    if found:
+        told = yield [tokens for _, tokens, _ in found]
+        for (chain, _, qs), own in zip(found, told, strict=True):
+            chain.widen(own.astype(np.int64).tolist(), qs[: len(own)])
+
+
+def without_replacement(
+    q: Tensor, first: Tensor, uniforms: Floats
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Draws from q [V] after ``first``, none of them twice: tokens [n], and each one's own q.
+
+    Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each conditional q is q
+        without the tokens before it. Where nothing is left the token is 0, and certain.
+    """
+    tokens, qs = [first], []
+    certain = torch.zeros_like(q)
+    certain[0] = 1.0
+    for uniform in torch.from_numpy(uniforms).to(q.device):
+        q = q.index_fill(0, tokens[-1].reshape(1), 0.0)
+        total = q.sum()
+        q = torch.where(total > 0, q / total, certain)
+        qs.append(q)
+        tokens.append(draw(q[None], uniform[None])[0])
+    return torch.stack(tokens[1:]), qs
 
 
 def _newest(chains: Sequence[Chain], tokens: Tensor) -> Ask[Sequence[int | Tensor]]:
@@ -660,7 +743,8 @@ class NeuralSession:
 
     def propose(self, tasks: Sequence[DraftTask]) -> Ask[list[Draft]]:
         """Catch up, then draw token after token, all rows that go on in one forward a step."""
-        chains = [Chain(task, self._reader.shows_hidden) for task in tasks]
+        reader = self._reader
+        chains = [Chain(task, reader.shows_hidden, reader.resumes) for task in tasks]
         for chain in chains:
             chain.shorten(self._reader.follow(chain.context))
             chain.copy()

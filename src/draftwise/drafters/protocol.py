@@ -107,10 +107,15 @@ Peek = Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A draft that other drafters write, too: what chooses them, and what they would write."""
+    """A draft that other drafters write, too: what chooses them, and what they would write.
+
+    most: tokens of the draft, alternatives of its chain's tokens included; as many as its chain has
+    where the target serves no trees.
+    """
 
     mixer: Mixer
     peek: Peek
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)

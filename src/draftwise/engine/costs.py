@@ -1,27 +1,19 @@
-"""What everything costs, measured in the running engine: no profiling beforehand."""
+"""What forwards cost: the target's by the shared cost model, drafters' by their latest samples."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import Protocol
 
 import numpy as np
 
-from draftwise.types import Costs, Floats
+from draftwise.controller.costs import Step, StepCosts
+from draftwise.types import Costs
 
 _WINDOW = 15
 _FEW = 4
-_STALE_ROUNDS = 400
-_DOUBT = 0.8
-"""Of what other batch sizes say of plain decoding, where it was not measured at this one."""
-
-Curve = dict[int, tuple[float, float]]
-"""By tokens a row: seconds, and the rows that they were measured with, on average."""
-
-Plane = Callable[[float, Floats], Floats]
-"""Seconds of a forward over so many rows, each of so many tokens."""
 
 
 class _Samples:
@@ -30,38 +22,32 @@ class _Samples:
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._first: float | None = None
-        self._value: float | None = None
-        self.last_round, self.rows = 0, 0.0
 
-    def add(self, seconds: float, round_: int, rows: int) -> None:
+    def add(self, seconds: float) -> None:
         """Take one measurement; the first, which paid for setting the shape up, stands aside."""
-        self.last_round, self._value = round_, None
-        self.rows += (rows - self.rows) / min(len(self._seconds) + 1, _WINDOW)
         if self._first is None:
             self._first = seconds
         else:
             self._seconds.append(seconds)
 
-    @property
-    def has_value(self) -> bool:
-        """Whether anything but a first call was measured."""
-        return bool(self._seconds)
-
-    def value(self) -> float:
-        """Median, or the minimum of a few: one slow sample must not rule a length out."""
-        if self._value is None:
-            if self._first is not None and len(self._seconds) < _FEW:
-                self._value = min(self._first, *self._seconds)
-            else:
-                self._value = median(self._seconds)
-        return self._value
+    def value(self, default: float) -> float:
+        """Median, or the minimum of a few: one slow sample must not rule a drafter out."""
+        if not self._seconds:
+            return default
+        if self._first is not None and len(self._seconds) < _FEW:
+            return min(self._first, *self._seconds)
+        return median(self._seconds)
 
 
 class Meter(Protocol):
     """What forwards and draft steps cost, from what it is told of them."""
 
-    def saw_target(self, rows: int, tokens: int, seconds: float) -> None:
-        """A target forward of ``tokens`` tokens in each of ``rows`` rows took ``seconds``."""
+    def saw_target(self, rows: int, tokens: int, context: int, seconds: float) -> float:
+        """A target forward over ``tokens`` tokens of ``rows`` rows took ``seconds``.
+
+        tokens: padding included. context: tokens of all rows' texts before it. Returns the seconds
+        of the same step without drafts.
+        """
         ...
 
     def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
@@ -72,108 +58,64 @@ class Meter(Protocol):
         """Reading ``tokens`` tokens that a drafter had missed took ``seconds``."""
         ...
 
-    def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
+    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
         """What is known at this batch size, for target forwards of 1 .. ``max_tokens`` tokens.
 
-        is_packed: whether rows go end to end, so that a forward's seconds follow the tokens of all
-        rows together; they are then told by their number, too.
+        context: tokens of all rows' texts. is_packed: whether rows go end to end, so that a
+        forward's seconds follow the tokens of all rows together; they are then told by their
+        number, too.
         """
         ...
 
 
 class CostMeter:
-    """Seconds of target forwards by tokens a row, and of draft steps by drafter, per batch size.
+    """The shared cost model (``controller.StepCosts``), and seconds of a draft step by drafter.
 
-    Never over-estimates on purpose (what is thought too dear is not played, and then nothing
-    corrects it): a count is never dearer than a larger one, what lies beyond the largest that was
-    measured costs what that did, fewer than the smallest cost proportionally less (so plain
-    decoding is soon measured), few samples count by their minimum, and old ones are forgotten.
-    Batch sizes share their samples within a factor of two. As soon as several were measured, what
-    they say together, ``a + b R + c R T`` for R rows of T tokens, tells how one size differs from
-    another and goes on beyond the largest count, as rows leave a batch faster than all is measured.
+    Draft steps are kept by batch size within a factor of two, and read from the nearest one; until
+    one was measured, a drafter is believed to take its share of the parameters. Where no target
+    forward was measured every one takes 1 s.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
         self._relative = dict(relative_costs)
-        self._target: dict[int, dict[int, _Samples]] = {}
+        self._target = StepCosts()
+        probe = StepCosts()  # compiles its functions, or loads them, before the first request
+        probe.observe(Step(1, 1, 1.0), 1)
+        probe.seconds(1, 1, 0, 1)
         self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
         self._read: dict[str, _Samples] = {}
-        self._round = 0
 
-    def saw_target(self, rows: int, tokens: int, seconds: float) -> None:
-        """Note the seconds of this many rows and tokens."""
-        self._round += 1
-        by_tokens = self._target.setdefault(rows.bit_length(), {})
-        by_tokens.setdefault(tokens, _Samples()).add(seconds, self._round, rows)
+    def saw_target(self, rows: int, tokens: int, context: int, seconds: float) -> float:
+        """Teach the cost model a step; the seconds of a plain one."""
+        return self._target.observe(Step(rows, tokens, seconds), context)
 
     def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """Note the seconds of a step."""
         if steps:
             samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
-            samples.add(seconds / steps, self._round, rows)
+            samples.add(seconds / steps)
 
     def saw_read(self, drafter: str, tokens: int, seconds: float) -> None:
         """Note the seconds of a token, whatever the batch."""
-        self._read.setdefault(drafter, _Samples()).add(seconds / tokens, self._round, 1)
+        self._read.setdefault(drafter, _Samples()).add(seconds / tokens)
 
-    def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
-        """By what was measured at this batch size and others."""
-        size = rows.bit_length()
-        curves = {key: curve for key in self._target if (curve := self._curve(key))}
-        counts, target_s = np.arange(1.0, max_tokens + 1), np.ones(max_tokens)
-        if curves:
-            own = curves[_nearest(curves, size)]
-            plane = _fit(curves.values()) if len(curves) > 1 else None
-            target_s = _seconds(own, counts, rows, plane)
-        draft_s = {}
+    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
+        """By the cost model at this batch size and context."""
+        seconds = np.ones(rows * max_tokens)
+        if self._target.is_known:
+            known = self._target.seconds(rows, context, 0, rows * (max_tokens - 1))
+            # a forward over fewer tokens than rows does not occur
+            seconds = np.concatenate([np.full(rows - 1, known[0]), known])
+        target_s, size = seconds[rows - 1 :: rows], rows.bit_length()
+        draft_s, plain_s = {}, float(target_s[0])
         for drafter, relative in self._relative.items():
-            measured = {key: s.value() for key, s in self._draft[drafter].items() if s.has_value}
-            value = measured[_nearest(measured, size)] if measured else relative * target_s[0]
-            draft_s[drafter] = float(value)
-        batch_s = None
-        if is_packed and rows > 1:
-            batch_s = np.interp(np.arange(1, rows * max_tokens + 1) / rows, counts, target_s)
-        read_s = {name: s.value() for name, s in self._read.items() if s.has_value}
-        return Costs(target_s, draft_s, batch_s, read_s)
-
-    def _curve(self, size: int) -> Curve:
-        """What was measured at one batch size, ascending, each at most that of a larger count."""
-        cheapest, curve = float("inf"), {}
-        for tokens, samples in sorted(self._target[size].items(), reverse=True):
-            if samples.has_value and self._round - samples.last_round <= _STALE_ROUNDS:
-                cheapest = min(cheapest, samples.value())
-                curve[tokens] = (cheapest, samples.rows)
-        return dict(reversed(curve.items()))
-
-
-def _seconds(own: Curve, counts: Floats, rows: int, plane: Plane | None) -> Floats:
-    """[n] seconds of target forwards over ``counts`` tokens in each of ``rows`` rows."""
-    measured = np.array(list(own), dtype=float)
-    values = np.array([seconds for seconds, _ in own.values()])
-    if plane is None:
-        share = values[0] / measured[0]
-        return np.asarray(np.interp(counts, [1.0, *measured], [share, *values]))
-    values += [
-        plane(rows, n) - plane(r, n) for n, (_, r) in zip(measured, own.values(), strict=True)
-    ]
-    share = max(values[0] / measured[0], _DOUBT * float(plane(rows, np.ones(1))[0]))
-    found = np.interp(counts, [1.0, *measured], [min(share, values[0]), *values])
-    beyond = plane(rows, np.maximum(counts, measured[-1])) - plane(rows, measured[-1:])
-    return np.asarray(np.maximum(found + beyond, values.min() / measured[0]))
-
-
-def _fit(curves: Iterable[Curve]) -> Plane:
-    """``a + b R + c R T``, none below 0, by least squares of the relative errors."""
-    points = [(r, n, s) for curve in curves for n, (s, r) in curve.items()]
-    rows, tokens, seconds = (np.array(column) for column in zip(*points, strict=True))
-    features = np.stack([np.ones_like(rows), rows, rows * tokens], axis=1)
-    found, *_ = np.linalg.lstsq(features / seconds[:, None], np.ones_like(rows), rcond=None)
-    a, b, c = found.clip(0)
-    return lambda r, n: np.asarray(a + b * r + c * r * n)
-
-
-def _nearest(sizes: Iterable[int], size: int) -> int:
-    return min(sizes, key=lambda known: abs(known - size))
+            measured = self._draft[drafter]
+            nearest = min(measured, key=lambda known: abs(known - size), default=None)
+            guess = relative * plain_s
+            draft_s[drafter] = guess if nearest is None else measured[nearest].value(guess)
+        read_s = {name: known.value(0.0) for name, known in self._read.items()}
+        batch_s = seconds if is_packed and rows > 1 else None
+        return Costs(target_s, draft_s, batch_s, {n: s for n, s in read_s.items() if s})
 
 
 LEAST_PIECE, LARGEST_PIECE = 16, 2048

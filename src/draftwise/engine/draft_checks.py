@@ -84,6 +84,8 @@ def _check_draft(draft: Any, task: DraftTask, vocab_size: int) -> None:
     if num and not 0 <= tokens.min() <= tokens.max() < vocab_size:
         raise Nonsense(f"tokens {tokens.min()} to {tokens.max()} were drafted, of {vocab_size}")
     most = task.length if task.tree is None else task.tree.total_tokens
+    if task.mix is not None:
+        most = max(most, task.mix.most)
     if num > most:
         raise Nonsense(f"{num} tokens were drafted, where {most} were wanted at most")
     if len(draft.sources) != num or len(draft.confidences) not in (0, num):

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
+from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import (
     CatchingUp,
     Context,
@@ -36,23 +37,31 @@ from draftwise.engine.request import EMPTY, Request, Turn
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import Ask, fetch
 from draftwise.protocols import Mixer
-from draftwise.types import NONE, PLAIN, Draft, Floats, Plan, Scores
+from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Floats, Plan, Scores
 
 T = TypeVar("T")
+
+SHARE_STEP = 0.2
+"""By which the share of rows that a drafter drafts for follows the latest round."""
+CREDIT, SHARE = 12.0, 0.005
+"""Of the guard: rounds here take long, and answers are few, compared with a server on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """What an engine drafts with, and what its costs are.
 
-    lock: held while anything here is used, since neither models nor drafters can be shared by two
-    threads at once.
+    clock: seconds as they pass. cost_clock: seconds by which costs are measured. guard: the account
+    of what drafting has earned, compared with plain decoding. lock: held while anything here is
+    used, since neither models nor drafters can be shared by two threads at once.
     """
 
     target: CausalModel
     drafters: Sequence[Drafter]
     meter: Meter
     clock: Callable[[], float] = time.perf_counter
+    cost_clock: Callable[[], float] = time.perf_counter
+    guard: Guard = field(default_factory=partial(Guard, CREDIT, SHARE), compare=False)
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False)
 
 
@@ -64,7 +73,7 @@ class Sessions:
     """
 
     def __init__(self, pool: Pool) -> None:
-        self._clock, self._vocab_size = pool.clock, pool.target.vocab_size
+        self._clock, self._vocab_size = pool.cost_clock, pool.target.vocab_size
         self._hosts = {drafter.name for drafter in pool.drafters if drafter.can_mix}
         self._sessions: dict[str, DraftSession] = {
             drafter.name: drafter.start() for drafter in pool.drafters
@@ -255,6 +264,7 @@ class Drafting:
     def __init__(self, pool: Pool) -> None:
         self._pool, self.sessions = pool, Sessions(pool)
         self._backlog = Backlog(pool, self.sessions)
+        self._shares: dict[str, float] = {}  # of the rows, by drafter, where it drafts for any
 
     def catch_up(self, turns: Sequence[Turn], round_s: float) -> None:
         """Let the drafters that were chosen read what they missed; the turns of some may wait.
@@ -275,11 +285,17 @@ class Drafting:
         Of several drafters the drafts stand side by side.
         """
         groups: dict[str, list[tuple[Turn, DraftTask]]] = {}
+        guarded = [turn for turn in turns if turn.request.is_guarded]
+        padded = LONGEST_PLAN if self._pool.target.packs else _padded_length(guarded)
         for turn in turns:
-            for drafter, task in () if turn.waits else self._tasks(turn):
+            most = padded if turn.request.is_guarded else LONGEST_PLAN
+            for drafter, task in () if turn.waits else self._tasks(turn, most):
                 groups.setdefault(drafter, []).append((turn, task))
         if groups:
             self._draft(groups)
+        for name, members in groups.items():
+            share = self._shares.setdefault(name, 1.0)
+            self._shares[name] += SHARE_STEP * (len(members) / len(turns) - share)
         for turn in turns:
             turn.draft = side_by_side([draft for _, draft in turn.parts])
             plan = PLAIN if turn.waits else turn.plans[0]
@@ -299,22 +315,30 @@ class Drafting:
         proposed, seconds = self.sessions.ask(asks, check)
         for name, drafts in proposed.items():
             # of a mixed draft only what the drafter itself wrote took its time
-            steps = max(d.sources.count(name) if d.confidences else d.depth for d in drafts)
+            steps = max(
+                d.sources[: d.num_chain].count(name) if d.confidences else d.depth for d in drafts
+            )
             self._pool.meter.saw_draft(name, len(drafts), steps, seconds[name])
             for (turn, _), draft in zip(groups[name], drafts, strict=True):
                 turn.parts.append((name, draft))
 
-    def _tasks(self, turn: Turn) -> Iterable[tuple[str, DraftTask]]:
-        """What a turn's plans ask of which drafter."""
+    def shared(self, costs: Costs) -> Costs:
+        """The costs of a row: drafters' seconds are split among the rows that they draft for."""
+        draft_s = {name: s / self._shares.get(name, 1.0) for name, s in costs.draft_s.items()}
+        return replace(costs, draft_s=draft_s)
+
+    def _tasks(self, turn: Turn, most: int) -> Iterable[tuple[str, DraftTask]]:
+        """What a turn's plans ask of which drafter, of ``most`` tokens or fewer."""
         request = turn.request
-        for plan in turn.plans:
+        for plan in turn.plans if most else ():
             mixer = self._mixer(request, plan)
             if mixer is not None:
-                mix = Mix(mixer, partial(self.sessions.peek, request.context))
-                length = min(mixer.length, request.num_draftable)
+                num_nodes = request.longest if self._pool.target.serves_trees else 0
+                mix = Mix(mixer, partial(self.sessions.peek, request.context), min(num_nodes, most))
+                length = min(mixer.length, request.num_draftable, most)
                 yield mixer.drafter, mixed_task(request.context, length, mix)
             elif min(plan.length, request.num_draftable) > 0:
-                yield plan.drafter, request.task(plan)
+                yield plan.drafter, request.task(plan, most)
 
     def _wanted(self, turn: Turn) -> set[str]:
         """Drafters that the turn's plans ask for a draft."""
@@ -337,13 +361,16 @@ class Drafting:
             lambda name, session: session.commit(contexts, [t.judged.get(name) for t in turns])
         )
 
-    def look(self, turns: Sequence[Turn]) -> None:
+    def look(self, turns: Sequence[Turn], may_pay: bool) -> bool:
         """What is new about each drafter; and looks at those that policies are curious about.
 
         Rows that are panoramic have forwards made for it. All that is looked at on the device
-        travels together.
+        travels together. may_pay: whether policies may have looks now that cost forwards. Returns
+        whether any had.
         """
-        curious = {id(turn): set(turn.request.curious(len(turns))) for turn in turns}
+        curious = {
+            id(turn): set(turn.request.curious(len(turns)) if may_pay else ()) for turn in turns
+        }
         everything = [turn for turn in turns if turn.request.is_panoramic]
         whole = {id(turn) for turn in everything}
         rest = [turn for turn in turns if id(turn) not in whole]
@@ -367,6 +394,7 @@ class Drafting:
             for turn, scores in scored:
                 if scores is not None:
                     turn.scores[name] = scores
+        return any(curious.values())
 
     def first_scores(
         self, how: First, names: Mapping[int, Sequence[str]], requests: Sequence[Request]
@@ -389,6 +417,16 @@ class Drafting:
                 if own is not None:
                     scores[request.id][name] = own
         return scores
+
+
+def _padded_length(turns: Sequence[Turn]) -> int:
+    """The longest draft of a batch whose rows are padded to the widest: half of them want it.
+
+    A row's own length is right where all rows pay for it; a lone long draft would widen them all.
+    """
+    if len(turns) < 2:
+        return LONGEST_PLAN
+    return int(np.median([max(plan.num_tokens for plan in turn.plans) for turn in turns]))
 
 
 def _propose(tasks: Sequence[DraftTask], session: DraftSession) -> Ask[list[Draft]]:

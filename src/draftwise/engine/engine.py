@@ -427,7 +427,10 @@ class Engine:
             num = self._reader.read(requests, budget)
             self._pace.saw(num, self._pool.clock() - start)
             done = [request for request in requests if self._reader.is_read(request)]
+            start = self._pool.cost_clock()
             self._reader.first_impressions(done, len(self._running))
+            if any(request.is_guarded for request in done):
+                self._pool.guard.charge(self._pool.cost_clock() - start)
             for request in done:
                 request.check_callbacks()
         return done

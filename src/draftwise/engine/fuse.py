@@ -91,19 +91,33 @@ class FusedMixer:
         self._mixer, self._blow, self._is_broken = mixer, blow, False
         self.drafter, self.length = str(mixer.drafter), int(mixer.length)
 
-    def pick(self, step: DraftStep, matches: Mapping[str, int]) -> str | None:
+    def pick(
+        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+    ) -> str | None:
         """What the mixer says, as long as it names somebody who can write."""
         if self._is_broken:
             return None
         try:
-            picked = self._mixer.pick(step, matches)
-            if picked is not None and picked != self.drafter and not matches.get(picked):
+            picked = self._mixer.pick(step, matches, may_draft)
+            can = may_draft if picked == self.drafter else picked is None or matches.get(picked)
+            if not can:
                 raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
             return picked
         except Exception as error:
             self._is_broken = True
             self._blow(error)
             return None
+
+    def num_siblings(self, step: DraftStep, room: int) -> int:
+        """What the mixer says, as long as that is a number."""
+        if self._is_broken:
+            return 0
+        try:
+            return max(0, int(self._mixer.num_siblings(step, room)))
+        except Exception as error:
+            self._is_broken = True
+            self._blow(error)
+            return 0
 
 
 class FusedGuide:

@@ -6,7 +6,6 @@ that chose the same drafter draft together, and one target forward verifies all 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +18,15 @@ from draftwise.engine.draft_checks import Nonsense
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.records import Round
 from draftwise.engine.request import EMPTY, Request, Turn
-from draftwise.engine.verification import drafted_alphas, judge_all, show
+from draftwise.engine.verification import drafted_alphas, judge_all, show, siblings_of
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.trees import draft_branches
-from draftwise.types import Costs, Decision, Draft, Evidence, Verdict
+from draftwise.types import Costs, Draft, Evidence, Verdict
+
+PAUSE = 8.0
+"""Plain rounds; one that takes longer was interrupted, and is charged as one that took so long."""
+LOOK_SHARE = 0.01
+"""Of the time, that forwards of drafters which do not draft may take, to see how they fare."""
 
 
 class Loop:
@@ -31,12 +35,13 @@ class Loop:
     def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
         self._pool, self._cache, self._drafting = pool, cache, drafting
         self.seconds: dict[str, float] = {}
-        self._verify_s = 0.0
+        self._verify_s = self._plain_s = self._look_s = 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """One round; each request's record of it."""
+        start = self._pool.cost_clock()
         with self.phase("choose"):
-            turns = choose(requests)
+            turns = choose(requests, self._pool.guard.allows_drafts)
         with self.phase("read"):
             self._drafting.catch_up(turns, self._verify_s)
         with self.phase("draft"):
@@ -48,14 +53,25 @@ class Loop:
                 self._commit(turn)
             self._drafting.commit(turns)
         with self.phase("look"):
-            self._drafting.look(turns)
+            look = self._pool.cost_clock()
+            if self._drafting.look(turns, self._look_s > 0.0):
+                self._look_s -= self._pool.cost_clock() - look
         with self.phase("reveal"):
             evidence = self._reveal(turns)
         with self.phase("learn"):
             for turn, facts in zip(turns, evidence, strict=True):
                 if not turn.waits:  # what was chosen is still to come
                     turn.request.learn(turn.decision, facts)
+        self._account(turns, self._pool.cost_clock() - start)
         return self._records(turns, evidence)
+
+    def _account(self, turns: Sequence[Turn], seconds: float) -> None:
+        """What the round has earned, compared with plain decoding."""
+        has_drafted = any(len(turn.draft) or turn.waits for turn in turns)
+        plain_s = self._plain_s if has_drafted else seconds
+        seconds = min(seconds, PAUSE * plain_s)
+        self._pool.guard.observe(sum(t.num_emitted for t in turns) / len(turns), seconds, plain_s)
+        self._look_s += LOOK_SHARE * seconds
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -67,19 +83,22 @@ class Loop:
     def costs(self, requests: Sequence[Request]) -> Costs:
         """What everything costs with so many rows."""
         longest = max(request.longest for request in requests)
-        return self._pool.meter.costs(len(requests), longest + 1, self._pool.target.packs)
+        context = sum(len(request.context.tokens) for request in requests)
+        return self._drafting.shared(
+            self._pool.meter.costs(len(requests), longest + 1, context, self._pool.target.packs)
+        )
 
     def _verify(self, turns: Sequence[Turn]) -> None:
         """One forward of the target, and one look at what each row keeps."""
-        start = self._pool.clock()
+        start = self._pool.cost_clock()
         for turn in turns:
             turn.uniforms = turn.request.uniforms(len(turn.draft) + 1)
         num_fed, widest = self._read(turns), max(len(turn.fed) for turn in turns)
         judge_all(turns)
         tokens = num_fed if self._pool.target.packs else widest * len(turns)
-        width = -(-tokens // len(turns))
-        self._verify_s = self._pool.clock() - start
-        self._pool.meter.saw_target(len(turns), width, self._verify_s)
+        self._verify_s = self._pool.cost_clock() - start
+        context = sum(len(turn.context.tokens) for turn in turns)
+        self._plain_s = self._pool.meter.saw_target(len(turns), tokens, context, self._verify_s)
         broken = [turn for turn in turns if is_broken(int(turn.verdict.tokens[-1]))]
         if broken := [turn for turn in broken if len(turn.draft)]:
             self._verify_plainly(broken)
@@ -162,7 +181,8 @@ class Loop:
             costs=costs,
             matches=self._drafting.sessions.matches(turn.context),
             stops=turn.request.stops,
-            confidences=turn.draft.confidences,
+            confidences=turn.draft.confidences[: turn.draft.num_chain],
+            siblings=siblings_of(turn.draft, turn.verdict.path),
             tokens=turn.context.tokens[len(turn.context.tokens) - turn.num_emitted :],
             num_left=turn.request.answer.num_left,
         )
@@ -176,35 +196,17 @@ class Loop:
         ]
 
 
-def choose(requests: Sequence[Request]) -> list[Turn]:
-    """A decision for each row: each policy's own, unless they know how to agree (``goodput``).
+def choose(requests: Sequence[Request], may_draft: bool = True) -> list[Turn]:
+    """A decision for each row, by its policy; what could not be played yet still stands.
 
-    Policies of one kind over the same plans choose together; others each for itself. What could not
-    be played when it was chosen still stands.
+    may_draft: whether rows may draft that do so only where it is not slower than plain decoding.
     """
-    decisions = {r.id: r.pending for r in requests if r.pending is not None}
-    groups: dict[tuple[type, int], list[Request]] = {}
+    turns = []
     for request in requests:
-        if request.pending is None:
-            groups.setdefault((type(request.policy), id(request.plans)), []).append(request)
-    for members in groups.values():
-        decisions.update(_chosen(members))
-    return [Turn(r, decisions[r.id], r.plays(decisions[r.id])) for r in requests]
-
-
-def _chosen(members: Sequence[Request]) -> dict[int, Decision]:
-    """Decisions by request; each policy's own where they cannot agree."""
-    together = members[0].together
-    able = [request for request in members if together is not None and not request.is_idle]
-    made: dict[int, Decision] = {}
-    if together is not None and able:
-        try:
-            found = together.choose_together([request.policy for request in able])
-            made = {r.id: r.checked(d) for r, d in zip(able, found, strict=True)}
-        except Exception as error:
-            made = {request.id: request.choose() for request in able}
-            if not any(request.is_idle for request in able):  # no single one is to blame
-                for request in able:
-                    request.together = None
-                warnings.warn(f"{able[0].policy!r} cannot choose together: {error!r}", stacklevel=2)
-    return made | {request.id: request.choose() for request in members if request.id not in made}
+        request.is_resting = not may_draft and request.is_guarded
+        if request.is_resting:
+            decision = request.plain
+        else:
+            decision = request.choose() if request.pending is None else request.pending
+        turns.append(Turn(request, decision, request.plays(decision)))
+    return turns

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Drafter
 from draftwise.engine.costs import CostMeter
 from draftwise.engine.drafting import Pool
@@ -33,9 +35,10 @@ class PricedMeter:
         """The time so far."""
         return self._now
 
-    def saw_target(self, rows: int, tokens: int, seconds: float) -> None:
+    def saw_target(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         """A target forward happened; how long it took is no matter."""
-        self._now += 1.0 + TOKEN_SHARE * (tokens - 1)
+        self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)
+        return 1.0
 
     def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """So did draft steps."""
@@ -45,7 +48,7 @@ class PricedMeter:
         """So did the reading of a text."""
         self._now += TOKEN_SHARE * tokens * self._relative[drafter]
 
-    def costs(self, rows: int, max_tokens: int, is_packed: bool = False) -> Costs:
+    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
         """The prices: the same whatever happened."""
         target_s = 1.0 + TOKEN_SHARE * np.arange(max_tokens, dtype=np.float64)
         return Costs(target_s, dict(self._relative))
@@ -55,11 +58,13 @@ def pool_of(
     target: CausalModel,
     drafters: Sequence[Drafter],
     clock: Callable[[], float],
+    cost_clock: Callable[[], float],
     deterministic: bool,
 ) -> Pool:
-    """What an engine drafts with, on the clock that is given or on one of prices."""
+    """What an engine drafts with, on the clocks that are given or on one of prices."""
     prices = {drafter.name: drafter.relative_cost for drafter in drafters}
     if not deterministic:
-        return Pool(target, drafters, CostMeter(prices), clock)
+        return Pool(target, drafters, CostMeter(prices), clock, cost_clock)
     meter = PricedMeter(prices)
-    return Pool(target, drafters, meter, meter.clock)
+    # an account would carry what happened in one answer to the next
+    return Pool(target, drafters, meter, meter.clock, meter.clock, Guard(math.inf))

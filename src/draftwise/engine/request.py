@@ -20,12 +20,12 @@ from draftwise.engine.records import PHASES, Round, TokenLogprobs
 from draftwise.engine.text import Answer
 from draftwise.feedback import Revealer, Told
 from draftwise.protocols import (
-    ChoosingTogether,
     Looking,
     Mixer,
     Mixing,
     PlayingAll,
     Policy,
+    PricingPlans,
     StopRule,
 )
 from draftwise.types import (
@@ -194,10 +194,12 @@ class Request:
     where its rounds go, if anywhere.
     stops: what rules said of a draft that another one ended, if the feedback ``compares_rules``.
     is_idle: whether its policy, feedback or reward raised or returned nonsense: it drafts no more.
+    is_resting: whether it drafts nothing in this round, since drafting has earned nothing of late.
     pending: what was chosen and could not be played yet. switch: tokens that the first table of the
     target's rope is for; 0 = it has one table. longest: tokens that a draft has at most.
-    looking, mixing, together: the policy again, where it can do that. plays_all: whether its choice
-    stands for one plan of every drafter.
+    looking, mixing: the policy again, where it can do that. plays_all: whether its choice
+    stands for one plan of every drafter. is_guarded: whether it drafts only while that is not
+    slower than plain decoding.
     """
 
     id: int
@@ -221,14 +223,15 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: Exception | None = None
     is_idle: bool = False
+    is_resting: bool = False
     outbox: deque[Round] | None = None
     pending: Decision | None = None
     switch: int = 0
     longest: int = field(init=False)
     looking: Looking | None = field(init=False)
     mixing: Mixing | None = field(init=False)
-    together: ChoosingTogether | None = field(init=False)
     plays_all: bool = field(init=False)
+    is_guarded: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.lead(self.policy)
@@ -238,8 +241,8 @@ class Request:
         self.policy = policy
         self.looking = policy if isinstance(policy, Looking) else None
         self.mixing = policy if isinstance(policy, Mixing) else None
-        self.together = policy if isinstance(policy, ChoosingTogether) else None
         self.plays_all = isinstance(policy, PlayingAll)
+        self.is_guarded = isinstance(policy, PricingPlans)
         if self.plays_all:
             self.longest = sum(plan.num_tokens for plan in _one_each(self.plans))
         else:
@@ -316,7 +319,7 @@ class Request:
     @property
     def mixer(self) -> Mixer | None:
         """Which drafter writes each token of the coming draft, if the policy chooses that."""
-        if (mixing := self.mixing) is None:
+        if (mixing := self.mixing) is None or self.is_resting:
             return None
         return self._ask(lambda: mixing.mixer and FusedMixer(mixing.mixer, self.idle), None)
 
@@ -358,7 +361,7 @@ class Request:
 
     def plays(self, decision: Decision) -> list[Plan]:
         """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""
-        if self.is_idle:
+        if self.is_idle or self.is_resting:
             return [PLAIN]
         return _one_each(self.plans) if self.plays_all else [self.plans[decision.plan]]
 
@@ -366,14 +369,14 @@ class Request:
         """The plan as it was really played: of a mixed draft, its main writer and its length."""
         if self.mixer is None or plan.tree is not None or len(draft) != len(draft.confidences):
             return plan
-        writers = Counter(draft.sources).most_common()
+        writers = Counter(draft.sources[: draft.num_chain]).most_common()
         if not writers:
             return PLAIN
-        return Plan(writers[0][0], len(draft), "fixed" if len(writers) == 1 else MIXED)
+        return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
-    def task(self, plan: Plan) -> DraftTask:
-        """What this plan asks of its drafter now."""
-        length, guide = min(plan.length, self.num_draftable), self.guide(plan)
+    def task(self, plan: Plan, most: int) -> DraftTask:
+        """What this plan asks of its drafter now, of ``most`` tokens at most."""
+        length, guide = min(plan.length, self.num_draftable, most), self.guide(plan)
         if others := self._others(plan):
             guide = Watch(guide, others, self.stops)
         return DraftTask(self.context, length, guide, plan.tree)

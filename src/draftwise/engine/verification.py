@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -74,11 +75,12 @@ def show(turn: Turn) -> None:
     for name, draft in turn.parts:
         asides = {node: first_aside + i for i, (node, _) in enumerate(draft.asides)}
         found: list[tuple[float, float]] = []
-        for depth in range(min(len(draft) + 1, turn.num_emitted) if draft.parents is None else 0):
+        num = draft.num_chain
+        for depth in range(min(num + 1, turn.num_emitted) if num == draft.depth else 0):
             node = first + depth
             if depth and node - 1 not in on_path:
                 break
-            if depth < len(draft) and draft.sources[depth] == name:
+            if depth < num and draft.sources[depth] == name:
                 found.append((float(turn.alphas[node]), float(turn.ratios[node])))
             elif depth - 1 in asides:
                 found.append(turn.asides[asides[depth - 1]])
@@ -101,11 +103,23 @@ def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:
     >>> drafted_alphas(siblings, np.array([0.5, 0.25]), np.array([], int)).tolist()
     [0.75]
     """
-    if draft.parents is None:
-        return alphas
+    if draft.num_chain == draft.depth:
+        return alphas[: draft.depth]
     families = [draft.children(node) for node in (-1, *path.tolist())]
     covered = [sum(alphas[child] for child in children) for children in families if children]
     return np.minimum(np.array(covered, dtype=np.float64), 1.0)
+
+
+def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
+    """``Evidence.siblings`` of a draft of which the nodes of ``path`` were kept."""
+    reached, found = {-1, *path.tolist()}, []
+    ranks: Counter[int] = Counter()
+    for node in range(draft.num_chain, len(draft) if draft.confidences else 0):
+        before = draft.parent(node)
+        ranks[before] += 1
+        if before in reached:
+            found.append((draft.confidences[node], ranks[before], node in reached))
+    return found
 
 
 def _distributions(turns: Sequence[Turn]) -> Dists:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -122,8 +122,8 @@ class OnePlan(Kept):
 
     >>> from draftwise.registry import make_policy
     >>> policy = make_policy("one-plan:base=ucb1", num_plans=3)
-    >>> [decision.plan for decision in OnePlan.choose_together([policy] * 4)]
-    [0, 0, 0, 0]
+    >>> [policy.choose().round for _ in range(4)]
+    [1, 1, 1, 1]
     """
 
     KEPT: ClassVar[Fields] = {"base": "_base"}
@@ -133,23 +133,18 @@ class OnePlan(Kept):
         make_base: Callable[[str, np.random.Generator], Policy], base: str = "ucbspec",
     ) -> None:  # fmt: skip
         self._num_plans, self._base = num_plans, make_base(base, rng)
-
-    @staticmethod
-    def choose_together(policies: Sequence[OnePlan], costs: Costs | None = None) -> list[Decision]:
-        """One decision for each policy, at every row that has it; costs are not looked at."""
-        made: dict[int, Decision] = {}
-        for policy in policies:
-            if id(policy) not in made:
-                made[id(policy)] = policy.choose()
-        return [made[id(policy)] for policy in policies]
+        self._made: Decision | None = None
 
     def choose(self) -> Decision:
-        """What the base chooses."""
-        return self._base.choose()
+        """What the base chooses; the same for all rows until one of them tells how it went."""
+        if self._made is None:
+            self._made = self._base.choose()
+        return self._made
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Tell the base."""
         check_feedback(decision, feedback, self._num_plans)
+        self._made = None
         self._base.learn(decision, feedback)
 
     def probabilities(self) -> Floats:

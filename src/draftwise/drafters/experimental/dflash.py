@@ -75,7 +75,7 @@ class DFlashReader(Behind):
 
     remembers = True
     glance = None
-    shows_hidden = False
+    shows_hidden = resumes = False
 
     def __init__(self, head: DFlashHead, max_length: int) -> None:
         super().__init__()

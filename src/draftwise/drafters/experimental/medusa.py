@@ -69,7 +69,7 @@ class MedusaReader:
 
     remembers = False
     glance = None
-    shows_hidden = False
+    shows_hidden = resumes = False
 
     def __init__(self, heads: MedusaHeads, tap: int, max_length: int) -> None:
         self._heads, self._tap, self._max_length = heads, tap, max_length

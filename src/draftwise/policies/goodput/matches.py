@@ -10,10 +10,10 @@ import numpy as np
 
 from draftwise.policies.goodput.tables import plain, tallies
 
-MATCH_PRIORS = (0.3, 0.45, 0.55, 0.65, 0.8, 0.9)
+MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)
 """Acceptance of a retrieved token before any was seen: match length 1, 2, 3-4, 5-8, 9-16, 17+."""
 
-MATCH_WEIGHT = 2.0
+MATCH_WEIGHT = 4.0
 """How many alphas a bucket's prior counts for; what is remembered of it, too."""
 
 MATCH_DISCOUNT = 0.995

@@ -15,12 +15,10 @@ from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.looks import Looks
 from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable
 from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
-from draftwise.policies.goodput.pace import Pace, paces_of
 from draftwise.policies.goodput.pricing import PlanCosts
-from draftwise.policies.goodput.rows import best_plans
 from draftwise.policies.goodput.seen import SeenValues
 from draftwise.policies.state import dump, load
-from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Plan, Scores
+from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Plan, Scores
 
 ANSWER_TOKENS = 256.0
 """Tokens that an answer is believed to have, until that is known."""
@@ -42,9 +40,10 @@ class Goodput:
         (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the product of the
         rates of match lengths m, m + 1, ..; 1 / V grows by the seconds a token of catching up;
         plan = argmax V. No exploring by playing: drafters that are not played are looked at where
-        that is worth its price (``looks``). For a request that runs alone ``mixer`` then says,
-        token by token, the next one's writer, the best LM drafter or a match, and where the draft
-        ends (``mixing``); rows of a batch choose together (``together``, ``ragged``).
+        that is worth its price (``looks``). ``mixer`` then
+        says, token by token, the next one's writer, the best LM drafter or a match, and where the
+        draft ends (``mixing``). A row of a batch chooses as if all rows did what it does: a token
+        of a row costs what one more in each row does, over the number of rows.
     Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
         tokens, so it is chosen where nothing else is.
     Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
@@ -81,7 +80,6 @@ class Goodput:
         self._bins: dict[str, Bins] = {}
         self._matches: dict[str, int] = {}
         self._mix, self._wants_looks, self._left = mix, looks, ANSWER_TOKENS
-        self._pace = Pace()
         self._recall: Recall | None = None
         self.mixer: Mixer | None = None
         self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
@@ -114,32 +112,6 @@ class Goodput:
         best = int((prices := self._prices()).argmax())
         self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
         return Decision(best, 1.0, self._num_chosen)
-
-    @staticmethod
-    def choose_together(policies: Sequence[Goodput], costs: Costs | None = None) -> list[Decision]:
-        """The plans of one round, one a row; costs: in place of those learnt last."""
-        first = policies[0]
-        if costs is not None:
-            first._costs.take(costs)
-            first._made = None
-        known = first._costs
-        is_one = len(policies) == 1 and known.batch_s is None
-        if is_one or any(policy._is_blind for policy in policies):
-            return [policy.choose() for policy in policies]
-        chosen = best_plans(
-            known,
-            [each._rates for each in policies] if any(each._has_lms for each in policies) else [],
-            [policy._tables for policy in policies],
-            [policy._matches for policy in policies],
-            paces_of([policy._pace for policy in policies]),
-        )
-        for policy in policies:
-            policy._num_chosen += 1
-            policy.mixer = None  # a draft that goes on makes all rows wait
-        return [
-            Decision(int(plan), 1.0, policy._num_chosen)
-            for plan, policy in zip(chosen, policies, strict=True)
-        ]
 
     def curious(self, num_rows: int = 1) -> list[str]:
         """LM drafters to be scored on the last tokens now, though they were not played."""
@@ -189,7 +161,6 @@ class Goodput:
         """Update the rates, let those that were not scored fade, take over the context."""
         num_emitted = evidence.num_emitted if evidence.seconds > 0.0 else 0  # in the prompt
         scored = {name: self._row[name] for name in evidence.scores if name in self._row}
-        self._pace.saw(num_emitted)
         if evidence.seconds > 0.0 and self._has_lms:
             self._rates.fade(num_emitted, scored.values())
         for name, row in scored.items():
@@ -199,6 +170,7 @@ class Goodput:
             alphas = evidence.drafted_alphas[: evidence.num_accepted + 1].tolist()  # judged
             own = self._bins.setdefault(self.mixer.drafter, Bins())
             own.add(evidence.confidences[: len(alphas)], alphas)
+            own.add_siblings(evidence.siblings)
         self._matches = dict(evidence.matches)
         for name in evidence.matches.keys() - self._tables.keys():
             self._add_table(name)
