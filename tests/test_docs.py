@@ -12,6 +12,7 @@ from draftwise import registry
 from draftwise.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "draftwise"
 README = (ROOT / "README.md").read_text()
 
 
@@ -59,3 +60,37 @@ def test_every_name_in_the_tables_can_be_imported() -> None:
     for kind, table in tables.items():
         for name in table:
             assert registry.lookup(kind, table, name).__doc__
+
+
+def test_new_names_exist() -> None:
+    """A new name in the table of old names is a module, package or class where the table says."""
+    page = (ROOT / "docs" / "words.md").read_text("utf-8")
+    table = page.partition("<!-- renamed -->")[2].partition("<!-- end renamed -->")[0]
+    rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| `")]
+    assert rows
+    for _, new, where in rows:
+        place = where.strip(" `")
+        place = ROOT / place if place.startswith("packages") else SOURCE / place.replace("top", "")
+        for name in re.findall(r"`(\w+)`", new):
+            in_file = place.is_file() and re.search(rf"^class {name}\b", place.read_text(), re.M)
+            assert in_file or (place / name).is_dir() or (place / f"{name}.py").is_file(), name
+
+
+def test_the_list_of_model_types_is_the_survey() -> None:
+    """``docs/models.md`` groups what ``draftwise models --check`` writes to the lab's page."""
+    groups = (ROOT / "docs" / "models.md").read_text("utf-8")
+    survey = (ROOT / "docs" / "lab" / "models.md").read_text("utf-8")
+    served, _, refused = survey.partition("## Refused")
+    ways = {"packed": "packed", "padded": "padded", "alone": "one sequence per forward"}
+    expected = {
+        name: ways[rows]
+        for name, rows in re.findall(
+            r"^\| (\S+) \| [^|]* \| (packed|padded|alone) \|", served, re.M
+        )
+    } | dict.fromkeys(re.findall(r"^\| (\S+) \| (?!reason)\w", refused, re.M), "refused")
+    listed = {
+        name: re.split(r"[,(]", group)[0].strip()
+        for group, names in re.findall(r"^\| ([a-z].*?) \| (`.*) \|$", groups, re.M)
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+    assert listed == expected

@@ -62,7 +62,7 @@ def growing(seeds: int) -> list[Row]:
 
 
 def argmax(seeds: int) -> list[Row]:
-    """docs/regret.md: follow the leader with everything seen, and the default policy."""
+    """docs/lab/regret.md: follow the leader with everything seen, and the default policy."""
     rows = []
     for gap in (0.2, 0.1, 0.05):
         world = sim.IndependentAlphas({"tgd": {"a": 0.7, "b": 0.7 - gap, "c": 0.4}}, COSTS, 0.1)

@@ -4,7 +4,7 @@ Cosmic Ray makes the mutants: one operator, number, condition or decorator of a 
 as ``OPERATORS`` says; what changes an annotation only is no mutant. Each is tried in a process
 forked from one that has imported torch already, with the smallest set of tests that ought to kill
 it; the file on disk stays as it is. A mutant is killed where a test fails or the tests take
-``PATIENCE`` times their processor time. ``make mutants``; ``docs/mutants.md`` lists the survivors.
+``PATIENCE`` times their processor time. ``make mutants``; ``docs/lab/mutants.md`` lists survivors.
 """
 
 from __future__ import annotations

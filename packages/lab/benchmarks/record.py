@@ -4,8 +4,8 @@ Held-out prompts of every domain, or those of ``--skip`` on, are answered; with 
 from the same held-out sources, drawn under that name: as many as wanted. Then each drafter reads
 prompt and answer once: its alpha, ratio and confidence at each position, what the prompt's last
 tokens alone say of it, as in the engine's first impression, and what each that retrieves would
-have copied. The arrays are those of docs/simulator.md, with the prompts' lengths and ends, and the
-tokens.
+have copied. The arrays are those of docs/lab/simulator.md, with the prompts' lengths and ends, and
+the tokens.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from draftwise.drafters.protocol import Drafter as Drafter
     from draftwise.drafters.protocol import DraftTask as DraftTask
     from draftwise.drafters.retrieval import LONGEST_MATCH as LONGEST_MATCH
+    from draftwise.drafters.retrieval import NO_MATCH as NO_MATCH
+    from draftwise.drafters.retrieval import Match as Match
     from draftwise.drafters.retrieval import RetrievalSession as RetrievalSession
     from draftwise.drafters.suffix import ORDERS as ORDERS
     from draftwise.drafters.suffix import SuffixDrafter as SuffixDrafter

@@ -35,7 +35,7 @@ def rounding_layer(module: Any) -> str | None:
 
     Such a layer rounds to 8 bits what differs by the last bit of a float between a forward over one
     token and one over several, so greedy answers can part from plain decoding's at a near tie. That
-    is so of transformers itself with and without a cache (measured in docs/log.md).
+    is so of transformers itself with and without a cache (measured in docs/lab/log.md).
     """
     for name, layer in module.named_modules():
         weight = getattr(layer, "weight", None)

@@ -51,10 +51,10 @@ def test_the_page_counts_what_it_shows_and_can_be_gone_on_with() -> None:
         Finding("b", "no | masks"),
         Finding("c", rows="alone"),
     ]
-    text = page(findings, Path("docs/models.md"))
+    text = page(findings, Path("docs/lab/models.md"))
     assert "| served | 2 of 3 |" in text
     assert "| b | no / masks |" in text
-    assert "--write docs/models.md" in text
+    assert "--write docs/lab/models.md" in text
     assert findings_of(text) == {
         "a": findings[0],
         "b": Finding("b", "no / masks"),

@@ -183,7 +183,7 @@ PLAIN_ROW, BEST_ROW, BEST_EACH_ROW = "plain", "best fixed plan", "best fixed pla
 """Rows that no policy played: what plans would have done in hindsight."""
 
 Result = dict[str, Any]
-"""One domain and policy, flat; the keys are documented in docs/simulator.md."""
+"""One domain and policy, flat; the keys are documented in docs/lab/simulator.md."""
 
 
 def half_width(values: Sequence[float] | Floats) -> float | None:
@@ -293,7 +293,7 @@ def averages(rows: Sequence[Result]) -> dict[str, Result]:
 def report(
     preset: str, match: Match, outcome: Outcome, *, num_drafters: int | None = None
 ) -> dict[str, Any]:
-    """``{"preset", "results": [..], "average": {policy: {..}}, ..}``; see docs/simulator.md."""
+    """``{"preset", "results": [..], "average": {policy: {..}}, ..}``; see docs/lab/simulator.md."""
     rows = results(match, outcome)
     return {
         "preset": preset,

@@ -81,7 +81,7 @@ ARRAYS = (
     "fam", "temp", "drafters", "gam", "r", "conf", "conf2", "ent", "pgam", "avail", "mlen",
     "propP", "match",
 )  # fmt: skip
-"""What a replay file holds; shapes in docs/simulator.md."""
+"""What a replay file holds; shapes in docs/lab/simulator.md."""
 OPTIONAL = ("plen", "pprop", "pmlen")
 """What it may hold besides: prompt lengths, and the prompt's end as retrieval drafters saw it."""
 
@@ -179,7 +179,7 @@ def _read(path: Path) -> dict[str, Any]:
             names = found.keys()
             if missing := [name for name in ARRAYS if name not in names]:
                 raise DraftwiseError(
-                    f"{path} lacks the array {missing[0]!r}: see docs/simulator.md"
+                    f"{path} lacks the array {missing[0]!r}: see docs/lab/simulator.md"
                 )
             size = sum(entry.file_size for entry in found.zip.infolist())
             if size > TRACE_BYTES:

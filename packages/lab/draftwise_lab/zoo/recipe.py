@@ -59,6 +59,6 @@ EAGLE_PASSES = {"documents": 2, "lessons": 5}  # tokens of a draft that training
 EAGLE_DEPTHS = 6  # tokens of a draft that are measured
 
 NUM_STOP_PROMPTS = 96  # a domain, for the acceptance heads
-STOP_LAYERS, STOP_W_REJ = 3, 1.0  # measured: docs/reproduction/specdecpp.md
+STOP_LAYERS, STOP_W_REJ = 3, 1.0  # measured: docs/lab/reproduction/specdecpp.md
 
 NOMINAL_MINUTES = 114.0  # what the bundled build took, two processes on two shared cores
