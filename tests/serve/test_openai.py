@@ -366,7 +366,8 @@ def test_a_trace_holds_rounds_and_no_text(speculator: Speculator, tmp_path: Path
         serving(make_service(speculator, settings)) as made,
         openai.OpenAI(base_url=made.url + "/v1", api_key="none") as client,
     ):
-        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12)
+        more = {"ignore_eos": True}
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, extra_body=more)
     records = [json.loads(line) for line in trace.read_text().splitlines()]
     assert sum(record["num_emitted"] for record in records) == 12
     assert all("tokens" not in record and record["seconds"]["verify"] > 0 for record in records)
