@@ -236,6 +236,8 @@ class Controller:
         self.branches = [[] for _ in names] if self.limits.branches else []
         if num == 0:
             return []
+        if self.rests(num):
+            return [[] for _ in names]
         self._learn_lengths()
         self._num_choices += 1
         slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
@@ -245,6 +247,7 @@ class Controller:
         # what the model wrote is paid for: an empty account does not waste it
         if most <= 0 or not (width or self.guard.allows_drafts):
             self.promised += num
+            self._num_idle += 1
             self._decide_length(num)
             return [[] for _ in names]
         # 2. and 3. expected tokens, and seconds by the number of tokens
@@ -274,6 +277,21 @@ class Controller:
             self.branches = self._read(1, num)
         return self._read(0, num)
 
+    def rests(self, num: int) -> bool:
+        """Whether a step of num requests drafts nothing, whatever their texts are.
+
+        True takes the place of ``choose``: an engine need not collect the requests. Never with a
+        model drafter, whose length is decided in ``choose``.
+        """
+        upcoming = self._num_choices + 1
+        if self.limits.model or (self.limits.retrieval and self._is_search_due(upcoming)):
+            return False
+        self._num_choices = upcoming
+        self._num_idle += 1
+        self.promised += num
+        self._known.facts[:, :LAST] = 0
+        return True
+
     def _rate(self, which: int) -> float:
         """Tokens a second, of the latest steps (0) or of more of them (1)."""
         tokens, seconds = self._rates[:, which].tolist()
@@ -301,7 +319,7 @@ class Controller:
             lengths = np.fromiter(map(len, offers), np.int64, num)
             written = np.fromiter(chain.from_iterable(offers), np.int32)
         found = _UNSEARCHED
-        if self.limits.retrieval and (len(written) or self._is_search_due):
+        if self.limits.retrieval and (len(written) or self._is_search_due(self._num_choices)):
             searched = rooms * self._allowed[slots, 1] if self._restricted else rooms
             found = self._index.propose(slots, searched)
         floor = FLOOR_SHARE * self._price if self._num_choices % FLOOR_CHECK else 0.0
@@ -320,11 +338,13 @@ class Controller:
             acceptance.find_after(after, found.tokens, found.num_tokens, found.match, known, tables)
         return int(width)
 
-    @property
-    def _is_search_due(self) -> bool:
-        """Texts where nothing is worth drafting for long are searched less often."""
-        every = min(1 + self._num_idle // IDLE_STEPS, IDLE_MOST)
-        return self._num_choices % every == 0
+    def _is_search_due(self, number: int) -> bool:
+        """Texts where nothing is worth drafting for long are searched less often.
+
+        So are all texts while the guard allows no drafts; what is found then still teaches.
+        """
+        every = 1 + self._num_idle // IDLE_STEPS if self.guard.allows_drafts else IDLE_MOST
+        return number % min(every, IDLE_MOST) == 0
 
     def _most_tokens(self, num: int) -> int:
         """Drafted tokens of a step: within the engine's limit, not far beyond what was priced."""

@@ -142,8 +142,9 @@ def test_a_request_limits_its_own_drafts_and_no_others() -> None:
     assert longest["r1"] > 2
     assert longest["r2"] > 2
     labels = engine.adapter.counts.labels
-    assert labels["task 1"][1] == 2 * 199
-    assert labels["task 0"][1] == 199
+    assert labels["task 1"].emitted == 2 * 199
+    assert labels["task 0"].emitted == 199
+    assert labels["task 1"].account.speed < labels["task 0"].account.speed
 
 
 def test_who_may_not_use_the_model_drafter_does_not_get_its_tokens() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
 from draftwise.integrations import vllm as room
 from draftwise.integrations.vllm import metrics, plugin
@@ -531,6 +532,16 @@ def test_counters_are_exported_once_each() -> None:
 def test_labels_are_bounded() -> None:
     counts = metrics.Counts()
     for number in range(100):
-        counts.add_label(f"task {number}", 2)
+        counts.add_label(f"task {number}", 2, 1.0, 0.5 + number % 2)
     assert len(counts.labels) == metrics.MOST_LABELS + 1
-    assert counts.labels["other"] == [100 - metrics.MOST_LABELS, 2 * (100 - metrics.MOST_LABELS)]
+    other, num = counts.labels["other"], 100 - metrics.MOST_LABELS
+    assert (other.rounds, other.emitted) == (num, 2 * num)
+    assert counts.labels["task 0"].account.speed == 1.0
+    assert counts.labels["task 1"].account.speed == 3.0
+    assert other.account.speed == pytest.approx(2.0)
+    speeds = {
+        tuple(f.labels.values()): f.value
+        for f in counts.figures(Guard())
+        if f.name == "label_speed"
+    }
+    assert speeds["task 1", "start"] == speeds["task 1", "recent"] == 3.0

@@ -170,6 +170,14 @@ class Adapter:
     def draft(self, offered: Any) -> None:
         """Put the controller's drafts in the place of what the server's own drafter wrote."""
         begin = self.clock()
+        if self.controller.rests(len(self._rows)):
+            offered.draft_token_ids = [[] for _ in offered.req_ids]
+        else:
+            self._draft(offered)
+        self._ended = self.clock()
+        self._own_s += self._ended - begin
+
+    def _draft(self, offered: Any) -> None:
         has_model = self.controller.limits.model
         names, rows, rooms, offers, places = [], [], [], [], []
         for place, id_ in enumerate(offered.req_ids):
@@ -189,8 +197,6 @@ class Adapter:
             drafts[place] = chain
             row.num_model = of_model(chain, offer) if offer else 0
         offered.draft_token_ids = drafts
-        self._ended = self.clock()
-        self._own_s += self._ended - begin
 
     @fused
     def shorten(self, scheduled: Any) -> None:
@@ -252,7 +258,11 @@ class Adapter:
             num_prefill=total - num - num_verified,
             own_seconds=self._own_before_s,
         )
+        guard = self.controller.guard
+        before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
+        worth_s, spent_s = guard.plain_s - before[0], guard.spent_s - before[1]
+        plain_s = worth_s * num / max(sum(map(len, emitted)), 1)
         counts, num_emitted = self.counts, 0
         of_model = by_model = drafted = accepted = 0
         for id_, tokens, num_drafted in zip(names, emitted, verified, strict=True):
@@ -266,7 +276,7 @@ class Adapter:
                 by_model += min(row.num_model, num_drafted)
                 of_model += min(row.num_model, kept)
             if row.label:
-                counts.add_label(row.label, length)
+                counts.add_label(row.label, length, spent_s, plain_s)
         counts.add_drafts(by_model, of_model, drafted, accepted)
         if names:
             counts.steps += 1

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from draftwise.controller.guard import Guard
 from draftwise.integrations.vllm.options import DRAFTERS, MODEL, RETRIEVAL
 
 FOLDER = "DRAFTWISE_METRICS_DIR"
@@ -43,6 +44,7 @@ HELP = {
     "accepted_tokens": "Drafted tokens that were kept, by drafter",
     "label_rounds": "Rounds by label of the request",
     "label_emitted_tokens": "Tokens by label of the request",
+    "label_speed": "The speed by label of the request",
     "step_seconds": "Seconds of these steps",
     "own_seconds": "Seconds that draftwise added to them",
     "speed": "Tokens a second relative to plain decoding: since the start, and recently",
@@ -51,8 +53,17 @@ HELP = {
 
 
 @dataclass(slots=True)
+class LabelCounts:
+    """Of the requests with one label. account: its ``speed`` and ``recent_speed``."""
+
+    rounds: int = 0
+    emitted: int = 0
+    account: Guard = field(default_factory=Guard)
+
+
+@dataclass(slots=True)
 class Counts:
-    """Sums since the start. drafted, accepted: by drafter; labels: rounds and tokens by label."""
+    """Sums since the start; drafted, accepted: by drafter."""
 
     steps: int = 0
     rounds: int = 0
@@ -61,7 +72,7 @@ class Counts:
     own_s: float = 0.0
     drafted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
-    labels: dict[str, list[int]] = field(default_factory=dict)
+    labels: dict[str, LabelCounts] = field(default_factory=dict)
 
     def add_drafts(self, by_model: int, of_model: int, drafted: int, accepted: int) -> None:
         """Of a step: tokens verified and tokens kept, of the model drafter and of all drafters."""
@@ -72,16 +83,20 @@ class Counts:
             self.drafted[name] += num
             self.accepted[name] += kept
 
-    def add_label(self, label: str, num_emitted: int) -> None:
-        """One round of a request with a label."""
+    def add_label(self, label: str, num_emitted: int, seconds: float, plain_s: float) -> None:
+        """One round of a request with a label, in a step of so many seconds.
+
+        plain_s: of the step without drafts; both are 0 while prices are unknown.
+        """
         if label not in self.labels and len(self.labels) >= MOST_LABELS:
             label = "other"
-        sums = self.labels.setdefault(label, [0, 0])
-        sums[0] += 1
-        sums[1] += num_emitted
+        found = self.labels.setdefault(label, LabelCounts())
+        found.rounds += 1
+        found.emitted += num_emitted
+        found.account.observe(num_emitted, seconds, plain_s)
 
-    def figures(self, guard: Any) -> Iterator[Figure]:
-        """All samples. guard: ``speed``, ``recent_speed``, ``allows_drafts``."""
+    def figures(self, guard: Guard) -> Iterator[Figure]:
+        """All samples. guard: of all requests."""
         none: dict[str, str] = {}
         yield Figure("steps", True, none, self.steps)
         yield Figure("rounds", True, none, self.rounds)
@@ -91,12 +106,19 @@ class Counts:
         for name in DRAFTERS:
             yield Figure("drafted_tokens", True, {"drafter": name}, self.drafted[name])
             yield Figure("accepted_tokens", True, {"drafter": name}, self.accepted[name])
-        for label, (rounds, emitted) in self.labels.items():
-            yield Figure("label_rounds", True, {"label": label}, rounds)
-            yield Figure("label_emitted_tokens", True, {"label": label}, emitted)
-        yield Figure("speed", False, {"window": "start"}, guard.speed)
-        yield Figure("speed", False, {"window": "recent"}, guard.recent_speed)
+        for label, of_label in self.labels.items():
+            yield Figure("label_rounds", True, {"label": label}, of_label.rounds)
+            yield Figure("label_emitted_tokens", True, {"label": label}, of_label.emitted)
+            for window, speed in _windows(of_label.account):
+                yield Figure("label_speed", False, {"label": label, "window": window}, speed)
+        for window, speed in _windows(guard):
+            yield Figure("speed", False, {"window": window}, speed)
         yield Figure("drafting_allowed", False, none, float(guard.allows_drafts))
+
+
+def _windows(account: Guard) -> Iterator[tuple[str, float]]:
+    yield "start", account.speed
+    yield "recent", account.recent_speed
 
 
 def as_text(figures: Iterable[Figure], labels: Mapping[str, str]) -> str:

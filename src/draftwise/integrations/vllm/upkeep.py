@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from draftwise.controller.controller import Controller
 from draftwise.integrations.vllm.adapter import Adapter
 from draftwise.integrations.vllm.metrics import Exporter, Figure, as_text
 from draftwise.integrations.vllm.options import DRAFTERS
@@ -16,6 +15,8 @@ logger = logging.getLogger("vllm.draftwise")
 
 EXPORT_EVERY_S = 1.0
 LOG_EVERY_S = 60.0
+LOGGED_LABELS = 8
+"""Labels with the most rounds, whose speeds the log line has."""
 
 
 class Upkeep:
@@ -105,7 +106,8 @@ class Upkeep:
         """What drafting brought since the last such line."""
         before, sums = self._logged, Sums.of(self._adapter)
         seconds, self._logged_s, self._logged = now - self._logged_s, now, sums
-        logger.info("draftwise: %s", report(self._adapter.controller, sums.since(before), seconds))
+        line = report(self._adapter, sums.since(before), seconds)
+        logger.info("draftwise: %s", line)
 
     def close(self) -> None:
         """At the end: save, export, and wait until it is written."""
@@ -135,9 +137,10 @@ class Sums(dict[str, float]):
         return Sums({name: value - before[name] for name, value in self.items()})
 
 
-def report(controller: Controller, sums: Sums, seconds: float) -> str:
+def report(adapter: Adapter, sums: Sums, seconds: float) -> str:
     """One line: the speed, tokens a second, and what became of drafts."""
-    guard, steps, rounds = controller.guard, max(sums["steps"], 1), max(sums["rounds"], 1)
+    guard, labels = adapter.controller.guard, adapter.counts.labels.items()
+    steps, rounds = max(sums["steps"], 1), max(sums["rounds"], 1)
     drafts = [
         f"{name}: {sums[f'accepted {name}']:.0f} of {sums[f'drafted {name}']:.0f} tokens kept"
         for name in DRAFTERS
@@ -151,4 +154,8 @@ def report(controller: Controller, sums: Sums, seconds: float) -> str:
     ]
     if not guard.allows_drafts:
         parts.append("drafting rests: it has cost more than it brought")
+    most = sorted(labels, key=lambda of: -of[1].rounds)[:LOGGED_LABELS]
+    for label, found in most:
+        account = found.account
+        parts.append(f"{label}: {account.recent_speed:.2f} ({account.speed:.2f})")
     return "; ".join(parts)
