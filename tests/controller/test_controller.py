@@ -123,6 +123,23 @@ def test_never_slower_where_verifying_is_dear() -> None:
     assert engine.speed() > 0.99
 
 
+def test_a_resting_guard_searches_in_one_of_eight_steps() -> None:
+    controller = Controller(Limits(8))
+    engine = Engine(controller, 2, copies=0.0)
+    for _ in range(3):
+        engine.step()
+    assert controller.guard.allows_drafts
+    searched = sum(not controller.rests(2) for _ in range(8))
+    controller.guard.charge(1e6)
+    resting = 0
+    for _ in range(64):
+        is_resting = controller.rests(2)
+        resting += is_resting
+        if not is_resting:
+            engine.choose(0)
+    assert (searched, resting) == (8, 56)
+
+
 def test_drafting_comes_back() -> None:
     engine = Engine(Controller(Limits(model=True)), 4, right=0.0, copies=0.0)
     for _ in range(600):

@@ -3,6 +3,7 @@
 python benchmarks/vllm_overhead.py               # fakes of vLLM, and no model
 python benchmarks/vllm_overhead.py --inside      # in a real vLLM with the bundled target
 python benchmarks/vllm_overhead.py --profile     # where it goes, at the most requests
+python benchmarks/vllm_overhead.py --noise       # characters at random: nothing can be drafted
 With fakes each request's text goes on by phrases that other requests use, too, and by single random
 tokens, so that retrieval finds matches of all lengths; a step's seconds are of the fakes' clock (a
 fixed price and one for each token), so choices are the same in every run. ``work`` is done while
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # it imports numba, which a vLLM on the CPU must do later
 
 IN_STEP, BESIDE = ("starts", "came_back", "learn", "draft"), "work"
 PROMPT_TOKENS, ANSWER_TOKENS, STEPS = 2000, 400, 60
+NOISE_STEPS, NUM_CHARACTERS = 380, 37
 
 
 def text(rng: random.Random, phrases: list[list[int]], num_tokens: int) -> list[int]:
@@ -41,13 +43,17 @@ def text(rng: random.Random, phrases: list[list[int]], num_tokens: int) -> list[
     return found[:num_tokens]
 
 
-def engine_of(rows: int, with_drafter: bool) -> FakeEngine:
+def engine_of(rows: int, with_drafter: bool, noise: bool) -> FakeEngine:
     """So many requests, each with its whole text decided in advance."""
     from integrations.vllm.fakes import FakeEngine, FakeRequest
 
     rng = random.Random(rows)
     phrases = [[rng.randrange(50_000) for _ in range(rng.randrange(2, 13))] for _ in range(24)]
-    texts = {n: text(rng, phrases, PROMPT_TOKENS + ANSWER_TOKENS + 40) for n in range(rows)}
+    num = PROMPT_TOKENS + ANSWER_TOKENS + 40
+    texts = {
+        n: rng.choices(range(NUM_CHARACTERS), k=num) if noise else text(rng, phrases, num)
+        for n in range(rows)
+    }
 
     def model(tokens: Any) -> int:
         return texts[tokens[0]][len(tokens) - 1]
@@ -106,6 +112,7 @@ class Timed:
         counts = self._adapter.counts
         return {
             "ms": round(float(np.median(in_step)), 3),
+            "mean": round(float(in_step.mean()), 3),
             "p99": round(float(np.quantile(in_step, 0.99)), 3),
             **parts,
             "tokens a round": round(counts.emitted / max(counts.rounds, 1), 2),
@@ -114,12 +121,12 @@ class Timed:
 
 
 def measure(
-    rows: int, with_drafter: bool, profile: cProfile.Profile | None = None
+    rows: int, with_drafter: bool, profile: cProfile.Profile | None = None, *, noise: bool = False
 ) -> dict[str, float]:
     """With fakes."""
-    engine = engine_of(rows, with_drafter)
+    engine = engine_of(rows, with_drafter, noise)
     timed = Timed(engine.adapter, profile)
-    for _ in range(STEPS):
+    for _ in range(NOISE_STEPS if noise else STEPS):
         engine.step()
     assert len(engine.requests) == rows, "a request ended too early"
     return timed.table(rows)
@@ -155,13 +162,14 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--repeats", type=int, default=3, help="the least of so many runs counts")
     parser.add_argument("--inside", action="store_true", help="in a real vLLM")
+    parser.add_argument("--noise", action="store_true", help="nothing can be drafted")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     table = measure_inside(args.rows) if args.inside else {}
-    for with_drafter in () if args.inside else (False, True):
+    for with_drafter in () if args.inside else (False,) if args.noise else (False, True):
         for rows in args.rows:
-            runs = [measure(rows, with_drafter) for _ in range(args.repeats)]
+            runs = [measure(rows, with_drafter, noise=args.noise) for _ in range(args.repeats)]
             best = min(runs, key=lambda run: run["ms"])
             table[f"{rows} requests, {'with' if with_drafter else 'without'} a model drafter"] = (
                 best
