@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwise import registry
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
-from draftwise.engine.fuse import FusedGuide, fused_process, fused_stop
+from draftwise.engine.guarded import GuardedStopRule, guarded_process, guarded_stop
 from draftwise.engine.memory import Memory, check_scope
 from draftwise.engine.options import RequestParams
 from draftwise.engine.request import Request
@@ -82,13 +82,13 @@ class Learning:
         stream: np.random.SeedSequence,
     ) -> Request:
         policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
-        sampling, fuses = params.sampling, []
+        sampling, callbacks = params.sampling, []
         if ending.stop_when is not None:
-            fuses.append(fused_stop(ending.stop_when))
-            ending = replace(ending, stop_when=fuses[-1])
+            callbacks.append(guarded_stop(ending.stop_when))
+            ending = replace(ending, stop_when=callbacks[-1])
         if sampling.process is not None:
-            fuses.append(fused_process(sampling.process))
-            sampling = replace(sampling, process=fuses[-1])
+            callbacks.append(guarded_process(sampling.process))
+            sampling = replace(sampling, process=callbacks[-1])
         return Request(
             id=next(_IDS),
             prompt=tuple(prompt),
@@ -114,7 +114,7 @@ class Learning:
             accept_rng=np.random.default_rng(accept_seed),
             plans=self.plans,
             guides=self.guides(guide_seed),
-            fuses=fuses,
+            callbacks=callbacks,
             priority=params.priority,
             label=params.label,
             scores_prompt=self.scores_prompt,
@@ -151,7 +151,9 @@ class Learning:
         names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
         homes = {d.name: d.home for d in self._drafters if isinstance(d, ShowingHidden)}
         return {
-            name: FusedGuide(registry.make_guide(name[1], own, home=homes.get(name[0])), name[1])
+            name: GuardedStopRule(
+                registry.make_guide(name[1], own, home=homes.get(name[0])), name[1]
+            )
             for name, own in zip(names, seed.spawn(len(names)), strict=True)
         }
 

@@ -14,6 +14,7 @@ from draftwise import checks, presets
 from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Drafter
 from draftwise.engine.engine import Engine
+from draftwise.engine.fixed_costs import pool_of
 from draftwise.engine.generation import Generation, Result
 from draftwise.engine.memory import Memory
 from draftwise.engine.options import (
@@ -25,7 +26,6 @@ from draftwise.engine.options import (
     check_names,
     request_params,
 )
-from draftwise.engine.priced import pool_of
 from draftwise.engine.prompts import encode_all, ending_of, is_single, randomness
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request

@@ -12,7 +12,7 @@ import torch
 
 from draftwise.drafters import Context, DraftTask, EagleReader
 from draftwise.nn import CausalModel, Features, distributions, save_head
-from draftwise.policies.goodput.looks import LOOK_TOKENS
+from draftwise.policies.goodput.probes import PROBE_TOKENS_PAID
 from draftwise.speculator import Speculator
 from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
@@ -115,8 +115,8 @@ def test_a_look_reads_the_end_of_a_text_alone(num: int, monkeypatch: pytest.Monk
         context.features = features_of(TARGET, text)
         session = opened(eagle(), [context])
         if looks:
-            session.glance([context])
-            assert fed == [min(num - 2, LOOK_TOKENS)]
+            session.probe([context])
+            assert fed == [min(num - 2, PROBE_TOKENS_PAID)]
         drafts.append(drafted(session, context, None))
     assert same(*drafts)
 

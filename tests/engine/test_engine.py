@@ -253,7 +253,7 @@ def test_a_rule_that_raises_ends_its_drafts_and_not_its_row() -> None:
     made = speculator(POOLS["good"], "fixed:1", lengths=(3,))
     request = ask(made, PROMPTS[0])
     for guide in request.guides.values():
-        guide._guide.goes_on = broken  # type: ignore[attr-defined]
+        guide._guide.should_continue = broken  # type: ignore[attr-defined]
     engine = made.engine()
     engine.admit(request)
     with pytest.warns(UserWarning, match="drafts no more with it"):

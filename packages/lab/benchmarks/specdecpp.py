@@ -110,7 +110,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     tests, found, rows = {}, dict[str, Any](), dict[str, Any]()
     for name, texts in scene.test_texts().items():
         folder = scene.work / "specdecpp" / "judged" / name.replace(" ", "-")
-        some = training.judge_all(replace(setting, temperature=1.0, seed=1), texts, folder)
+        some = training.label_all(replace(setting, temperature=1.0, seed=1), texts, folder)
         chains = training.draft_chains(setting.target, setting.drafter, texts, num_chains=512)
         tests[name] = training.Judged(judged.taught, some, chains)
     for variant in track(variants()):

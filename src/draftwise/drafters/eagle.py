@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.model_session import GLANCE, Behind, Feed, NeuralSession, Reading
+from draftwise.drafters.model_session import PROBE_TOKENS, Behind, Feed, NeuralSession, Reading
 from draftwise.drafters.protocol import Context
 from draftwise.nn.heads.eagle import StateHead, load_head, read
 from draftwise.nn.hidden_states import Features
@@ -97,7 +97,7 @@ class EagleReader(Behind):
     """
 
     remembers = True
-    glance = GLANCE
+    probe_tokens = PROBE_TOKENS
     shows_hidden = resumes = False
 
     def __init__(self, head: StateHead) -> None:

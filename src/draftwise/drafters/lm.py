@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import whole
-from draftwise.drafters.model_session import GLANCE, Feed, NeuralSession, Reading
+from draftwise.drafters.model_session import PROBE_TOKENS, Feed, NeuralSession, Reading
 from draftwise.drafters.protocol import Context
 from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import Shared
@@ -137,9 +137,9 @@ class LMReader:
     remembers = resumes = True
 
     @property
-    def glance(self) -> int:
+    def probe_tokens(self) -> int:
         """As many as there are positions, if these are few."""
-        return min(GLANCE, self._cache.capacity)
+        return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
     def shows_hidden(self) -> bool:

@@ -107,7 +107,7 @@ class Behind:
         self._cache.lengths[context.row] = max(0, min(self._cache.lengths[context.row], last))
 
 
-GLANCE = 32
+PROBE_TOKENS = 32
 """Tokens at the end of a prompt from which a first impression is made."""
 
 
@@ -135,7 +135,7 @@ class Reader(Protocol):
     """
 
     @property
-    def glance(self) -> int | None:
+    def probe_tokens(self) -> int | None:
         """Tokens from which a first impression is made; None = all of a text."""
         ...
 
@@ -229,7 +229,7 @@ def listen(
 ) -> tuple[Heard, list[Reading], Dists]:
     """Read each text and what is drafted of it; q's of the last ``nums`` positions, and the last.
 
-    Copied tokens that are read by the way leave their q's to the chains (``asides``).
+    Copied tokens that are read by the way leave their q's to the chains (``offpath_probs``).
     """
     readings = []
     for chain, num in zip(chains, nums, strict=True):
@@ -243,7 +243,7 @@ def listen(
         end += num
         last.append(end - 1)
         for back in range(min(len(chain.tokens), num - 1), 0, -1):
-            chain.set_aside(len(chain.tokens) - back - 1, q, end - 1 - back)
+            chain.add_offpath(len(chain.tokens) - back - 1, q, end - 1 - back)
     every = len(last) == len(q)
     heard = Heard(q if every else q.take(last), logits if every else logits[last], hidden)
     return heard, readings, q
@@ -291,7 +291,7 @@ class Chain:
         self.is_over = False
         self.looks = (
             task.mix is not None
-            or not task.guide.always_goes_on
+            or not task.guide.never_stops
             or task.context.sampling.process is not None
         )
         self.waits = task.mix is None and shows_hidden and task.guide.waits_for_hidden
@@ -299,7 +299,7 @@ class Chain:
         self.tokens: list[int] = []
         self.sources: list[str] = []  # of copied tokens; "" = the drafter itself
         self.probs: list[Tensor | None] = []
-        self.asides: list[tuple[int, Tensor]] = []
+        self.offpath_probs: list[tuple[int, Tensor]] = []
         self.confidences: list[float] = []
         self.siblings: list[Sibling] = []
         self._hidden: NDArray[np.float32] | None = None
@@ -341,16 +341,16 @@ class Chain:
 
     def begins(self) -> bool:
         """Whether to draw a first token."""
-        return not self.is_over and self.length > 0 and (self.is_mixed or self.goes_on())
+        return not self.is_over and self.length > 0 and (self.is_mixed or self.should_continue())
 
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Whether to draw another token; a mixer lets others write first."""
         if self.is_over:
             return False
         if self.is_mixed:
             self.copy()
             return not self.is_over
-        return self._guide.goes_on(self._step)
+        return self._guide.should_continue(self._step)
 
     def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
         """The drafter drew this token, which is in the draft from now on.
@@ -389,10 +389,10 @@ class Chain:
         ]
         self.is_over = self.is_over or self._is_full
 
-    def set_aside(self, node: int, q: Dists, row: int) -> None:
+    def add_offpath(self, node: int, q: Dists, row: int) -> None:
         """Note what the drafter would have drawn from behind a node, to score it."""
         drawn_from = q.q(row)
-        self.asides.append((node, q.tokens[row] if drawn_from is None else drawn_from))
+        self.offpath_probs.append((node, q.tokens[row] if drawn_from is None else drawn_from))
 
     def show(self, hidden: Floats) -> None:
         """The state at the token that was read last."""
@@ -425,7 +425,7 @@ class Chain:
             [own or source for own in self.sources] + [source] * len(siblings),
             np.asarray(parents, dtype=np.int64) if siblings else None,
             confidences if self.is_mixed else (),
-            self.asides,
+            self.offpath_probs,
         )
 
 
@@ -487,11 +487,11 @@ def look_on(reader: Reader, chains: Sequence[Chain], heard: Heard) -> Ask[None]:
             newest = yield from _newest(chains, tokens)
             after = _hear_drawn(reader, chains, tokens, reading, newest) if reading else None
         yield from _look(chains, heard, tokens, reading, after)
-        going = [index for index in reading if chains[index].goes_on()]
+        going = [index for index in reading if chains[index].should_continue()]
         if after is not None:
             for row, index in enumerate(reading):
                 if index not in going and not chains[index].is_over:
-                    chains[index].set_aside(len(chains[index].tokens) - 1, after.q, row)
+                    chains[index].add_offpath(len(chains[index].tokens) - 1, after.q, row)
             heard = after.take([reading.index(index) for index in going])
         elif going and reader.resumes and any(chains[index].is_mixed for index in going):
             heard = _hear_mixed(reader, [chains[index] for index in going])
@@ -760,13 +760,13 @@ class NeuralSession:
             yield from together([self._draft(able, heard, trees), backlog])
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
-    def behind(self, context: Context) -> int:
+    def num_uncached_tokens(self, context: Context) -> int:
         """Tokens of the text that are not in the reader's memory."""
         if not self._reader.remembers or self._reader.follow(context) < 1:
             return 0
         return max(0, self._reader.num_unread(context, len(context.tokens) - 1))
 
-    def read_on(self, contexts: Sequence[Context], most: int) -> Ask[None]:
+    def catch_up(self, contexts: Sequence[Context], most: int) -> Ask[None]:
         """Read the next tokens of each text; what is known of p there is compared."""
         readings = []
         for context in contexts:
@@ -802,9 +802,9 @@ class NeuralSession:
             yield from self._catch_up(contexts, None)
         return [self._report(context) for context in contexts]
 
-    def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
+    def probe(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
         """The end of each text read by itself; what was left out is read when it drafts."""
-        skipped = yield from self._catch_up(contexts, self._reader.glance)
+        skipped = yield from self._catch_up(contexts, self._reader.probe_tokens)
         found = [self._report(context) for context in contexts]
         return [
             replace(scores, weight=GLANCE_WEIGHT) if scores and context.row in skipped else scores

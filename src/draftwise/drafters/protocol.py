@@ -187,7 +187,7 @@ class DraftSession(Protocol):
         """
         ...
 
-    def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
+    def probe(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
         """A look at the last tokens of texts: scores of what was not told yet, for little.
 
         It may leave out what lies far before them, so these q's need not be those of a draft.
@@ -196,14 +196,14 @@ class DraftSession(Protocol):
 
 
 @runtime_checkable
-class CatchingUp(Protocol):
+class CatchingUpSession(Protocol):
     """A session that has to read a text before it can draft behind it."""
 
-    def behind(self, context: Context) -> int:
+    def num_uncached_tokens(self, context: Context) -> int:
         """Tokens of the text, but for its last, that were not read yet."""
         ...
 
-    def read_on(self, contexts: Sequence[Context], most: int) -> Ask[None]:
+    def catch_up(self, contexts: Sequence[Context], most: int) -> Ask[None]:
         """Read the next tokens of each text, at most so many."""
         ...
 

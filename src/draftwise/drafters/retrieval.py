@@ -150,7 +150,7 @@ class RetrievalSession:
         path = self._row(task.context).path(task.length)
         path = path[: task.context.num_allowed([token for token, _ in path])]
         step, kept = DraftStep(0, task.length), 0
-        while kept < len(path) and task.guide.goes_on(step):
+        while kept < len(path) and task.guide.should_continue(step):
             token, counts = path[kept]
             kept += 1
             if token in task.context.eos:
@@ -190,7 +190,7 @@ class RetrievalSession:
             return [(yield from asks[0])]
         return (yield from together(asks))
 
-    def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
+    def probe(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
         """The same as any look: it is free."""
         return self.score(contexts, everything=True)
 

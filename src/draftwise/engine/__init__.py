@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from draftwise.engine.attribution import painted as painted
     from draftwise.engine.costs import LARGEST_PIECE as LARGEST_PIECE
     from draftwise.engine.costs import LEAST_PIECE as LEAST_PIECE
-    from draftwise.engine.costs import CostMeter as CostMeter
-    from draftwise.engine.costs import Pace as Pace
+    from draftwise.engine.costs import MeasuredCostModel as MeasuredCostModel
+    from draftwise.engine.costs import PrefillBudget as PrefillBudget
     from draftwise.engine.drafting import FEW as FEW
     from draftwise.engine.engine import Engine as Engine
     from draftwise.engine.generation import Generation as Generation
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from draftwise.engine.records import Round as Round
     from draftwise.engine.request import TARGET as TARGET
     from draftwise.engine.request import Request as Request
+    from draftwise.engine.request import RoundState as RoundState
+    from draftwise.engine.request import RuleComparison as RuleComparison
     from draftwise.engine.request import Stats as Stats
-    from draftwise.engine.request import Turn as Turn
-    from draftwise.engine.request import Watch as Watch
     from draftwise.engine.text import Answer as Answer
     from draftwise.engine.text import Detokenizer as Detokenizer
     from draftwise.engine.text import Ending as Ending
-    from draftwise.engine.verification import judge_all as judge_all
+    from draftwise.engine.verification import verify_batch as verify_batch
 
 __getattr__, __dir__ = exports(__name__)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from draftwise.nn.hidden_states import Features, Taps
     from draftwise.nn.hybrid.kernels import FAMILIES, STEPS, Call, Family, all_after, given
     from draftwise.nn.hybrid.states import MOST_STEPS, States
-    from draftwise.nn.hybrid.view import Watch, keeps_states, shadow as shadow_of
+    from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow as shadow_of
     from draftwise.nn.load import load_model, load_tokenizer
     from draftwise.nn.model import CausalModel, Logits, Sight, read_again
     from draftwise.nn.sampling import (
@@ -36,6 +36,6 @@ if TYPE_CHECKING:
     from draftwise.nn.tiny import ROPE_SWITCH, tiny_config, tiny_module, windowed
     from draftwise.nn.transfer import answered, fetch
     from draftwise.nn.trees import Masks, branches, draft_branches, tree_masks
-    from draftwise.nn.verify import Forest, judge, masses, overlaps, ratios
+    from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios
 
 __getattr__, __dir__ = exports(__name__)

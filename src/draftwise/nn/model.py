@@ -28,7 +28,7 @@ from draftwise.nn.cache import (
 from draftwise.nn.cpu.compiled import WIDTHS, CompiledSteps
 from draftwise.nn.hidden_states import Taps
 from draftwise.nn.hybrid.states import Key, States, Trace
-from draftwise.nn.hybrid.view import Watch, keeps_states, shadow
+from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow
 from draftwise.nn.trees import (
     Branches,
     Fed,
@@ -153,7 +153,7 @@ class Caller:
         self._positions = "position_ids" in names or self._cache_name == "past_key_values"
         self._is_xlstm = self._config.model_type == "xlstm"  # its configuration is slow to ask
         self.has_states = keeps_states(module) or self._cache_name == "state" or self._is_xlstm
-        self._watch = Watch()
+        self._watch = KernelRecorder()
         self._view = shadow(module, self._watch)
         self.taps = Taps(module, self._view, num_layers)
 

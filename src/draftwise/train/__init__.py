@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from draftwise.train.head import (
         AcceptanceHead, Chains, HeadOptions, Judged, Judgements, Label, Measured, Setting,
-        binary_kl, distributions_of, draft_chains, judge, judge_all, judge_texts,
+        binary_kl, distributions_of, draft_chains, judge, label_all, judge_texts,
         load as load_acceptance_head, make_head, measure_head, plot_reliability, reliability,
         save as save_acceptance_head, train_head, unweighted, weighted_bce,
     )

@@ -243,7 +243,7 @@ def judge(
     )
 
 
-def judge_all(
+def label_all(
     setting: Setting, texts: Sequence[Text], folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Judgements:  # fmt: skip
@@ -377,13 +377,13 @@ def judge_texts(
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
         raise DraftwiseError(f"{len(texts)} answers are too few to learn from: give more prompts")
-    first = judge_all(setting, taught, folder / "taught", progress)
+    first = label_all(setting, taught, folder / "taught", progress)
     after = None if progress is None else lambda done: progress(len(taught) + done)
     chains = draft_chains(
         setting.target, setting.drafter, held_out, temperature=setting.temperature,
         seed=setting.seed,
     )  # fmt: skip
-    return Judged(first, judge_all(setting, held_out, folder / "held-out", after), chains)
+    return Judged(first, label_all(setting, held_out, folder / "held-out", after), chains)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class DFlashReader(Behind):
     """
 
     remembers = True
-    glance = None
+    probe_tokens = None
     shows_hidden = resumes = False
 
     def __init__(self, head: DFlashHead, max_length: int) -> None:

@@ -68,7 +68,7 @@ class MedusaReader:
     """
 
     remembers = False
-    glance = None
+    probe_tokens = None
     shows_hidden = resumes = False
 
     def __init__(self, heads: MedusaHeads, tap: int, max_length: int) -> None:
