@@ -24,7 +24,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(contexts))
         return sound(self, contexts)
 
-    monkeypatch.setattr(NeuralSession, "glance", probe)
+    monkeypatch.setattr(NeuralSession, "probe", probe)
     return seen
 
 
@@ -67,7 +67,7 @@ def test_rows_that_begin_together_are_looked_at_together(looks: list[int]) -> No
 def test_a_newcomer_has_one_look_while_others_write(
     looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Goodput, "curious", lambda self, num_rows=1: ["good", "bad"])
+    monkeypatch.setattr(Goodput, "drafters_to_probe", lambda self, num_rows=1: ["good", "bad"])
     engine = (made := speculator(POOLS["all"], "goodput")).engine()
     engine.admit(ask(made, PROMPTS[0], 40))
     engine.step()
