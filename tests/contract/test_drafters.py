@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftwise import registry
-from draftwise.drafters import Context, Drafter, DraftTask, LMReader
+from draftwise.drafters import Context, Drafter, DraftTask, LMRunner
 from draftwise.registry import DRAFTERS
 from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
@@ -63,7 +63,7 @@ def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS
 
 def limited(session: Any, num_positions: int = 30) -> Any:
     """The session of a drafter that has no more positions, if it is a model."""
-    if isinstance(getattr(session, "_reader", None), LMReader):
+    if isinstance(getattr(session, "_reader", None), LMRunner):
         session._reader._cache.capacity = num_positions
     return session
 

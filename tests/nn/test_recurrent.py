@@ -13,10 +13,10 @@ from draftwise import Speculator
 from draftwise.nn import (
     MOST_STEPS,
     CausalModel,
+    HiddenStateHooks,
     KernelRecorder,
     RaggedCache,
     States,
-    Taps,
     check_model,
     keeps_states,
     tiny_config,
@@ -122,19 +122,19 @@ def test_the_check_sees_an_end_state_that_is_taken_too_early(
 ) -> None:
     """Teeth: what these modules return is put into the trace after a wide forward's end is kept."""
     begun: list[States] = []
-    begin, call = States.begin, Taps.call
+    begin, call = States.begin, HiddenStateHooks.call
 
     def beginning(states: States, *given: Any) -> None:
         begun[:] = [states]
         begin(states, *given)
 
-    def calling(taps: Taps, *given: Any, **options: Any) -> Any:
+    def calling(taps: HiddenStateHooks, *given: Any, **options: Any) -> Any:
         output = call(taps, *given, **options)
         begun[0].finish()
         return output
 
     monkeypatch.setattr(States, "begin", beginning)
-    monkeypatch.setattr(Taps, "call", calling)
+    monkeypatch.setattr(HiddenStateHooks, "call", calling)
     with pytest.raises(DraftwiseError, match="are off by"):
         check_model(CausalModel(tiny_module(tiny_config(CONFIG_MAPPING[kind]())), kind))
 

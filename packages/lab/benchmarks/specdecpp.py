@@ -180,7 +180,7 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
 class Places:
     """Drafts, and what drafting n tokens at each place gives and costs."""
 
-    def __init__(self, chains: training.Chains, costs: Costs) -> None:
+    def __init__(self, chains: training.LabelledChains, costs: Costs) -> None:
         self.hidden = chains.hidden
         alive = chains.truth.double().numpy().cumprod(1)
         self._emitted = 1 + np.concatenate([np.zeros((len(alive), 1)), alive.cumsum(1)], axis=1)

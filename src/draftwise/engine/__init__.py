@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.engine.attribution import Painter as Painter
+    from draftwise.engine.attribution import SourceAttribution as SourceAttribution
     from draftwise.engine.attribution import held_back as held_back
     from draftwise.engine.attribution import painted as painted
     from draftwise.engine.costs import LARGEST_PIECE as LARGEST_PIECE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from draftwise.engine.loop import Loop as Loop
     from draftwise.engine.losslessness import LosslessnessReport as LosslessnessReport
     from draftwise.engine.losslessness import rounding_bound as rounding_bound
-    from draftwise.engine.memory import Memory as Memory
+    from draftwise.engine.memory import SharedPolicyState as SharedPolicyState
     from draftwise.engine.memory import UnusableState as UnusableState
     from draftwise.engine.memory import hold as hold
     from draftwise.engine.options import Options as Options

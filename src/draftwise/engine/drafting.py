@@ -35,7 +35,7 @@ from draftwise.engine.draft_checks import (
 )
 from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
-from draftwise.nn.transfer import Ask, fetch
+from draftwise.nn.transfer import DeviceRead, fetch
 from draftwise.protocols import Mixer
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Floats, Plan, Scores
 
@@ -144,7 +144,7 @@ class Sessions:
 
     def gather(
         self,
-        questions: Mapping[str, Callable[[DraftSession], Ask[T]]],
+        questions: Mapping[str, Callable[[DraftSession], DeviceRead[T]]],
         check: Callable[[str, Any], T],
     ) -> tuple[dict[str, T], dict[str, float]]:
         """Answers by drafter, and the seconds that each took; one that raises gives none.
@@ -155,7 +155,7 @@ class Sessions:
         """
         asked = [name for name in questions if name in self._sessions]
         sent: dict[str, Sequence[Floats] | None] = dict.fromkeys(asked)
-        asks: dict[str, Ask[T]] = {}
+        asks: dict[str, DeviceRead[T]] = {}
         answers: dict[str, T] = {}
         seconds = dict.fromkeys(asked, 0.0)
         while sent:
@@ -262,7 +262,7 @@ class CatchUpScheduler:
                 state.waits = state.waits or num > most
 
 
-First = Callable[[Sequence[Context], DraftSession], Ask[list[Scores | None]]]
+First = Callable[[Sequence[Context], DraftSession], DeviceRead[list[Scores | None]]]
 """How a session is asked about texts."""
 
 
@@ -311,7 +311,7 @@ class Drafting:
 
     def _draft(self, groups: Mapping[str, Sequence[tuple[RoundState, DraftTask]]]) -> None:
         """The drafts of all groups, which look at the device together."""
-        asks: dict[str, Callable[[DraftSession], Ask[list[Draft]]]] = {
+        asks: dict[str, Callable[[DraftSession], DeviceRead[list[Draft]]]] = {
             name: partial(_propose, [task for _, task in members])
             for name, members in groups.items()
         }
@@ -384,7 +384,9 @@ class Drafting:
         whole = {id(state) for state in everything}
         rest = [state for state in states if id(state) not in whole]
 
-        def gather(name: str, session: DraftSession) -> Ask[list[tuple[RoundState, Scores | None]]]:
+        def gather(
+            name: str, session: DraftSession
+        ) -> DeviceRead[list[tuple[RoundState, Scores | None]]]:
             found: list[tuple[RoundState, Scores | None]] = []
             wanted = [state for state in states if name in drafters_to_probe[id(state)]]
             if wanted:
@@ -438,21 +440,23 @@ def _padded_length(states: Sequence[RoundState]) -> int:
     return int(np.median([max(plan.num_tokens for plan in state.plans) for state in states]))
 
 
-def _propose(tasks: Sequence[DraftTask], session: DraftSession) -> Ask[list[Draft]]:
+def _propose(tasks: Sequence[DraftTask], session: DraftSession) -> DeviceRead[list[Draft]]:
     return session.propose(tasks)
 
 
-def everything(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+def everything(
+    contexts: Sequence[Context], session: DraftSession
+) -> DeviceRead[list[Scores | None]]:
     """All that there is to know, whatever it costs."""
     return session.score(contexts, everything=True)
 
 
-def free(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+def free(contexts: Sequence[Context], session: DraftSession) -> DeviceRead[list[Scores | None]]:
     """Only what costs no forward: of those that retrieve."""
     return session.score(contexts, everything=False)
 
 
-def probe(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+def probe(contexts: Sequence[Context], session: DraftSession) -> DeviceRead[list[Scores | None]]:
     """A look at the last tokens."""
     return session.probe(contexts)
 

@@ -20,7 +20,7 @@ from draftwise.engine.loop import Loop
 from draftwise.engine.prefill import PROMPT_SCORES, PrefillScheduler
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
-from draftwise.nn.hidden_states import Features
+from draftwise.nn.hidden_states import HiddenStates
 from draftwise.types import Costs, DraftwiseError
 
 _LOG = logging.getLogger(__name__)
@@ -391,7 +391,7 @@ class Engine:
         context, expected = request.context, request.num_room
         request.switch = self._pool.target.switch
         if self._pool.target.taps and context.is_drafted:
-            context.features = Features()
+            context.features = HiddenStates()
         # what a private request leaves is not kept: it takes no row that others share
         takes = found is not None and not context.is_private
         if takes and found is not None and self._prefix_cache.take(found.context.row):

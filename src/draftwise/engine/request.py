@@ -18,7 +18,7 @@ from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.guarded import GuardedCallback, GuardedMixer
 from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs
 from draftwise.engine.text import Answer
-from draftwise.feedback import Revealer, Told
+from draftwise.feedback import FeedbackBuilder, Told
 from draftwise.protocols import (
     Mixer,
     Mixing,
@@ -234,7 +234,7 @@ class Request:
     context: Context
     answer: Answer
     policy: Policy
-    revealer: Revealer
+    revealer: FeedbackBuilder
     accept_rng: np.random.Generator
     plans: Sequence[Plan] = ()
     guides: Mapping[tuple[str, str], StopRule] = field(default_factory=dict)

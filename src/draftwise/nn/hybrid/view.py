@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from draftwise.nn.hybrid.kernels import FAMILIES, Call, Family, Kernel, given
-from draftwise.nn.hybrid.states import Trace
+from draftwise.nn.hybrid.states import StateCheckpoint
 
 _ASKS = {"get_conv_state", "update_conv_state", "get_recurrent_state", "get_linear_cache"}
 """What a layer with a state calls a cache's method by."""
@@ -30,7 +30,7 @@ class KernelRecorder:
     """Where the kernels of a view put what they were given: the trace of the forward that runs."""
 
     def __init__(self) -> None:
-        self.trace: Trace | None = None
+        self.trace: StateCheckpoint | None = None
 
     def kernel(self, family: Family, chunk: Kernel, step: Kernel) -> Kernel:
         """The chunk kernel, noted; short feeds from a state go through the step kernel."""

@@ -13,7 +13,7 @@ from draftwise.policies.goodput.acceptance import Rates
 from draftwise.policies.goodput.confidences import Bins
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable
-from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
+from draftwise.policies.goodput.mixing import RATE_SHARE, GoodputMixer, Prices
 from draftwise.policies.goodput.pricing import PlanCosts
 from draftwise.policies.goodput.probes import ProbeScheduler
 from draftwise.policies.goodput.seen import SeenValues
@@ -81,7 +81,7 @@ class Goodput:
         self._matches: dict[str, int] = {}
         self._mix, self._wants_looks, self._left = mix, looks, ANSWER_TOKENS
         self._recall: Recall | None = None
-        self.mixer: Mixer | None = None
+        self.mixer: GoodputMixer | None = None
         self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
         self._made: Floats | None = None
         self._reading_s: Floats = np.zeros(len(self._row))
@@ -210,7 +210,7 @@ class Goodput:
         if recall is not None:
             recall.add_matches(name, alphas, matches)
 
-    def _mixer(self, prices: Floats, best: int) -> Mixer | None:
+    def _mixer(self, prices: Floats, best: int) -> GoodputMixer | None:
         """For the coming draft; None where there is no LM drafter, or a tree is best."""
         costs = self._costs
         if costs.sizes[best] != costs.lengths[best] or not self._has_lms:
@@ -218,7 +218,7 @@ class Goodput:
         row = int(costs.drafters[int((prices * self._is_lm).argmax())])
         name, writers = costs.names[row], (costs.names[row], *self._tables)
         draft_s = {n: float(costs.draft_s[self._row[n]]) for n in writers if n in self._row}
-        return Mixer(
+        return GoodputMixer(
             name,
             costs.longest,
             float(self._believed[row]),
