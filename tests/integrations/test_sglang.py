@@ -24,7 +24,13 @@ import numpy as np
 import pytest
 
 from draftwise.errors import DraftwiseError
-from draftwise.integrations.sglang import CONFIG, SglangSettings, StepsPolicy, plug_in, read_settings
+from draftwise.integrations.sglang import (
+    CONFIG,
+    SglangSettings,
+    StepsPolicy,
+    plug_in,
+    read_settings,
+)
 from draftwise.integrations.vllm.state import StateFile
 
 BENCHMARKS = Path(__file__).parents[2] / "packages" / "lab" / "benchmarks"

@@ -260,7 +260,8 @@ def working_in(folder: Path, inputs: Mapping[str, Any]) -> Iterator[Bars]:
 
 
 def train(
-    model: Any, loss: Any, batches: Callable[[int], Any], settings: TrainingSettings, checkpoint: Path,
+    model: Any, loss: Any, batches: Callable[[int], Any], settings: TrainingSettings,
+    checkpoint: Path,
     bars: Bars, look: Callable[[str], object], probe: float, *, probe_only: bool = False,
 ) -> list[float]:  # fmt: skip
     """Train as far as the probe, look, and (unless ``probe_only``) to the end, and look again."""
