@@ -21,8 +21,8 @@ from draftwise.nn import (
     default_taps,
 )
 from draftwise.train import (
-    TrainingSettings,
     Text,
+    TrainingSettings,
     draft_vocabulary,
     eagle_loss,
     fit,

@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 from draftwise.nn import CausalModel
 from draftwise.train import (
     Ask,
-    TrainingSettings,
     Text,
+    TrainingSettings,
     answer_logits,
     continuations,
     measure_acceptance,
