@@ -14,15 +14,15 @@ from draftwise.nn import (
     DFlashHead,
     EagleConfig,
     EagleHead,
-    Features,
+    HiddenStates,
     MedusaHeads,
     MtpHead,
     MtpStyle,
     default_taps,
 )
 from draftwise.train import (
-    Settings,
     Text,
+    TrainingSettings,
     draft_vocabulary,
     eagle_loss,
     fit,
@@ -77,7 +77,7 @@ def taught_head(target: CausalModel, texts: Sequence[Sequence[int]], size: int) 
     ids = draft_vocabulary(lesson, size, target.vocab_size)
     head = new_head(target.module, ids, seed=0)
     batches = observed_batches(target.module, {"texts": lesson}, head.config.taps, seed=0)
-    fit(head, partial(eagle_loss, num_passes=3), batches, Settings(80, 5e-3, 10, 40))
+    fit(head, partial(eagle_loss, num_passes=3), batches, TrainingSettings(80, 5e-3, 10, 40))
     return head.eval().requires_grad_(False)
 
 
@@ -104,9 +104,9 @@ def taught_medusa(target: CausalModel, texts: Sequence[Sequence[int]]) -> Medusa
 
 
 @torch.inference_mode()
-def features_of(target: CausalModel, text: Sequence[int]) -> Features:
+def features_of(target: CausalModel, text: Sequence[int]) -> HiddenStates:
     """Hidden states along a text but for its last token, as the engine collects them."""
-    found = Features()
+    found = HiddenStates()
     if len(text) > 1:
         ids = torch.tensor([list(text)[:-1]])
         states = target.module(input_ids=ids, use_cache=False, output_hidden_states=True)

@@ -37,15 +37,15 @@ class Driven:
     def score(self, contexts: Sequence[Context], everything: bool) -> list[Scores | None]:
         return answered(self._session.score(contexts, everything))
 
-    def glance(self, contexts: Sequence[Context]) -> list[Scores | None]:
-        return answered(self._session.glance(contexts))
+    def probe(self, contexts: Sequence[Context]) -> list[Scores | None]:
+        return answered(self._session.probe(contexts))
 
     def commit(self, contexts: Sequence[Context]) -> None:
         self._session.commit(contexts, [self._judged(context) for context in contexts])
 
     def _judged(self, context: Context) -> Scores | None:
         base, draft = self._drafts.pop(id(context), (0, Draft.chain([], None, "")))
-        found, asides = [], dict(draft.asides)
+        found, offpath_probs = [], dict(draft.offpath_probs)
         for depth in range(len(draft) + 1 if draft.parents is None else 0):
             index = base + depth - context.targets_start
             if base + depth >= len(context.tokens) or index >= len(context.targets):
@@ -54,8 +54,8 @@ class Driven:
                 break
             if depth < len(draft) and draft.sources[depth] == self._name:
                 q = _on_host(draft.q(depth))
-            elif depth - 1 in asides:
-                q = _on_host(asides[depth - 1])
+            elif depth - 1 in offpath_probs:
+                q = _on_host(offpath_probs[depth - 1])
             else:
                 break
             p, token = _on_host(context.targets[index]), context.tokens[base + depth]

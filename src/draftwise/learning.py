@@ -11,12 +11,12 @@ import numpy as np
 
 from draftwise import registry
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
-from draftwise.engine.fuse import FusedGuide, fused_process, fused_stop
-from draftwise.engine.memory import Memory, check_scope
+from draftwise.engine.guarded import GuardedStopRule, guarded_process, guarded_stop
+from draftwise.engine.memory import SharedPolicyState, check_scope
 from draftwise.engine.options import RequestParams
 from draftwise.engine.request import Request
 from draftwise.engine.text import Answer, Ending
-from draftwise.feedback import Revealer
+from draftwise.feedback import FeedbackBuilder
 from draftwise.nn.model import CausalModel
 from draftwise.presets import Preset
 from draftwise.protocols import PlayingAll, Policy, PricingPlans, Routing, StopRule
@@ -27,14 +27,14 @@ _IDS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LearningLimits:
     """What a request may use of the pool; None = all drafters, drafts as long as the plans say."""
 
     drafters: frozenset[str] | None = None
     max_draft: int | None = None
 
 
-_ALL = Limits()
+_ALL = LearningLimits()
 
 
 class Learning:
@@ -51,7 +51,7 @@ class Learning:
         drafters: Sequence[Drafter],
         scope: str,
         seed: int | None,
-        limits: Limits = _ALL,
+        limits: LearningLimits = _ALL,
     ) -> None:
         check_scope(scope)
         self._limits = limits
@@ -67,7 +67,7 @@ class Learning:
                 f"{setting.policy} verifies all drafts as one tree, and {target.name} serves "
                 "chains only; choose another policy, or one drafter"
             )
-        self.memory = Memory(scope, policy, setting.policy, self.plans)
+        self.memory = SharedPolicyState(scope, policy, setting.policy, self.plans)
         reward = registry.make_reward(setting.reward)
         # a policy that prices plans by the evidence needs no reward to value them
         self._reward = None if isinstance(policy, PricingPlans) else reward
@@ -82,13 +82,13 @@ class Learning:
         stream: np.random.SeedSequence,
     ) -> Request:
         policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
-        sampling, fuses = params.sampling, []
+        sampling, callbacks = params.sampling, []
         if ending.stop_when is not None:
-            fuses.append(fused_stop(ending.stop_when))
-            ending = replace(ending, stop_when=fuses[-1])
+            callbacks.append(guarded_stop(ending.stop_when))
+            ending = replace(ending, stop_when=callbacks[-1])
         if sampling.process is not None:
-            fuses.append(fused_process(sampling.process))
-            sampling = replace(sampling, process=fuses[-1])
+            callbacks.append(guarded_process(sampling.process))
+            sampling = replace(sampling, process=callbacks[-1])
         return Request(
             id=next(_IDS),
             prompt=tuple(prompt),
@@ -114,7 +114,7 @@ class Learning:
             accept_rng=np.random.default_rng(accept_seed),
             plans=self.plans,
             guides=self.guides(guide_seed),
-            fuses=fuses,
+            callbacks=callbacks,
             priority=params.priority,
             label=params.label,
             scores_prompt=self.scores_prompt,
@@ -133,7 +133,7 @@ class Learning:
     ) -> Policy:
         """The policy of one request: the shared one, or its own, which may look at the prompt.
 
-        label, private: as for ``Memory.begin``.
+        label, private: as for ``SharedPolicyState.begin``.
         """
         if self.memory.policy is not None:
             return self.memory.policy
@@ -143,7 +143,7 @@ class Learning:
         self.memory.begin(policy, prompt, label, private)
         return policy
 
-    def revealer(self) -> Revealer:
+    def revealer(self) -> FeedbackBuilder:
         return registry.make_feedback(self._setting.feedback, plans=self.plans, reward=self._reward)
 
     def guides(self, seed: np.random.SeedSequence) -> dict[tuple[str, str], StopRule]:
@@ -151,7 +151,9 @@ class Learning:
         names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
         homes = {d.name: d.home for d in self._drafters if isinstance(d, ShowingHidden)}
         return {
-            name: FusedGuide(registry.make_guide(name[1], own, home=homes.get(name[0])), name[1])
+            name: GuardedStopRule(
+                registry.make_guide(name[1], own, home=homes.get(name[0])), name[1]
+            )
             for name, own in zip(names, seed.spawn(len(names)), strict=True)
         }
 
@@ -192,7 +194,7 @@ def reads_hidden(guide: StopRule) -> bool:
 
 
 def _plans(
-    setting: Preset, target: CausalModel, drafters: Sequence[Drafter], limits: Limits
+    setting: Preset, target: CausalModel, drafters: Sequence[Drafter], limits: LearningLimits
 ) -> list[Plan]:
     """The setting's plans over these drafters; DraftwiseError for trees that none can serve."""
     branching = [drafter.name for drafter in drafters if drafter.can_branch]

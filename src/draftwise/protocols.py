@@ -43,10 +43,10 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Looking(Protocol):
+class ProbingPolicy(Protocol):
     """A policy that says itself which drafters are worth a look; no others are looked at."""
 
-    def curious(self, num_rows: int = 1) -> Sequence[str]:
+    def drafters_to_probe(self, num_rows: int = 1) -> Sequence[str]:
         """Drafters to be scored on the last tokens now, though they did not draft them.
 
         Asked once what a prompt tells for free was learnt, and after each round. num_rows: that
@@ -172,7 +172,7 @@ class StopRule(Protocol):
     grows, and told once how that draft ended.
     """
 
-    always_goes_on: bool
+    never_stops: bool
     """Whether it never says no, so that nothing of a draft need be looked at while it grows."""
     needs_probs: bool
     """Whether it reads probabilities of the token kept last."""
@@ -186,7 +186,7 @@ class StopRule(Protocol):
         """The size of the hidden states that it reads, 0 = none."""
         ...
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether one more token is drafted; never called past the plan's length."""
         ...
 

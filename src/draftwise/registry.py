@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from draftwise.errors import BadValue, shown
-from draftwise.feedback import Revealer
+from draftwise.feedback import FeedbackBuilder
 from draftwise.protocols import Policy, Reward, StopRule
 from draftwise.types import DraftwiseError, Plan
 
 Table = dict[str, tuple[Any, Mapping[str, Any]]]
 
 POLICIES: Table = {
-    "fixed": ("policies.baselines:Fixed", {"plan": 1}),
+    "fixed": ("policies.baselines:FixedPlan", {"plan": 1}),
     "random": ("policies.baselines:Random", {}),
     "ucb1": ("policies.ucb:UCB1", {"beta": 1.0}),
     "ucbspec": ("policies.ucb:UCBSpec", {"delta": 0.5}),
@@ -62,7 +62,7 @@ REWARDS: Table = {
     "acceptance": ("rewards.tokens:Acceptance", {}),
     "expected-length": ("rewards.tokens:ExpectedLength", {}),
     "throughput": ("rewards.speed:Throughput", {}),
-    "goodput": ("rewards.speed:Goodput", {}),
+    "goodput": ("rewards.speed:GoodputReward", {}),
 }
 FEEDBACKS: Table = {
     "bandit": ("feedback.local:Bandit", {}),
@@ -202,13 +202,13 @@ def make_reward(spec: str) -> Reward:
     return reward
 
 
-def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> Revealer:
+def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
     """A revealer for one request from a spec such as ``"panoramic:every=2,delay=8"``.
 
     ``reward`` None values nothing: the evidence alone is delivered. Errors as ``make_policy``.
     """
     given = {"plans": plans, "reward": reward}
-    revealer: Revealer = build("feedback", FEEDBACKS, spec, given)
+    revealer: FeedbackBuilder = build("feedback", FEEDBACKS, spec, given)
     return revealer
 
 

@@ -14,8 +14,9 @@ from draftwise import checks, presets
 from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Drafter
 from draftwise.engine.engine import Engine
+from draftwise.engine.fixed_costs import pool_of
 from draftwise.engine.generation import Generation, Result
-from draftwise.engine.memory import Memory
+from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.options import (
     Options,
     Params,
@@ -25,12 +26,11 @@ from draftwise.engine.options import (
     check_names,
     request_params,
 )
-from draftwise.engine.priced import pool_of
 from draftwise.engine.prompts import encode_all, ending_of, is_single, randomness
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
 from draftwise.errors import BadValue
-from draftwise.learning import Learning, Limits
+from draftwise.learning import Learning, LearningLimits
 from draftwise.nn.cpu.compiled import STEP_WIDTHS
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
@@ -79,7 +79,10 @@ class Speculator:
         self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
         self._scope, self._num_prefixes, self._models = scope, num_prefixes, (target, tokenizer)
         self._learning = Learning(setting, target, tokenizer, drafters, scope, seed)
-        self._seeds, self._learnings = SeedSequence(seed), dict[tuple[Preset, Limits], Learning]()
+        self._seeds, self._learnings = (
+            SeedSequence(seed),
+            dict[tuple[Preset, LearningLimits], Learning](),
+        )
         self._compilable = [target, *models_of(drafters)]
         self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
         if deterministic:  # what was read before would show in first impressions
@@ -182,7 +185,7 @@ class Speculator:
         return self._learning.plans
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> SharedPolicyState:
         """What requests taught each other, if the scope has them share it; saved and loaded."""
         return self._learning.memory
 
@@ -231,17 +234,17 @@ class Speculator:
         setting = presets.adjusted(base, policy=params.policy, lengths=params.lengths)
         limits = self._limits(params)
         if limits.max_draft == 0:
-            setting, limits = presets.PRESETS["plain"], Limits()
+            setting, limits = presets.PRESETS["plain"], LearningLimits()
         return self._learning_of(setting, limits).request(text.tokens, params, ending, stream)
 
-    def _limits(self, params: RequestParams) -> Limits:
+    def _limits(self, params: RequestParams) -> LearningLimits:
         """What of the pool a request may use; raises DraftwiseError for a drafter not in it."""
         names = [drafter.name for drafter in self.drafters]
         if unknown := [name for name in params.drafters or () if name not in names]:
             must = f"of the drafters here: {', '.join(names) or 'there is none'}"
             raise BadValue("drafters", unknown[0], must)
         chosen = None if params.drafters is None else frozenset(params.drafters)
-        return Limits(
+        return LearningLimits(
             None if chosen is None or chosen.issuperset(names) else chosen,
             params.max_draft if params.speculation else 0,
         )
@@ -309,9 +312,9 @@ class Speculator:
         for _, output, round_ in generation.outputs():
             yield output.text, round_
 
-    def _learning_of(self, setting: Preset, limits: Limits) -> Learning:
+    def _learning_of(self, setting: Preset, limits: LearningLimits) -> Learning:
         """What learns with this setting; the speculator's own, or one of those used last."""
-        if setting == self.setting and limits == Limits():
+        if setting == self.setting and limits == LearningLimits():
             return self._learning
         made = self._learnings.pop((setting, limits), None)
         if made is None:

@@ -259,7 +259,7 @@ class Draft:
     sources: Sequence[str] = ()
     parents: Ints | None = None
     confidences: Sequence[float] = ()
-    asides: Sequence[tuple[int, Any]] = ()
+    offpath_probs: Sequence[tuple[int, Any]] = ()
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs: Sequence[Any | None] | None, source: str) -> Draft:

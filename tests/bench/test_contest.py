@@ -15,8 +15,8 @@ from draftwise.bench import (
     Contestant,
     Encoder,
     Item,
-    Reply,
-    Store,
+    RunStore,
+    TimedReply,
     Wish,
     make_contestants,
     make_sheet,
@@ -46,14 +46,14 @@ class Lossy:
     def begin(self) -> None:
         self._inner.begin()
 
-    def answer(self, prompt: Sequence[int], seed: int) -> Reply:
+    def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
         reply = self._inner.answer(prompt, seed)
         reply.tokens[-1] ^= len(prompt) > 12
         return reply
 
 
-def store_in(folder: Path) -> Store:
-    store = Store(folder)
+def store_in(folder: Path) -> RunStore:
+    store = RunStore(folder)
     store.begin({})
     return store
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwise.bench import Run, Store, cautions, make_sheet, whole_turns
+from draftwise.bench import Run, RunStore, cautions, make_sheet, whole_turns
 from draftwise.bench import results_of as results
 from draftwise.types import DraftwiseError
 
@@ -112,7 +112,7 @@ def test_sampled_answers_are_not_called_lossy() -> None:
 
 def test_runs_come_back_and_torn_turns_do_not(tmp_path: Path) -> None:
     runs = made_up()
-    store = Store(tmp_path / "new" / "folder")
+    store = RunStore(tmp_path / "new" / "folder")
     assert store.settings() is None
     store.begin({"tokens": 12})
     store.add(runs[:14])
@@ -122,7 +122,7 @@ def test_runs_come_back_and_torn_turns_do_not(tmp_path: Path) -> None:
     store.add(runs[14:17])  # a turn of which some are missing
     assert store.load(7) == runs[:14]
     store.add(runs[14:21])
-    assert Store(store.folder).load(7) == runs[:21]
+    assert RunStore(store.folder).load(7) == runs[:21]
     assert store.settings() == {"tokens": 12}
     assert whole_turns(runs[:9], 7) == runs[:7]
 
@@ -130,10 +130,10 @@ def test_runs_come_back_and_torn_turns_do_not(tmp_path: Path) -> None:
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DraftwiseError, match="results cannot go to"):
-        Store(tmp_path / "file" / "folder")
+        RunStore(tmp_path / "file" / "folder")
     (tmp_path / "runs.jsonl").write_text("something else\n")
     with pytest.raises(DraftwiseError, match="no file of a bench"):
-        Store(tmp_path).settings()
+        RunStore(tmp_path).settings()
 
 
 def test_seconds_of_the_process_alone() -> None:

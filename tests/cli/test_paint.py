@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from cli.models_on_disk import save_tokenizer
 from draftwise.cli import colours, painted, percentages, total
-from draftwise.engine import Painter, Stats, held_back
+from draftwise.engine import SourceAttribution, Stats, held_back
 
 
 def _round(tokens: list[int], source: str) -> Any:
@@ -21,7 +21,7 @@ def test_each_piece_has_its_writer_and_half_characters_wait(tmp_path: Path) -> N
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokens = tokenizer("aé日b")["input_ids"]  # 1 + 2 + 3 + 1 bytes
-    painter = Painter(tokenizer)
+    painter = SourceAttribution(tokenizer)
     pieces = painter.grow(_round(tokens[:2], "code"), "a")
     assert pieces == [("a", "code")]
     pieces += painter.grow(_round(tokens[2:3], "sql"), "aé")
@@ -33,7 +33,7 @@ def test_each_piece_has_its_writer_and_half_characters_wait(tmp_path: Path) -> N
 def test_what_may_be_a_stop_string_is_not_shown(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    painter = Painter(tokenizer, ["END"])
+    painter = SourceAttribution(tokenizer, ["END"])
     assert painter.grow(_round(tokenizer("xE")["input_ids"], "a"), "xE") == [("x", "a")]
     assert painter.grow(_round(tokenizer("F")["input_ids"], "b"), "xEF") == [("E", "a"), ("F", "b")]
     assert painter.grow(_round(tokenizer("EN")["input_ids"], "b"), "xEFEN") == []

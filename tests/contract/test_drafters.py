@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftwise import registry
-from draftwise.drafters import Context, Drafter, DraftTask, LMReader
+from draftwise.drafters import Context, Drafter, DraftTask, LMRunner
 from draftwise.registry import DRAFTERS
 from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
@@ -63,7 +63,7 @@ def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS
 
 def limited(session: Any, num_positions: int = 30) -> Any:
     """The session of a drafter that has no more positions, if it is a model."""
-    if isinstance(getattr(session, "_reader", None), LMReader):
+    if isinstance(getattr(session, "_reader", None), LMRunner):
         session._reader._cache.capacity = num_positions
     return session
 
@@ -121,10 +121,10 @@ def test_drafts_are_legal(name: str, sampling: SamplingParams, length: int) -> N
 @ALL
 def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
     class No:
-        needs_probs = always_goes_on = waits_for_hidden = False
+        needs_probs = never_stops = waits_for_hidden = False
         is_pure, needs_hidden = True, 0
 
-        def goes_on(self, step: DraftStep) -> bool:
+        def should_continue(self, step: DraftStep) -> bool:
             return False
 
         def learn(self, num_drafted: int, num_accepted: int) -> None:
@@ -215,7 +215,7 @@ def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams)
         drafts = propose(session, contexts) if step % 2 else None
         verified(session, contexts, drafts, num_accepted=step % 3)
         if step == 4:  # a look in between
-            reports = session.glance(contexts)
+            reports = session.probe(contexts)
         else:
             reports = session.score(contexts, everything=step % 3 == 2)
         for context, known, scores in zip(contexts, told, reports, strict=True):
@@ -266,7 +266,7 @@ def test_a_glance_at_a_text_beyond_the_positions_gets_no_error(name: str) -> Non
     context.extend([3, 8] * 20, certain(context, [3, 8] * 20))
     context.features = features_of(eagle_target("llama", 64), context.tokens)
     session.commit([context])
-    (scores,) = session.glance([context])
+    (scores,) = session.probe([context])
     assert scores is None or scores.start + len(scores.alphas) <= 60
 
 
@@ -290,7 +290,7 @@ def test_a_glance_at_a_prompt_changes_no_draft(name: str, sampling: SamplingPara
     contexts = contexts_of(sampling, prompts)
     session = opened(make(name), contexts)
     longer = [context for context in contexts if len(context.tokens) > 1]
-    for context, scores in zip(longer, session.glance(longer), strict=True):
+    for context, scores in zip(longer, session.probe(longer), strict=True):
         if scores is not None:
             assert scores.start + len(scores.alphas) == len(context.tokens)
     for one, other in zip(propose(session, contexts), expected, strict=True):

@@ -65,7 +65,7 @@ def round_of(
     tokens: list[int] = []
     probs: list[Any] = []
     step = DraftStep(0, length)
-    while len(tokens) < length and guide.goes_on(step):
+    while len(tokens) < length and guide.should_continue(step):
         probs.append(q((*text, *tokens)))
         tokens.append(draw(probs[-1], world.uniform()))
         step = described(probs[-1], tokens[-1], step)
@@ -84,9 +84,9 @@ def test_a_pure_guide_depends_on_nothing_but_the_step(name: str) -> None:
     guide = make(name)
     if not guide.is_pure:
         return
-    first = [guide.goes_on(step) for step in STEPS]
-    assert [guide.goes_on(step) for step in reversed(STEPS)] == first[::-1]
-    assert [make(name).goes_on(step) for step in STEPS] == first
+    first = [guide.should_continue(step) for step in STEPS]
+    assert [guide.should_continue(step) for step in reversed(STEPS)] == first[::-1]
+    assert [make(name).should_continue(step) for step in STEPS] == first
 
 
 @ALL
@@ -96,7 +96,7 @@ def test_answers_are_booleans_and_the_same_seed_learns_the_same(name: str) -> No
     def life(guide: StopRule) -> list[bool]:
         answers = []
         for num, step in enumerate([s for s in STEPS if s.depth == 1] * 3):
-            answers += [guide.goes_on(DraftStep(0, 8)), guide.goes_on(step)]
+            answers += [guide.should_continue(DraftStep(0, 8)), guide.should_continue(step)]
             guide.learn(2, num % 3)
         return answers
 
@@ -111,13 +111,13 @@ def test_any_ending_can_be_told_at_any_time(name: str, num_accepted: int) -> Non
     """Before the first draft, or of one that was asked about less often than it has tokens."""
     guide = make(name)
     guide.learn(5, num_accepted)
-    assert isinstance(guide.goes_on(DraftStep(0, 5)), bool)
+    assert isinstance(guide.should_continue(DraftStep(0, 5)), bool)
     guide.learn(5, num_accepted)
 
 
 @ALL
 def test_the_first_token_can_be_asked_for_without_knowing_anything(name: str) -> None:
-    assert isinstance(make(name).goes_on(DraftStep(0, 5)), bool)
+    assert isinstance(make(name).should_continue(DraftStep(0, 5)), bool)
 
 
 @ALL
@@ -125,7 +125,9 @@ def test_a_guide_that_needs_no_probabilities_looks_at_none(name: str) -> None:
     guide = make(name)
     if not guide.needs_probs:
         for step in STEPS:
-            assert guide.goes_on(step) == guide.goes_on(DraftStep(step.depth, step.length))
+            assert guide.should_continue(step) == guide.should_continue(
+                DraftStep(step.depth, step.length)
+            )
 
 
 @ALL
@@ -176,17 +178,17 @@ class OfItsOwn:
     """A guide that is told the drawn token's own probability and surprise instead of q's."""
 
     needs_probs = True
-    is_pure = always_goes_on = waits_for_hidden = False
+    is_pure = never_stops = waits_for_hidden = False
     needs_hidden = 0
 
     def __init__(self, guide: StopRule) -> None:
         self._guide, self._before = guide, float("nan")
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         own = -math.log(step.prob)  # nan at depth 0
         before, self._before = self._before, own
         seen = (step.prob, step.prob, own, step.prob, before, step.hidden)
-        return self._guide.goes_on(DraftStep(step.depth, step.length, *seen))
+        return self._guide.should_continue(DraftStep(step.depth, step.length, *seen))
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         self._guide.learn(num_drafted, num_accepted)
@@ -200,11 +202,11 @@ def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature:
 
     class Listener:
         needs_probs = True
-        is_pure = always_goes_on = waits_for_hidden = False
+        is_pure = never_stops = waits_for_hidden = False
         needs_hidden = 0
 
-        def goes_on(self, step: DraftStep) -> bool:
-            steps.append((step, guide.goes_on(step)))
+        def should_continue(self, step: DraftStep) -> bool:
+            steps.append((step, guide.should_continue(step)))
             return steps[-1][1]
 
         def learn(self, num_drafted: int, num_accepted: int) -> None:

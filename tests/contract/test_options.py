@@ -98,7 +98,7 @@ def test_whatever_is_accepted_plays_and_stays_small(
             continue
         accepted += 1
         if kind == "guide" and name != "head":
-            assert made.goes_on(DraftStep(1, 4, 0.5, 0.5, 0.5, 0.5, 0.5)) in {True, False}
+            assert made.should_continue(DraftStep(1, 4, 0.5, 0.5, 0.5, 0.5, 0.5)) in {True, False}
             made.learn(2, 1)
         elif kind == "policy":
             plays(made)

@@ -20,13 +20,13 @@ FAR = [*LONG, *LONG[::-1], *LONG][:150]
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that the sessions were asked to read on, an entry a call and row."""
     seen: list[int] = []
-    sound = NeuralSession.read_on
+    sound = NeuralSession.catch_up
 
-    def read_on(self: Any, contexts: Any, most: int) -> Any:
-        seen.extend(min(most, self.behind(context)) for context in contexts)
+    def catch_up(self: Any, contexts: Any, most: int) -> Any:
+        seen.extend(min(most, self.num_uncached_tokens(context)) for context in contexts)
         return sound(self, contexts, most)
 
-    monkeypatch.setattr(NeuralSession, "read_on", read_on)
+    monkeypatch.setattr(NeuralSession, "catch_up", catch_up)
     return seen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.engine import CostMeter
+from draftwise.engine import MeasuredCostModel
 
 A_TOKEN, CONTEXT_TOKEN = 0.03, 1e-4
 
@@ -15,13 +15,13 @@ def seconds_of(rows: int, tokens: int, context: int) -> float:
     return 1.0 + A_TOKEN * tokens + CONTEXT_TOKEN * context
 
 
-def metered(rows: int = 1, num: int = 200) -> CostMeter:
+def metered(rows: int = 1, num: int = 200) -> MeasuredCostModel:
     """A meter that saw forwards of 1 to 9 tokens a row after texts of 100 to 4,000 tokens."""
-    meter, rng = CostMeter({"a": 0.25}), np.random.default_rng(0)
+    cost_model, rng = MeasuredCostModel({"a": 0.25}), np.random.default_rng(0)
     for _ in range(num):
         tokens, context = rows * int(rng.integers(1, 10)), int(rng.integers(100, 4000))
-        meter.saw_target(rows, tokens, context, seconds_of(rows, tokens, context))
-    return meter
+        cost_model.record_target_step(rows, tokens, context, seconds_of(rows, tokens, context))
+    return cost_model
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -33,49 +33,49 @@ def test_prices_follow_tokens_and_context(rows: int, context: int) -> None:
 
 
 def test_a_step_tells_what_plain_decoding_would_have_taken() -> None:
-    meter = metered()
-    plain_s = meter.saw_target(1, 8, 1000, seconds_of(1, 8, 1000))
+    cost_model = metered()
+    plain_s = cost_model.record_target_step(1, 8, 1000, seconds_of(1, 8, 1000))
     assert plain_s == pytest.approx(seconds_of(1, 1, 1000), rel=0.03)
 
 
 def test_a_pause_of_the_machine_does_not_make_a_length_dear() -> None:
-    meter = metered()
-    meter.saw_target(1, 5, 1000, 50.0)
-    assert meter.costs(1, 9, 1000).target_s[4] < 1.1 * seconds_of(1, 5, 1000)
+    cost_model = metered()
+    cost_model.record_target_step(1, 5, 1000, 50.0)
+    assert cost_model.costs(1, 9, 1000).target_s[4] < 1.1 * seconds_of(1, 5, 1000)
 
 
 def test_nothing_measured_is_one_unit_and_the_guess() -> None:
-    costs = CostMeter({"a": 0.25}).costs(1, 3, 100)
+    costs = MeasuredCostModel({"a": 0.25}).costs(1, 3, 100)
     assert costs.target_s.tolist() == [1.0, 1.0, 1.0]
     assert costs.draft_s == {"a": 0.25}
     assert not costs.read_s
 
 
 def test_tokens_of_all_rows_where_they_go_end_to_end() -> None:
-    meter = metered(2)
-    assert meter.costs(2, 4, 1000).batch_s is None
-    assert meter.costs(1, 4, 1000, is_packed=True).batch_s is None
-    costs = meter.costs(2, 4, 1000, is_packed=True)
+    cost_model = metered(2)
+    assert cost_model.costs(2, 4, 1000).batch_s is None
+    assert cost_model.costs(1, 4, 1000, is_packed=True).batch_s is None
+    costs = cost_model.costs(2, 4, 1000, is_packed=True)
     assert costs.batch_s is not None
     np.testing.assert_allclose(costs.batch_s[[1, 3, 5, 7]], costs.target_s)
 
 
 def test_drafters_are_measured_by_step_and_reading_by_token() -> None:
-    meter = CostMeter({"a": 0.25})
+    cost_model = MeasuredCostModel({"a": 0.25})
     for _ in range(6):
-        meter.saw_draft("a", 1, 2, 1.0)
-        meter.saw_draft("a", 16, 2, 2.0)
-        meter.saw_draft("a", 1, 0, 9.0)  # a draft of copied tokens alone says nothing
-        meter.saw_read("a", 4, 2.0)
-    assert [meter.costs(rows, 1, 100).draft_s["a"] for rows in (1, 16)] == [0.5, 1.0]
-    assert meter.costs(1, 1, 100).read_s == {"a": 0.5}
+        cost_model.record_draft_steps("a", 1, 2, 1.0)
+        cost_model.record_draft_steps("a", 16, 2, 2.0)
+        cost_model.record_draft_steps("a", 1, 0, 9.0)  # a draft of copied tokens alone says nothing
+        cost_model.record_catch_up("a", 4, 2.0)
+    assert [cost_model.costs(rows, 1, 100).draft_s["a"] for rows in (1, 16)] == [0.5, 1.0]
+    assert cost_model.costs(1, 1, 100).read_s == {"a": 0.5}
 
 
 @pytest.mark.parametrize("place", range(6))
 def test_one_slow_draft_never_makes_a_drafter_dear(place: int) -> None:
     """Wherever it comes: it would not be played again, and nothing would correct that."""
     for num in range(max(place + 1, 2), 7):
-        meter = CostMeter({"a": 0.25})
+        cost_model = MeasuredCostModel({"a": 0.25})
         for index in range(num):
-            meter.saw_draft("a", 1, 1, 50.0 if index == place else 1.0)
-        assert meter.costs(1, 1, 100).draft_s["a"] <= 1.0
+            cost_model.record_draft_steps("a", 1, 1, 50.0 if index == place else 1.0)
+        assert cost_model.costs(1, 1, 100).draft_s["a"] <= 1.0

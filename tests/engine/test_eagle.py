@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters import Context, DraftTask, EagleReader
-from draftwise.nn import CausalModel, Features, distributions, save_head
-from draftwise.policies.goodput.looks import LOOK_TOKENS
+from draftwise.drafters import Context, DraftTask, EagleRunner
+from draftwise.nn import CausalModel, HiddenStates, distributions, save_head
+from draftwise.policies.goodput.probes import PROBE_TOKENS_PAID
 from draftwise.speculator import Speculator
 from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
@@ -22,7 +22,7 @@ from engine.scripted import Playlist
 from modules import module_of
 from sessions import Driven, opened
 
-eagle_module = module_of(EagleReader)
+eagle_module = module_of(EagleRunner)
 model_module = module_of(CausalModel)
 
 TARGET = eagle_target("llama", 64)
@@ -115,8 +115,8 @@ def test_a_look_reads_the_end_of_a_text_alone(num: int, monkeypatch: pytest.Monk
         context.features = features_of(TARGET, text)
         session = opened(eagle(), [context])
         if looks:
-            session.glance([context])
-            assert fed == [min(num - 2, LOOK_TOKENS)]
+            session.probe([context])
+            assert fed == [min(num - 2, PROBE_TOKENS_PAID)]
         drafts.append(drafted(session, context, None))
     assert same(*drafts)
 
@@ -126,11 +126,11 @@ def test_teeth_states_of_a_draft_that_stay_for_the_text(monkeypatch: pytest.Monk
     """A planted bug: accepted tokens keep the slots that were read with the draft's own states."""
     honest = draft_at_the_end([False] * NUM, SAMPLED)
 
-    def settle(self: EagleReader, context: Context, base: int, agreed: int) -> None:
+    def settle(self: EagleRunner, context: Context, base: int, agreed: int) -> None:
         if base:  # as if two of the draft's tokens had been accepted
             self._cache.lengths[context.row] = base + 1
 
-    monkeypatch.setattr(EagleReader, "settle", settle)
+    monkeypatch.setattr(EagleRunner, "settle", settle)
     assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
 
 
@@ -144,7 +144,7 @@ def test_teeth_states_of_one_token_before(monkeypatch: pytest.MonkeyPatch) -> No
         states = sound(self, taps, max(0, start - 1), end - 1)
         return states if start else torch.cat((states[:1], states))
 
-    monkeypatch.setattr(Features, "get", get)
+    monkeypatch.setattr(HiddenStates, "get", get)
     assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
 
 

@@ -205,7 +205,7 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(
     long = ask(made, (LONG * 4)[:400], 5)
     engine.admit(long)
     while not long.tokens:
-        engine._pace.tokens.extend([1.0] * 9)  # the smallest pieces
+        engine._prefill_budget.tokens.extend([1.0] * 9)  # the smallest pieces
         assert [round_.request for round_ in engine.step()][:1] == [writer.id]
     assert max(fed) <= LEAST_PIECE + 2
     run(engine)
@@ -253,7 +253,7 @@ def test_a_rule_that_raises_ends_its_drafts_and_not_its_row() -> None:
     made = speculator(POOLS["good"], "fixed:1", lengths=(3,))
     request = ask(made, PROMPTS[0])
     for guide in request.guides.values():
-        guide._guide.goes_on = broken  # type: ignore[attr-defined]
+        guide._guide.should_continue = broken  # type: ignore[attr-defined]
     engine = made.engine()
     engine.admit(request)
     with pytest.warns(UserWarning, match="drafts no more with it"):

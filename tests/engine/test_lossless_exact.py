@@ -50,15 +50,18 @@ def judged(world: World, p: Model, draft: Draft) -> tuple[int, ...]:
 
 
 def drawn_chain(
-    world: World, q: Model, length: int, goes_on: Callable[[Any, int], bool] = lambda q, t: True
+    world: World,
+    q: Model,
+    length: int,
+    should_continue: Callable[[Any, int], bool] = lambda q, t: True,
 ) -> tuple[list[int], list[Any]]:
-    """Tokens drawn from q one after another; after each one kept, ``goes_on`` may end the draft."""
+    """Tokens drawn from q in order; ``should_continue`` may end the draft after each."""
     tokens: list[int] = []
     probs: list[Any] = []
     while len(tokens) < length:
         probs.append(q(tuple(tokens)))
         tokens.append(draw(probs[-1], world.uniform()))
-        if not goes_on(probs[-1], tokens[-1]):
+        if not should_continue(probs[-1], tokens[-1]):
             break
     return tokens, probs
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from draftwise.engine import Loop, Turn
+from draftwise.engine import Loop, RoundState
 from draftwise.errors import DraftwiseError
 from draftwise.nn import RaggedCache
 from draftwise.registry import FEEDBACKS, GUIDES, POLICIES, REWARDS
@@ -129,7 +129,7 @@ def test_teeth_rejected_tokens_left_in_the_cache(monkeypatch: pytest.MonkeyPatch
     """A planted bug: after a rejection the cache is cropped one token too late."""
     commit = Loop._commit
 
-    def crop_too_late(self: Loop, turn: Turn) -> None:
+    def crop_too_late(self: Loop, turn: RoundState) -> None:
         fed = self._cache.lengths[turn.row]
         commit(self, turn)
         self._cache.lengths[turn.row] = min(fed, self._cache.lengths[turn.row] + 1)

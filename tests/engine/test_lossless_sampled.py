@@ -32,8 +32,8 @@ from transformers import (
 )
 
 from draftwise.drafters import Chain
-from draftwise.engine import judge_all
-from draftwise.nn import judge
+from draftwise.engine import verify_batch
+from draftwise.nn import rejection_sample
 from draftwise.registry import GUIDES
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, SamplingParams, TreeShape
@@ -42,8 +42,8 @@ from engine.scripted import Alternating
 from modules import module_of
 
 chain_module = module_of(Chain)
-judging_module = module_of(judge_all)
-verify_module = module_of(judge)
+verification_module = module_of(verify_batch)
+verify_module = module_of(rejection_sample)
 
 VOCAB = 6
 LENGTH = 4
@@ -358,7 +358,9 @@ def draw_and_discard(patch: pytest.MonkeyPatch) -> None:
             for each in (self.tokens, self.probs, self.sources, self.confidences):
                 each.pop()
         made = sound(self, source)
-        return replace(made, asides=[(at, q) for at, q in made.asides if at < len(self.tokens)])
+        return replace(
+            made, offpath_probs=[(at, q) for at, q in made.offpath_probs if at < len(self.tokens)]
+        )
 
     patch.setattr(chain_module.Chain, "draft", draft)
 
@@ -375,9 +377,9 @@ def another_q_reported(patch: pytest.MonkeyPatch) -> None:
 
 def longest_of_several(patch: pytest.MonkeyPatch) -> None:
     """Drafts are judged three times with fresh randomness, and the longest verdict wins."""
-    rng, sound = np.random.default_rng(0), verify_module.judge
+    rng, sound = np.random.default_rng(0), verify_module.rejection_sample
 
-    def judge(forest: Any, p: Any, q: Any, uniforms: Any, bonus: Any) -> Any:
+    def rejection_sample(forest: Any, p: Any, q: Any, uniforms: Any, bonus: Any) -> Any:
         fresh = [rng.random((2, len(each))) for each in (uniforms, bonus)]
         tried = [(uniforms, bonus), *zip(*fresh, strict=True)]
         runs = [sound(forest, p, q, *each) for each in tried]
@@ -387,7 +389,7 @@ def longest_of_several(patch: pytest.MonkeyPatch) -> None:
         places = torch.arange(following.shape[1])
         return last[best, rows], said[best, rows], following[best[owners], places]
 
-    patch.setattr(judging_module, "judge", judge)
+    patch.setattr(verification_module, "rejection_sample", rejection_sample)
 
 
 @pytest.mark.parametrize(

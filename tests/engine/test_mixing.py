@@ -82,7 +82,7 @@ def test_rounds_say_who_wrote_what() -> None:
 def cheap(made: Speculator) -> Speculator:
     """As if drafting cost little: these tiny models would be left alone."""
     costs = {"good": 0.05, "lookup": 0.001}
-    made._pool.meter.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
+    made._pool.cost_model.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
     made._pool.guard.balance = 1.0
     made._pool.guard.observe = lambda *_: None  # type: ignore[method-assign]
     return made
@@ -130,7 +130,7 @@ def test_nothing_that_is_looked_up_or_grown_breaks_a_form(
     prompt = [3, 5, 4, 4, 6, 3, 5, 4, 7, 9] * 4
     held = SamplingParams(process=Alternating())
     drafted: list[bool] = []
-    sound = loop.judge_all
+    sound = loop.verify_batch
 
     def watched(turns: Sequence[Any]) -> None:
         for turn in turns:
@@ -139,7 +139,7 @@ def test_nothing_that_is_looked_up_or_grown_breaks_a_form(
             drafted.extend(text[a] % 2 == text[b] % 2 for a, b in enumerate(parents))
         sound(turns)
 
-    monkeypatch.setattr(loop, "judge_all", watched)
+    monkeypatch.setattr(loop, "verify_batch", watched)
     made = speculator(pool, "fixed:1", lengths=(6,), trees=(tree,))
     made = mixing(made, "good", 6) if len(pool) > 1 else made
     found = made.generate(prompt, max_new_tokens=80, sampling=[held])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwise.drafters import NeuralSession, RetrievalSession
-from draftwise.engine import LARGEST_PIECE, LEAST_PIECE, Pace
+from draftwise.engine import LARGEST_PIECE, LEAST_PIECE, PrefillBudget
 from draftwise.policies.goodput.policy import Goodput
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.test_engine import LONG, ask, run
@@ -18,33 +18,36 @@ from engine.test_engine import LONG, ask, run
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows that each look at a model was asked about."""
     seen: list[int] = []
-    sound = NeuralSession.glance
+    sound = NeuralSession.probe
 
-    def glance(self: Any, contexts: Any) -> Any:
+    def probe(self: Any, contexts: Any) -> Any:
         seen.append(len(contexts))
         return sound(self, contexts)
 
-    monkeypatch.setattr(NeuralSession, "glance", glance)
+    monkeypatch.setattr(NeuralSession, "probe", probe)
     return seen
 
 
 def test_a_piece_takes_half_a_round() -> None:
-    pace = Pace()
-    assert (pace.budget(is_idle=True), pace.budget(is_idle=False)) == (LARGEST_PIECE, LEAST_PIECE)
-    pace.rounds.append(0.1)
-    pace.saw(100, 0.1)
-    assert pace.budget(is_idle=False) == 50
-    pace.saw(LEAST_PIECE // 2 - 1, 1e-9)
-    assert pace.budget(is_idle=False) == 50, "a few tokens say nothing"
+    prefill_budget = PrefillBudget()
+    assert (prefill_budget.budget(is_idle=True), prefill_budget.budget(is_idle=False)) == (
+        LARGEST_PIECE,
+        LEAST_PIECE,
+    )
+    prefill_budget.rounds.append(0.1)
+    prefill_budget.record(100, 0.1)
+    assert prefill_budget.budget(is_idle=False) == 50
+    prefill_budget.record(LEAST_PIECE // 2 - 1, 1e-9)
+    assert prefill_budget.budget(is_idle=False) == 50, "a few tokens say nothing"
 
 
 def test_a_pause_of_the_machine_lets_no_long_piece_through() -> None:
-    pace = Pace()
+    prefill_budget = PrefillBudget()
     for _ in range(5):
-        pace.rounds.append(0.1)
-        pace.saw(100, 0.1)
-    pace.rounds.append(60.0)
-    assert pace.budget(is_idle=False) == 50
+        prefill_budget.rounds.append(0.1)
+        prefill_budget.record(100, 0.1)
+    prefill_budget.rounds.append(60.0)
+    assert prefill_budget.budget(is_idle=False) == 50
 
 
 def test_rows_that_begin_together_are_looked_at_together(looks: list[int]) -> None:
@@ -64,17 +67,17 @@ def test_rows_that_begin_together_are_looked_at_together(looks: list[int]) -> No
 def test_a_newcomer_has_one_look_while_others_write(
     looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Goodput, "curious", lambda self, num_rows=1: ["good", "bad"])
+    monkeypatch.setattr(Goodput, "drafters_to_probe", lambda self, num_rows=1: ["good", "bad"])
     engine = (made := speculator(POOLS["all"], "goodput")).engine()
     engine.admit(ask(made, PROMPTS[0], 40))
     engine.step()
     assert looks[:2] == [1, 1], "alone it has all of them"
     looks.clear()
-    engine._pace.tokens.append(0.0)  # all of its prompt at once
+    engine._prefill_budget.tokens.append(0.0)  # all of its prompt at once
     engine.admit(late := ask(made, PROMPTS[2], 6))
     with torch.inference_mode():
-        engine._seat()
-        engine._read()
+        engine._schedule()
+        engine._prefill()
     assert looks == [1]
     run(engine)
     assert late.tokens == plain_greedy(PROMPTS[2], 6)

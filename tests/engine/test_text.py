@@ -40,7 +40,7 @@ def byte_fallback() -> Any:
     parts = [
         decoders.Replace("▁", " "),
         decoders.ByteFallback(),
-        decoders.Fuse(),
+        decoders.GuardedCallback(),
         decoders.Strip(" ", 1, 0),
     ]
     return _of_pieces([*BYTES, *WORDS], decoders.Sequence(parts))
@@ -48,7 +48,7 @@ def byte_fallback() -> Any:
 
 def byte_fallback_unstripped() -> Any:
     """As Gemma."""
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.GuardedCallback()]
     return _of_pieces([*BYTES, *WORDS], decoders.Sequence(parts))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters import ROOM, Context, DraftTask, LMDrafter, LMReader, Window
+from draftwise.drafters import ROOM, Context, DraftTask, LMDrafter, LMRunner, Window
 from draftwise.nn import CausalModel, distributions
 from draftwise.speculator import Speculator
 from draftwise.stop_rules import Fixed
@@ -82,7 +82,7 @@ def test_teeth_a_window_that_slides_without_being_read_again(
 ) -> None:
     """A planted bug: the cache keeps keys that were turned for other positions."""
 
-    def follow(self: LMReader, context: Context) -> int:
+    def follow(self: LMRunner, context: Context) -> int:
         row, sink, skipped = context.row, WINDOW.sink, WINDOW.skipped(len(context.tokens))
         moved, end = skipped - self._skipped[row], self._cache.lengths[row]
         self._skipped[row] = skipped
@@ -93,7 +93,7 @@ def test_teeth_a_window_that_slides_without_being_read_again(
             self._cache.lengths[row] = end - moved
         return self._cache.capacity - (len(context.tokens) - skipped)
 
-    monkeypatch.setattr(LMReader, "follow", follow)
+    monkeypatch.setattr(LMRunner, "follow", follow)
     with pytest.raises(AssertionError):
         test_q_is_what_the_model_says_of_sink_and_window(1)
 

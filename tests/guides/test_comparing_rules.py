@@ -12,7 +12,7 @@ from contract.test_guides import described
 from draftwise import Draft, Plan, make_guide, make_reward, verify
 from draftwise.dist import draw
 from draftwise.drafters import Context, DraftTask
-from draftwise.engine import Watch
+from draftwise.engine import RuleComparison
 from draftwise.registry import make_feedback
 from draftwise.stop_rules import Fixed
 from draftwise.types import Decision, DraftStep, Evidence, SamplingParams, TreeShape
@@ -71,11 +71,11 @@ def test_the_outcome_read_off_has_exactly_the_law_of_playing(rule: str, seed: in
     def outcome(world: World, watching: bool) -> tuple[int, int]:
         stops: dict[str, int] = {}
         own = make_guide(rule)
-        guide = Watch(Fixed(), {rule: own}, stops) if watching else own
+        guide = RuleComparison(Fixed(), {rule: own}, stops) if watching else own
         tokens: list[int] = []
         probs: list[Any] = []
         step = DraftStep(0, length)
-        while len(tokens) < length and guide.goes_on(step):
+        while len(tokens) < length and guide.should_continue(step):
             probs.append(q(tuple(tokens)))
             tokens.append(draw(probs[-1], world.uniform()))
             step = described(probs[-1], tokens[-1], step)
@@ -107,7 +107,7 @@ def test_a_watched_draft_is_the_one_the_rule_would_have_made(name: str, rule: st
             return draft
 
         stops: dict[str, int] = {}
-        watched = propose(Watch(Fixed(), {rule: make_guide(rule)}, stops))
+        watched = propose(RuleComparison(Fixed(), {rule: make_guide(rule)}, stops))
         played = propose(make_guide(rule))
         assert len(played) == stops.get(rule, len(watched))
         assert watched.tokens.tolist()[: len(played)] == played.tokens.tolist()

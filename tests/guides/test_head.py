@@ -47,7 +47,7 @@ def state(acceptance: float, size: int = SIZE) -> Any:
 def depth_of(spec: str, acceptances: list[float], length: int = 20) -> int:
     """Tokens that are drafted when these are the predictions of the first, second, ... token."""
     guide, step = make_guide(spec), DraftStep(0, length)
-    while step.depth < length and guide.goes_on(step):
+    while step.depth < length and guide.should_continue(step):
         states = (state(acceptances[step.depth]), step.hidden)
         step = DraftStep(step.depth + 1, length, hidden=states[0], hidden_before=states[1])
     return step.depth
@@ -79,9 +79,9 @@ def test_the_product_of_predictions_ends_the_draft(
 def test_a_new_draft_begins_with_trust(tmp_path: Path) -> None:
     guide = make_guide(f"head:{linear(tmp_path)},h=0.5")
     for _ in range(3):
-        assert guide.goes_on(DraftStep(0, 8)) is True
-        assert guide.goes_on(DraftStep(1, 8, hidden=state(0.6))) is True
-        assert guide.goes_on(DraftStep(2, 8, hidden=state(0.6))) is False
+        assert guide.should_continue(DraftStep(0, 8)) is True
+        assert guide.should_continue(DraftStep(1, 8, hidden=state(0.6))) is True
+        assert guide.should_continue(DraftStep(2, 8, hidden=state(0.6))) is False
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -199,13 +199,13 @@ def test_hidden_states_are_shown_only_where_a_rule_reads_them() -> None:
 class Spy:
     """Goes on and writes down each step."""
 
-    needs_probs = is_pure = always_goes_on = False
+    needs_probs = is_pure = never_stops = False
     needs_hidden = 0
 
     def __init__(self, waits: bool) -> None:
         self.waits_for_hidden, self.steps = waits, []
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         self.steps.append(step)  # type: ignore[attr-defined]
         return step.depth < 5
 
@@ -251,7 +251,7 @@ def test_a_step_shows_the_state_of_the_very_token(waits: bool, temperature: floa
 
 def test_retrieval_shows_no_states_and_is_never_ended() -> None:
     guide = make_guide("head", home=head_home())
-    assert all(guide.goes_on(DraftStep(depth, 8, 1.0, 1.0, 0.0, 1.0)) for depth in range(8))
+    assert all(guide.should_continue(DraftStep(depth, 8, 1.0, 1.0, 0.0, 1.0)) for depth in range(8))
 
 
 @pytest.mark.parametrize("options", ["", "h=0.2,lag=true"])

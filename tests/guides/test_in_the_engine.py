@@ -53,13 +53,13 @@ def test_a_row_is_the_same_alone_and_in_any_company(rule: str, params: SamplingP
 class Spy:
     """A guide that goes on and writes down what it is told."""
 
-    needs_probs = is_pure = always_goes_on = waits_for_hidden = False
+    needs_probs = is_pure = never_stops = waits_for_hidden = False
     needs_hidden = 0
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []
 
-    def goes_on(self, step: Any) -> bool:
+    def should_continue(self, step: Any) -> bool:
         return True
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:

@@ -65,8 +65,8 @@ CASES: list[tuple[str, DraftStep, bool]] = [
 
 @pytest.mark.parametrize(("spec", "step", "expected"), CASES)
 def test_by_hand(spec: str, step: DraftStep, expected: bool) -> None:
-    assert make_guide(spec).goes_on(step) is expected
-    assert make_guide(spec).goes_on(DraftStep(0, 8)) is True
+    assert make_guide(spec).should_continue(step) is expected
+    assert make_guide(spec).should_continue(DraftStep(0, 8)) is True
 
 
 def test_every_rule_has_a_case() -> None:
@@ -95,7 +95,7 @@ def test_drafts_shrink_where_nothing_is_accepted_and_grow_where_all_is(
     rule, depth = AdaEdl(threshold=0.75, epsilon=0.1), 0
     for _ in range(30):
         depth = 0
-        while depth < 8 and rule.goes_on(DraftStep(depth, 8, entropy=0.05 * depth)):
+        while depth < 8 and rule.should_continue(DraftStep(depth, 8, entropy=0.05 * depth)):
             depth += 1
         rule.learn(depth, int(accepted_share * depth))
     assert depth == expected

@@ -35,7 +35,7 @@ class Noted:
 def draft(guide: TapOutToken, length: int) -> int:
     """Tokens that are drafted when every q has a largest probability of a half."""
     depth = 0
-    while depth < length and guide.goes_on(DraftStep(depth, length, max_prob=0.5)):
+    while depth < length and guide.should_continue(DraftStep(depth, length, max_prob=0.5)):
         depth += 1
     return depth
 

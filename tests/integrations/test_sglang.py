@@ -24,11 +24,17 @@ import numpy as np
 import pytest
 
 from draftwise.errors import DraftwiseError
-from draftwise.integrations.sglang import CONFIG, Settings, StepsPolicy, plug_in, read_settings
+from draftwise.integrations.sglang import (
+    CONFIG,
+    SglangSettings,
+    StepsPolicy,
+    plug_in,
+    read_settings,
+)
 from draftwise.integrations.vllm.state import StateFile
 
 BENCHMARKS = Path(__file__).parents[2] / "packages" / "lab" / "benchmarks"
-ANY_BATCH = Settings({1: [0, 1, 2, 3, 5]}, state=None)
+ANY_BATCH = SglangSettings({1: [0, 1, 2, 3, 5]}, state=None)
 
 Seconds = Callable[[int, int], float]
 """Of a step of so many requests, each with so many drafted tokens."""
@@ -168,7 +174,7 @@ def test_idle_time_is_not_priced() -> None:
 
 
 def test_a_padded_batch_takes_the_time_of_its_graph() -> None:
-    chosen = Settings({1: [0, 1, 3], 8: [0, 1]}, state=None)
+    chosen = SglangSettings({1: [0, 1, 3], 8: [0, 1]}, state=None)
     made = StepsPolicy(chosen)
     assert made.cuda_graph_bs_for_step(3) is None
     made.set_cuda_graph_bs([1, 2, 4, 8, 16])

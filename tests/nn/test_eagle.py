@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from draftwise.nn import EagleConfig, EagleHead, Features, RaggedCache, branches
+from draftwise.nn import EagleConfig, EagleHead, HiddenStates, RaggedCache, branches
 from draftwise.nn import read_head as read
 from eagles import eagle_head
 from engine.pairs import target
@@ -175,7 +175,7 @@ def test_a_tree_is_all_of_its_paths() -> None:
 
 
 def test_features_are_kept_in_order_and_nothing_is_made_up() -> None:
-    kept, states = Features(), torch.randn(100, 4)
+    kept, states = HiddenStates(), torch.randn(100, 4)
     kept.put(0, {1: states[:7], 3: -states[:7]})
     kept.put(7, {1: states[7:], 3: -states[7:]})
     assert torch.equal(kept.get([1, 3], 5, 90), torch.cat((states, -states), dim=-1)[5:90])

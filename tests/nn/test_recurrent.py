@@ -13,10 +13,10 @@ from draftwise import Speculator
 from draftwise.nn import (
     MOST_STEPS,
     CausalModel,
+    HiddenStateHooks,
+    KernelRecorder,
     RaggedCache,
     States,
-    Taps,
-    Watch,
     check_model,
     keeps_states,
     tiny_config,
@@ -122,19 +122,19 @@ def test_the_check_sees_an_end_state_that_is_taken_too_early(
 ) -> None:
     """Teeth: what these modules return is put into the trace after a wide forward's end is kept."""
     begun: list[States] = []
-    begin, call = States.begin, Taps.call
+    begin, call = States.begin, HiddenStateHooks.call
 
     def beginning(states: States, *given: Any) -> None:
         begun[:] = [states]
         begin(states, *given)
 
-    def calling(taps: Taps, *given: Any, **options: Any) -> Any:
+    def calling(taps: HiddenStateHooks, *given: Any, **options: Any) -> Any:
         output = call(taps, *given, **options)
         begun[0].finish()
         return output
 
     monkeypatch.setattr(States, "begin", beginning)
-    monkeypatch.setattr(Taps, "call", calling)
+    monkeypatch.setattr(HiddenStateHooks, "call", calling)
     with pytest.raises(DraftwiseError, match="are off by"):
         check_model(CausalModel(tiny_module(tiny_config(CONFIG_MAPPING[kind]())), kind))
 
@@ -205,7 +205,7 @@ def test_reading_again_stays_right_when_drafts_are_always_refused() -> None:
 def test_the_module_is_never_changed() -> None:
     """The view shares weights and buffers; the module's own layers stay its own."""
     module = model("qwen3_next").module
-    view = shadow(module, Watch())
+    view = shadow(module, KernelRecorder())
     assert view is not module
     assert all("forward" not in layer.__dict__ for layer in module.modules())
     ours, theirs = dict(view.named_parameters()), dict(module.named_parameters())
@@ -216,7 +216,7 @@ def test_the_module_is_never_changed() -> None:
 def test_no_view_of_what_has_no_states() -> None:
     module = tiny_module(tiny_config(CONFIG_MAPPING["llama"]()))
     assert not keeps_states(module)
-    assert shadow(module, Watch()) is module
+    assert shadow(module, KernelRecorder()) is module
 
 
 def test_two_views_do_not_see_each_other() -> None:

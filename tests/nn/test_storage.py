@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.nn import RaggedCache, Span, Storage
+from draftwise.nn import RaggedCache, RowKVCache, Span
 
 
 class Shelf:
@@ -15,13 +15,13 @@ class Shelf:
 
     def __init__(self) -> None:
         self.taken: list[int] = []
-        self.given: list[Storage] = []
+        self.given: list[RowKVCache] = []
 
-    def take(self, num_tokens: int) -> Storage:
+    def take(self, num_tokens: int) -> RowKVCache:
         self.taken.append(num_tokens)
-        return Storage(-(-num_tokens // 8) * 8)
+        return RowKVCache(-(-num_tokens // 8) * 8)
 
-    def give(self, storage: Storage) -> None:
+    def give(self, storage: RowKVCache) -> None:
         self.given.append(storage)
 
 
@@ -218,7 +218,7 @@ def test_rows_and_counts_go_together() -> None:
 
 def test_a_grown_row_has_the_slots_asked_for_and_what_it_held() -> None:
     keys, values = torch.randn(2, 1, 2, 4, 8)
-    grown = Storage(4, {0: keys}, {0: values}).grown(3, 16)
+    grown = RowKVCache(4, {0: keys}, {0: values}).grown(3, 16)
     assert grown.num_bytes == 2 * 2 * 16 * 8 * 4
     assert grown.keys[0].shape == grown.values[0].shape == (1, 2, 16, 8)
     assert torch.equal(grown.keys[0][:, :, :3], keys[:, :, :3])

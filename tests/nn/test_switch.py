@@ -140,10 +140,10 @@ def test_a_sliding_window_beside_it() -> None:
 def test_the_self_check_crosses_the_switch(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: keys of the first table that stay behind the switch are seen, in a twin."""
 
-    def read_on(extend: Any, feed: Any, again: Any) -> Any:
+    def catch_up(extend: Any, feed: Any, again: Any) -> Any:
         return extend(feed)
 
     assert load_model(target).switch == SWITCH
-    monkeypatch.setattr(feeds, "read_behind", read_on)
+    monkeypatch.setattr(feeds, "read_behind", catch_up)
     with pytest.raises(DraftwiseError, match=r"a tiny twin of it: its logits .* are off by"):
         load_model(longrope(switch=200))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from draftwise.nn import CausalModel, Taps, tiny_config, tiny_module
+from draftwise.nn import CausalModel, HiddenStateHooks, tiny_config, tiny_module
 
 KINDS = ["llama", "gpt2", "gpt_neox", "opt", "gemma3_text", "qwen3_next", "falcon_h1", "mamba"]
 TEXT = [[5, 6, 7, 8, 9], [3, 4]]
@@ -44,7 +44,7 @@ def test_they_are_the_librarys(kind: str) -> None:
 
 def test_no_other_layer_is_kept() -> None:
     module = made("llama")
-    taps = Taps(module, module, module.config.num_hidden_layers)
+    taps = HiddenStateHooks(module, module, module.config.num_hidden_layers)
     taps.ask([1])
     asked: list[dict[str, Any]] = []
 
@@ -63,18 +63,20 @@ def test_no_other_layer_is_kept() -> None:
 def test_where_hooks_find_something_else_the_library_is_asked() -> None:
     module = made("llama")
     expected = library(module, [5, 6, 7])
-    taps = Taps(module, module, module.config.num_hidden_layers)
+    taps = HiddenStateHooks(module, module, module.config.num_hidden_layers)
     taps._layers = [module.model.layers[1], module.model.layers[0]]  # found in a wrong order
     taps.ask([0])
     with torch.no_grad():
         output, found = taps.call(module, input_ids=torch.tensor([[5, 6, 7]]))
     assert torch.equal(found[0][0], expected[0])
     assert output.hidden_states is not None
-    assert Taps(module, module, 77)._layers is None
+    assert HiddenStateHooks(module, module, 77)._layers is None
 
 
 def test_nothing_tapped_costs_nothing() -> None:
     module = made("llama")
-    output, found = Taps(module, module, 2).call(module, input_ids=torch.tensor([[5, 6]]))
+    output, found = HiddenStateHooks(module, module, 2).call(
+        module, input_ids=torch.tensor([[5, 6]])
+    )
     assert not found
     assert output.hidden_states is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.nn import Forest, draw, fetch, judge, overlaps, ratios, warped
+from draftwise.nn import DraftTreeBatch, draw, fetch, overlaps, ratios, rejection_sample, warped
 from draftwise.nn import SampledSpan as Span
 from draftwise.types import SamplingParams
 from transfers import counting
@@ -59,7 +59,7 @@ def test_the_counter_sees_nothing_where_nothing_goes_to_the_host() -> None:
     kinds = [SamplingParams(), SamplingParams(0.8, top_k=5, top_p=0.9, min_p=0.01)]
     drafted = SamplingParams(1.0, repetition_penalty=1.2, presence_penalty=0.1, logit_bias={3: 1.0})
     tree = np.array([-1, -1, 0])
-    forest = Forest.of(
+    forest = DraftTreeBatch.of(
         [np.array([1, 2]), np.array([3, 4, 5])], [None, tree], [np.array([0, -1]), np.full(3, -1)]
     )
     with counting() as transfers:
@@ -71,7 +71,9 @@ def test_the_counter_sees_nothing_where_nothing_goes_to_the_host() -> None:
         p = warped(torch.randn(9, 30), spans)
         q = torch.randn(1, 30).softmax(-1)
         draw(q, torch.tensor([0.5], dtype=torch.float64))
-        last, bonus, following = judge(forest, p.probs, q, np.full(5, 0.5), np.full(2, 0.5))
+        last, bonus, following = rejection_sample(
+            forest, p.probs, q, np.full(5, 0.5), np.full(2, 0.5)
+        )
         alphas = overlaps(p.probs, forest.before, q, forest.q, forest.tokens)
         scores = ratios(p.probs, forest.before, q, forest.q, forest.tokens, following)
         assert transfers.num == 0, transfers.places

@@ -10,12 +10,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MptConfig
 
-from draftwise.nn import CausalModel, Sight, branches, check_model, draft_branches, tree_masks
+from draftwise.nn import (
+    AttentionInputs,
+    CausalModel,
+    branches,
+    check_model,
+    draft_branches,
+    tree_masks,
+)
 from draftwise.types import Draft
 from models import CONFIGS, VOCAB, tiny_model
 from modules import module_of
 
-sight = module_of(Sight)
+sight = module_of(AttentionInputs)
 
 KINDS = pytest.mark.parametrize("kind", sorted(CONFIGS))
 ATTENTION = pytest.mark.parametrize("attention", ["sdpa", "eager"])

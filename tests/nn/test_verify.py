@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from draftwise import verify
 from draftwise.dist import draw as draw_one
 from draftwise.dist import overlap, ratio
-from draftwise.nn import Forest, draw, judge, masses, overlaps, ratios
+from draftwise.nn import DraftTreeBatch, draw, masses, overlaps, ratios, rejection_sample
 from draftwise.types import Draft
 from modules import module_of
 
-verify_module = module_of(judge)
+verify_module = module_of(rejection_sample)
 
 Row = tuple[Draft, list[np.ndarray], np.ndarray]
 """A draft, p after the text and each node (float32), and a uniform for each node and the bonus."""
@@ -61,8 +61,10 @@ def judged(rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
             q += [] if isinstance(dist, int) else [dist]
         places.append(np.array(mine, dtype=np.int64))
     vocab_size = len(rows[0][1][0])
-    forest = Forest.of([d.tokens for d, _, _ in rows], [d.parents for d, _, _ in rows], places)
-    last, bonus, following = judge(
+    forest = DraftTreeBatch.of(
+        [d.tokens for d, _, _ in rows], [d.parents for d, _, _ in rows], places
+    )
+    last, bonus, following = rejection_sample(
         forest,
         torch.from_numpy(np.concatenate([np.stack(p) for _, p, _ in rows])),
         torch.from_numpy(np.stack(q)) if q else torch.empty(0, vocab_size),
@@ -181,7 +183,7 @@ def test_a_forest_by_hand() -> None:
     """Two chains about an empty draft, and a tree whose two branches begin with one token."""
     none = np.array([], dtype=np.int64)
     tree = np.array([-1, -1, 0, -1])
-    forest = Forest.of(
+    forest = DraftTreeBatch.of(
         [np.array([5, 6]), none, np.array([7, 7, 8, 7])],
         [None, None, tree],
         [np.array([-1, 0]), none, np.array([1, -1, -1, 2])],
@@ -199,7 +201,7 @@ def test_a_forest_by_hand() -> None:
     assert forest.children.tolist() == expected
     assert forest.path(2, 7).tolist() == [0, 2]
     assert forest.path(1, 3).tolist() == []
-    alone = Forest.of([none], [None], [none])
+    alone = DraftTreeBatch.of([none], [None], [none])
     assert alone.children.tolist() == [[0]]
     assert alone.is_elder.tolist() == []
 
@@ -254,11 +256,13 @@ def test_teeth_a_token_tried_twice_counted_twice(
     shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = property(lambda forest: np.zeros(len(forest.tokens), dtype=np.bool_))
-    monkeypatch.setattr(Forest, "is_again", never)
+    monkeypatch.setattr(DraftTreeBatch, "is_again", never)
     assert not agrees(shape)
 
 
 def test_teeth_siblings_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Forest.children.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(Forest, "children", property(lambda forest: sound(forest)[:, ::-1].copy()))
+    sound = DraftTreeBatch.children.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        DraftTreeBatch, "children", property(lambda forest: sound(forest)[:, ::-1].copy())
+    )
     assert not agrees("branches")

@@ -10,7 +10,7 @@ import pytest
 
 from draftwise.policies import (
     DraftAll,
-    Fixed,
+    FixedPlan,
     Random,
     Router,
     Tally,
@@ -157,7 +157,7 @@ def test_a_file_of_examples_that_is_of_no_use_is_refused(tmp_path: Path) -> None
         make_policy(f"router:examples={named}", 2)
 
 
-@pytest.mark.parametrize("make", [Fixed, Router])
+@pytest.mark.parametrize("make", [FixedPlan, Router])
 def test_a_plan_that_is_not_there_is_refused(make: type) -> None:
     with pytest.raises(ValueError, match=r"0\.\.2"):
         make(3, plan=3)
@@ -237,6 +237,6 @@ def test_a_nested_refusal_leaves_everything_alone() -> None:
 
 
 def test_round_numbers_count_choices() -> None:
-    for policy in (Fixed(2), DraftAll(2), Random(2, np.random.default_rng(0)), Router(2)):
+    for policy in (FixedPlan(2), DraftAll(2), Random(2, np.random.default_rng(0)), Router(2)):
         assert [policy.choose().round for _ in range(3)] == [1, 2, 3]
         policy.learn(Decision(0, 1.0, 1), Feedback(np.zeros(2), np.ones(2, dtype=bool)))

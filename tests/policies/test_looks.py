@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from draftwise.policies.goodput.looks import Looks
 from draftwise.policies.goodput.policy import Goodput
 from draftwise.policies.goodput.pricing import PlanCosts
+from draftwise.policies.goodput.probes import ProbeScheduler
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 NAMES = ("a", "b")
@@ -26,10 +26,10 @@ def costs(step_s: float = 0.05, read_s: float = 0.001) -> PlanCosts:
 
 def due(
     rate: float, weight: float, *, best: float = 2.0, left: float = 100.0, step_s: float = 0.05,
-    rows: int = 1, emitted: int = 0, looks: Looks | None = None,
+    rows: int = 1, emitted: int = 0, looks: ProbeScheduler | None = None,
 ) -> list[int]:  # fmt: skip
     """Whether ``a`` is to be looked at, ``b`` and ``none`` being out of the question."""
-    known = looks or Looks(3, 33.0)
+    known = looks or ProbeScheduler(3, 33.0)
     known.scored(1, 100, False)
     known.reached(140, emitted)
     rates, weights = np.array([rate, rate, rate]), np.array([weight, 0.0, 0.0])
@@ -53,7 +53,7 @@ def test_what_is_not_known_is_worth_more_than_what_is() -> None:
 
 def test_what_is_missed_adds_up_until_a_look_is_due() -> None:
     """A drafter that is hardly worth it is looked at in the end, and then not again at once."""
-    looks = Looks(3, 33.0)
+    looks = ProbeScheduler(3, 33.0)
     looks.scored(1, 100, False)
     rounds = 0
     while not due(0.2, 4.0, emitted=4, looks=looks):
@@ -67,7 +67,7 @@ def test_what_is_missed_adds_up_until_a_look_is_due() -> None:
 
 def test_a_drafter_that_surely_fails_may_be_better_by_now() -> None:
     """With doubt it is looked at once in a while; else never."""
-    looks, sure = Looks(3, 33.0), Looks(3, 33.0)
+    looks, sure = ProbeScheduler(3, 33.0), ProbeScheduler(3, 33.0)
     looks.remember(np.zeros(3))
     for one in (looks, sure):
         one.scored(1, 100, False)
@@ -79,14 +79,14 @@ def test_a_drafter_that_surely_fails_may_be_better_by_now() -> None:
 
 
 def test_rows_that_wait_share_what_was_missed() -> None:
-    alone, crowd = Looks(3, 33.0), Looks(3, 33.0)
+    alone, crowd = ProbeScheduler(3, 33.0), ProbeScheduler(3, 33.0)
     due(0.3, 10.0, emitted=8, looks=alone)
     due(0.3, 10.0, emitted=8, looks=crowd, rows=4)
     assert 4 * crowd.missed_s[0] == pytest.approx(alone.missed_s[0])
 
 
 def test_before_the_first_round_all_that_are_worth_it() -> None:
-    looks = Looks(3, 33.0)
+    looks = ProbeScheduler(3, 33.0)
     looks.reached(100, 0)
     beliefs = np.array([0.55, 0.6, 0.0]), np.array([2.0, 2.0, 0.0])
     assert sorted(looks.due(1.5, *beliefs, costs(), 100.0, 1)) == [0, 1]
@@ -96,7 +96,7 @@ def test_before_the_first_round_all_that_are_worth_it() -> None:
 
 
 def test_catching_up_is_spread_over_what_it_may_be_played_for() -> None:
-    looks = Looks(2, 33.0)
+    looks = ProbeScheduler(2, 33.0)
     looks.scored(0, 60, False)
     looks.scored(1, 90, True)  # hastily: nothing before it was read
     looks.reached(100, 0)
@@ -106,7 +106,7 @@ def test_catching_up_is_spread_over_what_it_may_be_played_for() -> None:
 
 
 def test_its_state_goes_through_json() -> None:
-    one, other = Looks(3, 33.0), Looks(3, 33.0)
+    one, other = ProbeScheduler(3, 33.0), ProbeScheduler(3, 33.0)
     due(0.1, 8.0, emitted=4, looks=one)
     other.load_state(json.loads(json.dumps(one.state())))
     assert other.state() == one.state()
@@ -120,7 +120,7 @@ def test_a_single_model_is_played_and_not_looked_at() -> None:
         matches={"copy": 0}, seconds=1.0, emitted_start=300,
     )  # fmt: skip
     policy.learn(Decision(0, 1.0, 1), Feedback(np.zeros(3), np.zeros(3, dtype=bool), told))
-    assert policy.curious() == []
+    assert policy.drafters_to_probe() == []
 
 
 def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
@@ -136,5 +136,5 @@ def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
             matches={"copy": 20}, seconds=1.0, emitted_start=300,
         )  # fmt: skip
         policy.learn(Decision(3, 1.0, 1), Feedback(nothing.values, nothing.seen, told))
-        assert policy.curious() == expected
-        assert Goodput(len(plans), plans, looks=False).curious() == []
+        assert policy.drafters_to_probe() == expected
+        assert Goodput(len(plans), plans, looks=False).drafters_to_probe() == []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from draftwise.policies.goodput.confidences import Bins, bin_of
-from draftwise.policies.goodput.mixing import Mixer, Prices
+from draftwise.policies.goodput.mixing import GoodputMixer, Prices
 from draftwise.types import DraftStep
 
 NAN = float("nan")
@@ -22,11 +22,11 @@ def mixer(
     rate: float = 1.0,
     bins: Bins | None = None,
     ladder: Mapping[int, float] = {1: 0.3, 20: 0.95},
-) -> Mixer:
+) -> GoodputMixer:
     prices = Prices(rate, target_s, {"lm": draft_s, "copy": 0.001})
     own = Bins() if bins is None else bins
     rungs = [next(a for m, a in ladder.items() if m >= min(n, max(ladder))) for n in range(1, 33)]
-    return Mixer("lm", 8, alpha, own, prices, {"copy": rungs})
+    return GoodputMixer("lm", 8, alpha, own, prices, {"copy": rungs})
 
 
 def step(depth: int, confidence: float = NAN) -> DraftStep:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cli.models_on_disk import make_target, save_model
-from draftwise.engine import Memory
+from draftwise.engine import SharedPolicyState
 from draftwise.lines import check_size, read_text, strict_json
 from draftwise.nn import load_model, load_tokenizer, read_weights
 from draftwise.registry import make_policy
@@ -118,7 +118,7 @@ STATES = {
 @pytest.mark.parametrize("text", STATES.values(), ids=STATES)
 def test_state_files_are_read_strictly(text: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(text)
-    memory = Memory("session", make_policy("ucb1", 1), "ucb1", [Plan("small", 2)])
+    memory = SharedPolicyState("session", make_policy("ucb1", 1), "ucb1", [Plan("small", 2)])
     with pytest.raises(DraftwiseError, match="cannot take up"):
         memory.load(tmp_path / "state.json")
 
@@ -128,7 +128,7 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(1 << 40)  # a sparse terabyte
     os.mkfifo(pipe)
-    memory = Memory("session", make_policy("ucb1", 1), "ucb1", [Plan("small", 2)])
+    memory = SharedPolicyState("session", make_policy("ucb1", 1), "ucb1", [Plan("small", 2)])
     for path, why in ((large, "the most that is read"), (pipe, "no plain file")):
         with pytest.raises(DraftwiseError, match=why):
             memory.load(path)

@@ -15,11 +15,11 @@ from typing import Any
 import uvicorn
 
 from draftwise.serve import (
-    Asker,
     Codec,
     Grammars,
     History,
     Metrics,
+    RequestParser,
     ServerSettings,
     Service,
     Worker,
@@ -106,7 +106,7 @@ def fake_service(
     worker = Worker(fake.engine, fake.request, max_open=max_open, observers=[metrics, history])
     return Service(
         worker=worker,
-        asker=Asker(
+        asker=RequestParser(
             codec,
             eos,
             replace(limits or ServerSettings(), max_rows=max_open, max_queue=0),

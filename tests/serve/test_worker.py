@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftwise.engine import RequestOutput
-from draftwise.serve import Ask, Busy, Closing, Observer, Ticket, Worker
+from draftwise.serve import Busy, Closing, GenerationRequest, Observer, RequestHandle, Worker
 from serve.fake import Fake, expected
 
 
@@ -40,7 +40,7 @@ class Books(Observer):
     """An observer that keeps all."""
 
     def __init__(self) -> None:
-        self.ends: list[Ticket] = []
+        self.ends: list[RequestHandle] = []
         self.num_tokens = 0
         self.gaps: list[tuple[float, bool]] = []
 
@@ -50,7 +50,7 @@ class Books(Observer):
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
         self.gaps.append((gap_s, is_first))
 
-    def saw_end(self, ended: Ticket) -> None:
+    def saw_end(self, ended: RequestHandle) -> None:
         self.ends.append(ended)
 
 
@@ -58,11 +58,13 @@ def make(fake: Fake, **options: Any) -> Worker:
     return Worker(fake.engine, fake.request, **{"max_open": 8, **options})
 
 
-def ask(prompt: list[int], num: int = 5, deadline_s: float | None = None, **more: Any) -> Ask:
-    return Ask(prompt, {"max_new_tokens": num, **more}, deadline_s)
+def ask(
+    prompt: list[int], num: int = 5, deadline_s: float | None = None, **more: Any
+) -> GenerationRequest:
+    return GenerationRequest(prompt, {"max_new_tokens": num, **more}, deadline_s)
 
 
-def submit(worker: Worker, *asks: Ask) -> tuple[list[Ticket], list[Reader]]:
+def submit(worker: Worker, *asks: GenerationRequest) -> tuple[list[RequestHandle], list[Reader]]:
     readers = [Reader() for _ in asks]
     return worker.submit(asks, readers), readers
 

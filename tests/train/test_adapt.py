@@ -11,7 +11,7 @@ from draftwise.drafters import EagleDrafter
 from draftwise.nn import CausalModel, EagleHead
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
-from draftwise.train import Adapter, Text, acceptance_by_depth, new_head
+from draftwise.train import DrafterAdapter, Text, acceptance_by_depth, new_head
 from engine.pairs import PROMPTS, plain_greedy, reader
 
 
@@ -33,7 +33,7 @@ def test_answers_stay_the_target_s_and_drafts_get_better(
         Preset("fixed:0", "length", "free", (3,), False, ("fixed",)),
         seed=0,
     )
-    adapter = Adapter(target, head, lr=5e-3, repeats=30)
+    adapter = DrafterAdapter(target, head, lr=5e-3, repeats=30)
     prompt, accepted = PROMPTS[0], []
     for _ in range(3):
         result = made.generate(prompt, max_new_tokens=40)
@@ -51,7 +51,7 @@ def test_what_was_learned_counts_once_it_is_applied(pair: tuple[CausalModel, Eag
     target, head = pair
     text = [Text((*PROMPTS[0], *plain_greedy(PROMPTS[0], 30)), len(PROMPTS[0]))]
     before = acceptance_by_depth(head, target.module, text, 2)
-    adapter = Adapter(target, head, lr=3e-3)
+    adapter = DrafterAdapter(target, head, lr=3e-3)
     adapter.hear(text[0].tokens[: text[0].start], text[0].tokens[text[0].start :])
     while adapter.step():
         pass
@@ -64,7 +64,7 @@ def test_it_learns_while_somebody_is_waited_for(pair: tuple[CausalModel, EagleHe
     target, head = pair
     before = head.fc.weight.clone()
     lent = target.module.get_input_embeddings().weight.clone()
-    adapter = Adapter(target, head, repeats=3)
+    adapter = DrafterAdapter(target, head, repeats=3)
     adapter.hear(PROMPTS[0], plain_greedy(PROMPTS[0], 20))
 
     def wait() -> Iterator[None]:
@@ -81,7 +81,7 @@ def test_it_learns_while_somebody_is_waited_for(pair: tuple[CausalModel, EagleHe
 
 
 def test_texts_are_forgotten_and_short_ones_left_out(pair: tuple[CausalModel, EagleHead]) -> None:
-    adapter = Adapter(*pair, most=50, repeats=1)
+    adapter = DrafterAdapter(*pair, most=50, repeats=1)
     adapter.hear([1], [2])
     assert not adapter.step()
     for _ in range(4):

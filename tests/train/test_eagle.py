@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from draftwise.nn import CausalModel, EagleHead, RaggedCache, load_head, rope_of, save_head
 from draftwise.nn import read_head as read
 from draftwise.train import (
-    Settings,
     Text,
+    TrainingSettings,
     acceptance_by_depth,
     draft_vocabulary,
     eagle_loss,
@@ -107,7 +107,7 @@ def test_the_loss_is_soft_cross_entropy_over_what_can_be_drafted(
 
 def test_a_head_learns_what_its_target_says(target: Any, texts: list[Text], tmp_path: Path) -> None:
     """Deep tokens too; a finished run is only loaded."""
-    settings = Settings(60, lr=5e-3, warmup_steps=10, decay_steps=30)
+    settings = TrainingSettings(60, lr=5e-3, warmup_steps=10, decay_steps=30)
 
     def run(name: str) -> tuple[EagleHead, list[float]]:
         head = new_head(target, None, seed=0)
@@ -141,7 +141,7 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_weights(
         return batch
 
     with pytest.raises(DraftwiseError, match="no number at step 2"):
-        fit(head, loss_of(2), batches, Settings(5), checkpoint=checkpoint)
+        fit(head, loss_of(2), batches, TrainingSettings(5), checkpoint=checkpoint)
     kept = torch.load(checkpoint, weights_only=True)
     assert len(kept["losses"]) == 2
     assert all(weights.isfinite().all() for weights in kept["model"].values())
@@ -195,7 +195,7 @@ def test_a_lent_head_learns_without_touching_what_it_was_lent(
     batches = observed_batches(
         target, {"all": texts}, head.config.taps, seed=0, tokens_per_batch=256
     )
-    losses = fit(head, loss_of(2, regression=0.5), batches, Settings(20, 5e-3, 2, 10))
+    losses = fit(head, loss_of(2, regression=0.5), batches, TrainingSettings(20, 5e-3, 2, 10))
     assert losses[-1] < losses[0]
     assert torch.equal(head.lent_rows.get_parameter("weight"), before)
     batch, passes = batches(0), 2

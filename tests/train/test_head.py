@@ -13,10 +13,10 @@ from torch import Tensor
 
 from draftwise.train import (
     AcceptanceHead,
-    Chains,
     HeadOptions,
     Judged,
     Judgements,
+    LabelledChains,
     Setting,
     Text,
     binary_kl,
@@ -208,7 +208,7 @@ def test_the_bias_of_products_by_hand() -> None:
         for weights in head.parameters():
             weights.zero_()
     some = Judgements(torch.zeros(4, 2), torch.full((4,), 0.8), torch.full((4,), 0.8))
-    chains = Chains(torch.zeros(1, 2, 2), torch.tensor([[0.8, 0.5]]))
+    chains = LabelledChains(torch.zeros(1, 2, 2), torch.tensor([[0.8, 0.5]]))
     numbers = measure_head(Judged(some, some, chains), head, 1.0).numbers
     assert numbers["product_bias"] == pytest.approx([0.5 - 0.8, 0.25 - 0.4])
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwise.train import Settings, fit
+from draftwise.train import TrainingSettings, fit
 
 VOCAB = 64
 
@@ -39,7 +39,7 @@ def _one_thread() -> None:
 
 
 def test_the_rate_warms_up_stays_and_falls() -> None:
-    settings = Settings(steps=100, lr=1.0, warmup_steps=10, decay_steps=20)
+    settings = TrainingSettings(steps=100, lr=1.0, warmup_steps=10, decay_steps=20)
     assert settings.rate(0) == pytest.approx(0.1)
     assert settings.rate(50) == 1.0
     assert settings.rate(99) == pytest.approx(0.05)
@@ -47,16 +47,16 @@ def test_the_rate_warms_up_stays_and_falls() -> None:
 
 def test_a_budget_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
-        Settings(steps=0)
+        TrainingSettings(steps=0)
 
 
 def test_training_learns() -> None:
-    losses = fit(tiny(), cross_entropy, batch, Settings(steps=60, lr=5e-3, warmup_steps=5))
+    losses = fit(tiny(), cross_entropy, batch, TrainingSettings(steps=60, lr=5e-3, warmup_steps=5))
     assert losses[-1] < 0.6 * losses[0]
 
 
 def test_a_resumed_run_gives_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    settings = Settings(steps=12, warmup_steps=3, decay_steps=4, bf16=True)
+    settings = TrainingSettings(steps=12, warmup_steps=3, decay_steps=4, bf16=True)
     whole, halves = tiny(), tiny()
     expected = fit(whole, cross_entropy, batch, settings)
     checkpoint = tmp_path / "run.pt"
@@ -68,7 +68,7 @@ def test_a_resumed_run_gives_the_weights_of_an_uninterrupted_one(tmp_path: Path)
 
 
 def test_a_finished_run_is_only_loaded(tmp_path: Path) -> None:
-    settings, seen = Settings(steps=3), []
+    settings, seen = TrainingSettings(steps=3), []
     checkpoint = tmp_path / "run.pt"
     fit(tiny(), cross_entropy, batch, settings, checkpoint=checkpoint)
     model = tiny()

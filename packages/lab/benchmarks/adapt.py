@@ -16,7 +16,7 @@ from shared.script import run, show
 
 from draftwise import Speculator, zoo
 from draftwise.nn.heads.eagle import load_head
-from draftwise.train.adapt import Adapter
+from draftwise.train.adapt import DrafterAdapter
 from draftwise.train.data import Text
 from draftwise.train.eagle import acceptance_by_depth
 
@@ -25,7 +25,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     spec = Speculator.from_pretrained("zoo", [], preset="plain", seed=0)
     target = spec.target
     fixed, learner = (load_head(zoo.eagle_paths()[args.head], target) for _ in range(2))
-    adapter = Adapter(target, learner, lr=args.lr, repeats=args.repeats, num_passes=args.depth)
+    adapter = DrafterAdapter(
+        target, learner, lr=args.lr, repeats=args.repeats, num_passes=args.depth
+    )
     alphas, sizes = [], []
     for given in zoo.prompts()[args.topic]:  # none twice: it would be known by heart
         if sum(sizes) >= args.tokens:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from shared.clock import CLOCKS
 
 from draftwise import Speculator, zoo
-from draftwise.engine import PHASES, Turn, loop
+from draftwise.engine import PHASES, RoundState, loop
 from draftwise.policies.goodput.pricing import expected_tokens
 
 HERE = Path(__file__).parents[3] / "docs" / "pictures"
@@ -60,22 +60,24 @@ def the_loop() -> Figure:
     return figure
 
 
-def drafted(prompt: str, num_rounds: int, **setting: Any) -> tuple[Speculator, list[list[Turn]]]:
+def drafted(
+    prompt: str, num_rounds: int, **setting: Any
+) -> tuple[Speculator, list[list[RoundState]]]:
     """The turns of each round of one answer."""
-    rounds: list[list[Turn]] = []
-    judge = loop.judge_all
+    rounds: list[list[RoundState]] = []
+    judge = loop.verify_batch
 
-    def watched(turns: Sequence[Turn]) -> None:
+    def watched(turns: Sequence[RoundState]) -> None:
         judge(turns)
         rounds.append(list(turns))
 
-    loop.judge_all = watched
+    loop.verify_batch = watched
     try:
         spec = Speculator.from_pretrained("zoo", policy="fixed:0", seed=0, **setting)
         for _, _ in zip(range(num_rounds), spec.start([prompt]), strict=False):
             pass
     finally:
-        loop.judge_all = judge
+        loop.verify_batch = judge
     return spec, rounds
 
 

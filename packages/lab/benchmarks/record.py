@@ -27,7 +27,7 @@ from draftwise.policies.goodput.experience import WINDOW
 from draftwise.stop_rules.thresholds import Fixed
 from draftwise_lab.zoo import drawn
 
-DEPTH, PROMPT, GLANCE = 16, 16, 32
+DEPTH, PROMPT, PROBE_TOKENS = 16, 16, 32
 """Tokens of a copied draft, of the prompt that is scored, and that a first impression reads."""
 
 
@@ -114,7 +114,7 @@ def record(spec: Speculator, prompt: str, tokens: int, temperature: float, seed:
         q, beliefs = along(own.model, text, sampling)
         alphas, ratios = judged(p, q, text)
         columns["models"][drafter.name] = np.column_stack([alphas, ratios, beliefs])
-        head = text[max(0, start - GLANCE - 1) : start]
+        head = text[max(0, start - PROBE_TOKENS - 1) : start]
         impression, _ = along(own.model, head, sampling)
         alphas, _ = judged(p[start - len(head) :], impression, head)
         columns["first"][drafter.name] = alphas[-PROMPT:]

@@ -24,7 +24,7 @@ from shared.script import run, show
 from shared.sglang_wheel import FOLDER, unpacked
 
 from draftwise.controller.compiled import warm_up
-from draftwise.integrations.sglang import CONFIG, Settings, StepsPolicy, read_settings
+from draftwise.integrations.sglang import CONFIG, SglangSettings, StepsPolicy, read_settings
 
 OVERHEAD_MS = 0.6
 """Of scheduling and sampling, in every step."""
@@ -209,7 +209,7 @@ def serve(
 
 
 def compare(
-    answers: list[tuple[int, Any]], batch: int, prices: Prices, load: Any, settings: Settings,
+    answers: list[tuple[int, Any]], batch: int, prices: Prices, load: Any, settings: SglangSettings,
     switch_ms: float, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Speeds relative to plain decoding of the same requests."""

@@ -110,7 +110,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     tests, found, rows = {}, dict[str, Any](), dict[str, Any]()
     for name, texts in scene.test_texts().items():
         folder = scene.work / "specdecpp" / "judged" / name.replace(" ", "-")
-        some = training.judge_all(replace(setting, temperature=1.0, seed=1), texts, folder)
+        some = training.label_all(replace(setting, temperature=1.0, seed=1), texts, folder)
         chains = training.draft_chains(setting.target, setting.drafter, texts, num_chains=512)
         tests[name] = training.Judged(judged.taught, some, chains)
     for variant in track(variants()):
@@ -180,7 +180,7 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
 class Places:
     """Drafts, and what drafting n tokens at each place gives and costs."""
 
-    def __init__(self, chains: training.Chains, costs: Costs) -> None:
+    def __init__(self, chains: training.LabelledChains, costs: Costs) -> None:
         self.hidden = chains.hidden
         alive = chains.truth.double().numpy().cumprod(1)
         self._emitted = 1 + np.concatenate([np.zeros((len(alive), 1)), alive.cumsum(1)], axis=1)

@@ -9,7 +9,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.bench.contestants import Asked, PeerContestant, Reply
+    from draftwise.bench.contestants import Asked, PeerContestant, TimedReply
     from draftwise.bench.environment import (
         command, commit, environment as describe_environment, versions,
     )
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from draftwise.bench.paired import Ratio, Timing, ratio, turns
     from draftwise.bench.results import cautions, make_sheet, results as results_of
-    from draftwise.bench.runs import Run, Store, Wish, prepare, whole_turns
+    from draftwise.bench.runs import Run, RunStore, Wish, prepare, whole_turns
     from draftwise.bench.session import (
         TRACE, Contest, Contestant, Encoder, Question, make_contestants, measure,
     )

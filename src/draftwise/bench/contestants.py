@@ -29,7 +29,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Reply:
+class TimedReply:
     """One turn's answer. seconds: wall time; cpu_s: what this process had of the processor.
 
     emitted: tokens of every round; rounds: draftwise's own records.
@@ -59,7 +59,7 @@ class OurContestant:
         if self._has_memory:
             self._speculator = self._make()
 
-    def answer(self, prompt: Sequence[int], seed: int) -> Reply:
+    def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
         """Answer a prompt, timed from prompt to last token."""
         start, cpu = time.perf_counter(), time.process_time()
         wall_before, cpu_before = self._speculator.compiling()
@@ -74,7 +74,7 @@ class OurContestant:
         seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
         wall_after, cpu_after = self._speculator.compiling()
         seconds, cpu_s = seconds - (wall_after - wall_before), cpu_s - (cpu_after - cpu_before)
-        return Reply(tokens, seconds, cpu_s, [r.num_emitted for r in rounds], rounds)
+        return TimedReply(tokens, seconds, cpu_s, [r.num_emitted for r in rounds], rounds)
 
     def _make(self) -> Speculator:
         base, spec = self._base, self._spec
@@ -88,7 +88,7 @@ def _fresh(drafter: Drafter) -> Drafter:
     return drafter.forgetful() if isinstance(drafter, SuffixDrafter) else drafter
 
 
-def counts(replies: Sequence[Reply]) -> dict[str, Any]:
+def counts(replies: Sequence[TimedReply]) -> dict[str, Any]:
     """The fields of a run that only draftwise knows."""
     rounds = [round_ for reply in replies for round_ in reply.rounds]
     if not rounds:
@@ -105,7 +105,7 @@ def counts(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
-def course(replies: Sequence[Reply], plans: Sequence[Plan]) -> dict[str, Any]:
+def course(replies: Sequence[TimedReply], plans: Sequence[Plan]) -> dict[str, Any]:
     """What a policy played and thought, round by round, and each token's writer.
 
     Plans are grouped into arms: by stop rule, drafter or length, whatever they differ in first.
@@ -162,7 +162,7 @@ class PeerContestant:
     def begin(self) -> None:
         """Nothing is remembered but the schedule, which transformers keeps on purpose."""
 
-    def answer(self, prompt: Sequence[int], seed: int) -> Reply:
+    def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
         """Answer a prompt, timed from prompt to last token."""
         counter = _RoundCounter()
         ids = torch.tensor([list(prompt)], device=self._model.device)
@@ -181,7 +181,7 @@ class PeerContestant:
         finally:
             if usual is not None:
                 self._assistant.generation_config = usual
-        return Reply(tokens, seconds, cpu_s, counter.emitted)
+        return TimedReply(tokens, seconds, cpu_s, counter.emitted)
 
 
 class _RoundCounter:

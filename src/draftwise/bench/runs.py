@@ -54,7 +54,7 @@ class Wish:
         }
 
 
-def prepare(wish: Wish) -> tuple[Suite, Store]:
+def prepare(wish: Wish) -> tuple[Suite, RunStore]:
     """All that can be refused before a model is loaded; raises DraftwiseError."""
     for name, value in (("tokens", wish.tokens), ("repeats", wish.repeats)):
         if value < 1:
@@ -65,7 +65,7 @@ def prepare(wish: Wish) -> tuple[Suite, Store]:
         raise DraftwiseError(f"unknown clock {wish.clock!r}; the clocks are: {', '.join(CLOCKS)}")
     check_methods(wish.methods)
     suite = load_suite(wish.suite, wish.prompts, wish.domains)
-    store = Store(wish.out)
+    store = RunStore(wish.out)
     earlier = store.settings()
     wanted = wish.settings(suite)
     if earlier is not None:
@@ -119,7 +119,7 @@ class Run:
         return self.by_clock(clock) / self.by_clock("wall")
 
 
-class Store:
+class RunStore:
     """The folder of a bench: settings in the first line of a file, then runs, turn by turn.
 
     Raises DraftwiseError if the folder cannot be written, or holds runs of other settings.

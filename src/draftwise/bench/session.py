@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from draftwise.bench.contestants import Asked, OurContestant, PeerContestant, Reply, counts, course
+from draftwise.bench.contestants import (
+    Asked,
+    OurContestant,
+    PeerContestant,
+    TimedReply,
+    counts,
+    course,
+)
 from draftwise.bench.environment import command, environment
 from draftwise.bench.methods import Known, Ours, default_methods, expand, parse_method
 from draftwise.bench.paired import turns
 from draftwise.bench.results import make_sheet, results
-from draftwise.bench.runs import Run, Store, Wish, rounded
+from draftwise.bench.runs import Run, RunStore, Wish, rounded
 from draftwise.bench.suites import Item, Suite
 from draftwise.drafters.lm import LMDrafter
 from draftwise.lines import write_text
@@ -149,7 +156,7 @@ class Contest:
 
     def __init__(
         self, contestants: Sequence[Contestant], items: Sequence[Item], encoder: Encoder,
-        store: Store, seed: int,
+        store: RunStore, seed: int,
     ) -> None:  # fmt: skip
         self._contestants = {c.name: c for c in contestants}
         self._items, self._encoder, self._store, self._seed = items, encoder, store, seed
@@ -189,7 +196,7 @@ class Contest:
         return True
 
     def _answer(self, contestant: Contestant, repeat: int, index: int) -> Run:
-        item, replies = self._items[index], list[Reply]()
+        item, replies = self._items[index], list[TimedReply]()
         for _ in item.turns:
             prompt = self._encoder.prompt(item, [reply.tokens for reply in replies])
             replies.append(contestant.answer(prompt, self._seed + repeat))
@@ -216,7 +223,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ContestResult:
     """results: as in ``results.json``; runs and suite for the report."""
 
     results: dict[str, Any]
@@ -227,9 +234,9 @@ class Measured:
 
 
 def measure(
-    wish: Wish, suite: Suite, store: Store, base: Speculator, goes_on: Callable[[], bool],
+    wish: Wish, suite: Suite, store: RunStore, base: Speculator, goes_on: Callable[[], bool],
     tell: Tell, studio: Studio | None = None,
-) -> Measured | None:  # fmt: skip
+) -> ContestResult | None:  # fmt: skip
     """Measure what is missing, and sum up what there is; None if not one turn is whole.
 
     studio: what the lab adds; without it the group ``fixed`` is empty.
@@ -293,9 +300,9 @@ def _first_look(
 
 
 def _sum_up(
-    wish: Wish, suite: Suite, store: Store, base: Speculator, settings: dict[str, Any],
+    wish: Wish, suite: Suite, store: RunStore, base: Speculator, settings: dict[str, Any],
     num_cut: int, studio: Studio | None,
-) -> Measured | None:  # fmt: skip
+) -> ContestResult | None:  # fmt: skip
     """Write what was measured so far; None if that is nothing."""
     methods: list[str] = settings["methods"]
     runs = store.load(len(methods))
@@ -329,7 +336,7 @@ def _sum_up(
     paths = [path, *store.folder.glob(TRACE)]
     if suite.is_spec_bench and studio is not None:
         paths += studio.write_answers(store.folder / "answers", suite.items, runs, base.tokenizer)
-    return Measured(found, runs, suite, base.tokenizer, paths)
+    return ContestResult(found, runs, suite, base.tokenizer, paths)
 
 
 def _circumstances(wish: Wish, base: Speculator) -> dict[str, Any]:

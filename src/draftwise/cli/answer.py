@@ -12,7 +12,7 @@ from draftwise.chat import Prompt
 from draftwise.cli.failures import BROKEN, INTERRUPTED, Output, graceful, note, say
 from draftwise.cli.progress import TokenProgress
 from draftwise.cli.show import Wrap, colours, painted, summary, total
-from draftwise.engine.attribution import Painter, Piece
+from draftwise.engine.attribution import Piece, SourceAttribution
 from draftwise.engine.options import RequestParams
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Job:
 def run_single(job: Job, prompt: Prompt) -> int:
     """Answer one prompt, live unless json is wanted; return the exit code."""
     generation = job.start([prompt], 0)
-    painter = Painter(job.speculator.tokenizer, job.params.stop)
+    painter = SourceAttribution(job.speculator.tokenizer, job.params.stop)
     pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
         for round_ in job.rounds(generation, 0, is_stopped):

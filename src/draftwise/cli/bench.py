@@ -40,7 +40,7 @@ from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.bench.session import Measured, Studio
+    from draftwise.bench.session import ContestResult, Studio
 
 SuiteName = Annotated[
     str,
@@ -189,7 +189,7 @@ def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
         raise DraftwiseError("nothing was measured in time: give more --minutes")
 
 
-def _conclude(measured: Measured, out: Path, studio: Studio | None, *, as_json: bool) -> None:
+def _conclude(measured: ContestResult, out: Path, studio: Studio | None, *, as_json: bool) -> None:
     """The report, then what people or programs read."""
     from draftwise.bench.results import cautions
 

@@ -24,7 +24,7 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.cli.talk import Talk
     from draftwise.speculator import Speculator
-    from draftwise.train.adapt import Adapter
+    from draftwise.train.adapt import DrafterAdapter
 
 ChatSystem = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="A system message.")
@@ -85,21 +85,23 @@ def chat(
                 converse(talk, heard)
 
 
-def adapters_of(speculator: Speculator) -> list[Adapter]:
+def adapters_of(speculator: Speculator) -> list[DrafterAdapter]:
     """One for each EAGLE head; DraftwiseError where there is none."""
     from draftwise.drafters.eagle import EagleDrafter
     from draftwise.nn.heads.eagle import EagleHead
-    from draftwise.train.adapt import Adapter
+    from draftwise.train.adapt import DrafterAdapter
 
     heads = [d.head for d in speculator.drafters if isinstance(d, EagleDrafter)]
-    found = [Adapter(speculator.target, head) for head in heads if isinstance(head, EagleHead)]
+    found = [
+        DrafterAdapter(speculator.target, head) for head in heads if isinstance(head, EagleHead)
+    ]
     if not found:
         raise DraftwiseError("--adapt lets EAGLE heads learn: name one, --drafter eagle:HEAD")
     return found
 
 
 def learning_from(
-    talk: Talk, adapters: Sequence[Adapter], messages: Iterator[str]
+    talk: Talk, adapters: Sequence[DrafterAdapter], messages: Iterator[str]
 ) -> Iterator[str]:
     """The same messages; while one is waited for, heads learn from the answers before it."""
     num_heard = 0

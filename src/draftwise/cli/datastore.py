@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Text of a document; ``is_first`` where a document begins; the bytes of file it stands for."""
 
     text: str
@@ -54,7 +54,7 @@ def corpus_files(path: Path) -> list[Path]:
     return [path]
 
 
-def pieces(file: Path) -> Iterator[Piece]:
+def pieces(file: Path) -> Iterator[TextPiece]:
     """The documents of one file: a text file is one, json lines are one each.
 
     A long text comes in pieces of whole lines, so that no file has to fit into memory twice.
@@ -65,12 +65,12 @@ def pieces(file: Path) -> Iterator[Piece]:
         if file.suffix.lower() in JSON_LINES:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield Piece(_text_of(line, file, number), True, len(line.encode()))
+                    yield TextPiece(_text_of(line, file, number), True, len(line.encode()))
             return
         is_first = True
         while chunk := lines.readlines(_CHUNK):
             text = "".join(chunk)
-            yield Piece(text, is_first, len(text.encode()))
+            yield TextPiece(text, is_first, len(text.encode()))
             is_first = False
 
 

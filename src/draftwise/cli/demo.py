@@ -82,7 +82,7 @@ CHATS: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DemoPrompt:
     """A prompt of the demo: its kind, its text to show, and what the target is given."""
 
     domain: str
@@ -90,7 +90,7 @@ class Asked:
     prompt: str | Sequence[Message]
 
 
-def choose_prompts(num: int, tokenizer: Any = None) -> list[Asked]:
+def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
     """The first prompt of each kind, then the second: questions where there is a chat template.
 
     Raises DraftwiseError for a number below 1.
@@ -99,12 +99,12 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[Asked]:
         raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
     if getattr(tokenizer, "chat_template", None):
         return [
-            Asked(domain, text, [{"role": "user", "content": text}])
+            DemoPrompt(domain, text, [{"role": "user", "content": text}])
             for domain, text in _in_turn(CHATS)[:num]
         ]
     from draftwise import zoo
 
-    return [Asked(domain, text, text) for domain, text in _in_turn(zoo.prompts())[:num]]
+    return [DemoPrompt(domain, text, text) for domain, text in _in_turn(zoo.prompts())[:num]]
 
 
 def _in_turn(found: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
@@ -195,9 +195,11 @@ class Lane:
     def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
         self.title, self._generation = title, generation
         self._rounds = iter(generation)
-        from draftwise.engine.attribution import Painter  # torch, which a refusal does not wait for
+        from draftwise.engine.attribution import (
+            SourceAttribution,  # torch, which a refusal does not wait for
+        )
 
-        self._painter = Painter(tokenizer)
+        self._painter = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
         self.seconds, self.num_tokens, self.num_rounds = 0.0, 0, 0
         self.is_running = True
@@ -430,7 +432,7 @@ class Show:
         )
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
-    def run(self, prompts: Sequence[Asked], is_stopped: Callable[[], bool]) -> list[Pair]:
+    def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> list[Pair]:
         """Race on each prompt; returns what was finished."""
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
@@ -460,13 +462,13 @@ class Show:
         self._console.print(shown)
         self._film.print(shown)
 
-    def _warm_up(self, asked: Asked) -> None:
+    def _warm_up(self, asked: DemoPrompt) -> None:
         """The first calls pay for the allocator and lazy imports: neither lane should."""
         for speculator in (self._plain, self._fast):
             short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
             speculator.generate(asked.prompt, short)
 
-    def _lane(self, speculator: Speculator, title: str, asked: Asked) -> Lane:
+    def _lane(self, speculator: Speculator, title: str, asked: DemoPrompt) -> Lane:
         generation = speculator.start(asked.prompt, self._params)
         return Lane(title, generation, speculator.tokenizer)
 

@@ -150,7 +150,7 @@ def read_template(file: Path) -> str:
     from jinja2 import Environment, TemplateError
     from jinja2.ext import Extension
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """The tag with which templates mark the assistant's text for training."""
 
         tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
@@ -161,7 +161,7 @@ def read_template(file: Path) -> str:
 
     try:
         text = read_text(file, _TEMPLATE_BYTES)
-        Environment(extensions=[Generation, "jinja2.ext.loopcontrols"]).from_string(text)
+        Environment(extensions=[GenerationTag, "jinja2.ext.loopcontrols"]).from_string(text)
     except TemplateError as error:
         line = getattr(error, "lineno", None)
         where = "" if line is None else f", line {line}"

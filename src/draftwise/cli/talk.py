@@ -21,7 +21,7 @@ from draftwise.cli.demo import plain_like
 from draftwise.cli.failures import Output, note, say
 from draftwise.cli.options import request
 from draftwise.cli.show import colours, counted, legend, percentages, summary, total
-from draftwise.engine.attribution import Painter
+from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.generation import Result
 from draftwise.engine.options import RequestParams
 from draftwise.engine.text import Answer, Ending
@@ -224,7 +224,7 @@ class Talk:
             params = replace(params, seed=params.seed + later)
         start = time.perf_counter()
         generation = speculator.start(prompt, params)
-        painter, pen = Painter(speculator.tokenizer, stops), Pen(self._names, wraps=True)
+        painter, pen = SourceAttribution(speculator.tokenizer, stops), Pen(self._names, wraps=True)
         # text goes on where it was: tokens decode otherwise at the beginning of a text
         whole = Answer(Ending(speculator.target.max_positions, stop=stops), speculator.tokenizer)
         if before is not None:

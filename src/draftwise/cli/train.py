@@ -62,7 +62,7 @@ def drafter(
     ] = "logits",
     temperatures: t.Heats = "0,0.3,0.7,1",
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
-    learning: t.Learning,
+    learning: t.LearningOptions,
     probe_only: Annotated[bool, typer.Option("--probe-only", help="Stop after that look.")] = False,
     answers: t.Answers,
     hardware: o.Hardware,
@@ -139,7 +139,7 @@ def drafter(
             print(f"wrote {out}; draft with it: --drafter lm:{out}")
 
 
-def _options(loss: str, learning: t.Learning, device: str, seed: int) -> Any:
+def _options(loss: str, learning: t.LearningOptions, device: str, seed: int) -> Any:
     import torch
 
     from draftwise.train.drafter import DrafterOptions
@@ -198,11 +198,11 @@ Keep = Annotated[
         help="Keep the target's states on disk, or ask it in every epoch. Default: below 4 GB.",
     ),
 ]
-LEARNING = t.Learning(epochs=4.0, lr=1e-3)
+LEARNING = t.LearningOptions(epochs=4.0, lr=1e-3)
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadCommand:
     """What kind of head, and what it reads."""
 
     layout: Annotated[
@@ -248,8 +248,8 @@ def eagle(
         ),
     ] = None,
     prompts: Prompts = None,
-    head: Head,
-    learning: t.Learning = LEARNING,
+    head: HeadCommand,
+    learning: t.LearningOptions = LEARNING,
     answers: t.Answers,
     hardware: o.Hardware,
 ) -> None:
@@ -291,7 +291,7 @@ def eagle(
     Output().print(table)
 
 
-def _check(head: Head, data: Path | None, prompts: Path | None) -> None:
+def _check(head: HeadCommand, data: Path | None, prompts: Path | None) -> None:
     """Refuse what needs no model to be refused."""
     if head.layout not in LAYOUTS:
         raise DraftwiseError(
@@ -356,8 +356,8 @@ def _as_texts(
 
 
 def _train(
-    scene: t.Scene, taught: Sequence[Text], held_out: Sequence[Text], wish: Head,
-    learning: t.Learning, seed: int, folder: Path, out: Path, bars: t.Bars,
+    scene: t.Scene, taught: Sequence[Text], held_out: Sequence[Text], wish: HeadCommand,
+    learning: t.LearningOptions, seed: int, folder: Path, out: Path, bars: t.Bars,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a head and write it in the target's precision; what is reported of it."""
     import torch
@@ -365,7 +365,7 @@ def _train(
     from draftwise.nn.heads.eagle import save_head
     from draftwise.train import eagle as e
     from draftwise.train.data import groups, observed_batches
-    from draftwise.train.loop import Settings
+    from draftwise.train.loop import TrainingSettings
     from draftwise.train.speedup import measure_costs
 
     target, module = scene.target, scene.target.module
@@ -375,7 +375,9 @@ def _train(
     steps = max(1, round(learning.epochs * len(groups(taught, learning.batch_tokens))))
     is_half = target.dtype == torch.bfloat16  # what it lends does not mix with ours
     mixed = is_half or (target.device.type == "cuda" if learning.bf16 is None else learning.bf16)
-    settings = Settings(steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5, bf16=mixed)
+    settings = TrainingSettings(
+        steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5, bf16=mixed
+    )
     keeps = e.kept_bytes(taught, head) < MOST_KEPT_BYTES if wish.keep is None else wish.keep
     batches = observed_batches(
         module, {"texts": taught}, head.config.taps, seed=seed,

@@ -29,7 +29,7 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.nn.model import CausalModel
     from draftwise.train.data import Text
-    from draftwise.train.loop import Settings
+    from draftwise.train.loop import TrainingSettings
     from draftwise.types import Costs
 
 Prompts = Annotated[
@@ -75,7 +75,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Learning:
+class LearningOptions:
     """How long and how fast a drafter learns."""
 
     epochs: Annotated[float, typer.Option(help="Passes over all texts.")] = 3.0
@@ -260,7 +260,8 @@ def working_in(folder: Path, inputs: Mapping[str, Any]) -> Iterator[Bars]:
 
 
 def train(
-    model: Any, loss: Any, batches: Callable[[int], Any], settings: Settings, checkpoint: Path,
+    model: Any, loss: Any, batches: Callable[[int], Any], settings: TrainingSettings,
+    checkpoint: Path,
     bars: Bars, look: Callable[[str], object], probe: float, *, probe_only: bool = False,
 ) -> list[float]:  # fmt: skip
     """Train as far as the probe, look, and (unless ``probe_only``) to the end, and look again."""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from draftwise.drafters.datastore import sort_suffixes as sort_suffixes
     from draftwise.drafters.datastore import write as write_datastore
     from draftwise.drafters.eagle import EagleDrafter as EagleDrafter
-    from draftwise.drafters.eagle import EagleReader as EagleReader
+    from draftwise.drafters.eagle import EagleRunner as EagleRunner
     from draftwise.drafters.experimental.dflash import DFlashDrafter as DFlashDrafter
     from draftwise.drafters.experimental.medusa import MedusaDrafter as MedusaDrafter
     from draftwise.drafters.lm import ROOM as ROOM
     from draftwise.drafters.lm import LMDrafter as LMDrafter
-    from draftwise.drafters.lm import LMReader as LMReader
+    from draftwise.drafters.lm import LMRunner as LMRunner
     from draftwise.drafters.lm import Window as Window
     from draftwise.drafters.lookup import LookupDrafter as LookupDrafter
     from draftwise.drafters.model_session import Chain as Chain

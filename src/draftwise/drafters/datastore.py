@@ -293,10 +293,12 @@ class DatastoreDrafter:
 
     def start(self) -> RetrievalSession:
         """Nothing but each row's last tokens."""
-        return RetrievalSession(self.name, lambda _: _Finder(self._store, self._num_matches))
+        return RetrievalSession(
+            self.name, lambda _: _DatastoreFinder(self._store, self._num_matches)
+        )
 
 
-class _Finder:
+class _DatastoreFinder:
     """One row's last tokens, looked for in the store."""
 
     resumes = True

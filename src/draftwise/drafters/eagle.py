@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.model_session import GLANCE, Behind, Feed, NeuralSession, Reading
+from draftwise.drafters.model_session import (
+    PROBE_TOKENS,
+    DraftInput,
+    NeuralSession,
+    ShiftedKVCache,
+    TreeLevel,
+)
 from draftwise.drafters.protocol import Context
 from draftwise.nn.heads.eagle import StateHead, load_head, read
-from draftwise.nn.hidden_states import Features
+from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
 
@@ -85,10 +91,10 @@ class EagleDrafter:
 
     def start(self) -> NeuralSession:
         """An empty cache and nothing scored."""
-        return NeuralSession(self.name, EagleReader(self.head))
+        return NeuralSession(self.name, EagleRunner(self.head))
 
 
-class EagleReader(Behind):
+class EagleRunner(ShiftedKVCache):
     """One head on its cache.
 
     A text of n tokens has n - 1 slots: slot s reads token s + 1 beside the target's states after
@@ -97,7 +103,7 @@ class EagleReader(Behind):
     """
 
     remembers = True
-    glance = GLANCE
+    probe_tokens = PROBE_TOKENS
     shows_hidden = resumes = False
 
     def __init__(self, head: StateHead) -> None:
@@ -126,14 +132,14 @@ class EagleReader(Behind):
         """Slots that are not in the cache."""
         return end - 1 - self._cache.lengths[context.row]
 
-    def read(self, readings: Sequence[Reading]) -> tuple[Tensor, None]:
+    def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         """Read slots with the target's states, long texts in pieces.
 
         Where something is left out, what follows stands in its slots, and is as if never read.
         """
         lengths = self._cache.lengths
         while long := [
-            Reading(r.context, lengths[r.context.row] + CHUNK + 1)
+            DraftInput(r.context, lengths[r.context.row] + CHUNK + 1)
             for r in readings
             if r.most is None and r.end - 1 - lengths[r.context.row] > CHUNK
         ]:
@@ -157,7 +163,7 @@ class EagleReader(Behind):
         self._last.update(zip(rows, states, strict=True))
         return self._head.logits(torch.cat(states)), None
 
-    def read_level(self, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
+    def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
         """A level of each tree, each token behind the state of what it continues."""
         states = []
         for row, feed in zip(rows, feeds, strict=True):
@@ -173,7 +179,7 @@ class EagleReader(Behind):
         if base:
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)
 
-    def _read_text(self, readings: Sequence[Reading]) -> list[Tensor]:
+    def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:
         """Read text from the cache's end on, with the target's states beside it."""
         spans = [(r.context, self._start(r), r.end - 1) for r in readings]
         seen = [
@@ -183,13 +189,13 @@ class EagleReader(Behind):
         tokens = [context.tokens[start + 1 : end + 1] for context, start, end in spans]
         return read(self._head, self._cache, [c.row for c, _, _ in spans], tokens, hidden)
 
-    def _start(self, reading: Reading) -> int:
+    def _start(self, reading: DraftInput) -> int:
         """The first slot that is read."""
         start, end = self._cache.lengths[reading.context.row], reading.end - 1
         return start if reading.most is None else max(start, end - reading.most)
 
 
-def features_of(context: Context) -> Features:
+def features_of(context: Context) -> HiddenStates:
     """The target's hidden states along a text."""
     if context.features is None:
         raise RuntimeError("the target's hidden states are not there: tap it before prefill")

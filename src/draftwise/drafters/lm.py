@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import whole
-from draftwise.drafters.model_session import GLANCE, Feed, NeuralSession, Reading
+from draftwise.drafters.model_session import PROBE_TOKENS, DraftInput, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
 from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import Shared
@@ -117,10 +117,10 @@ class LMDrafter:
 
     def start(self) -> NeuralSession:
         """An empty cache and nothing scored."""
-        return NeuralSession(self.name, LMReader(self.model, self._shared, self.window))
+        return NeuralSession(self.name, LMRunner(self.model, self._shared, self.window))
 
 
-class LMReader:
+class LMRunner:
     """One causal LM on its cache, which holds what was read of each text and of its draft.
 
     With a window, the cache holds what is read of the text: behind the sink, the slot of a token is
@@ -137,9 +137,9 @@ class LMReader:
     remembers = resumes = True
 
     @property
-    def glance(self) -> int:
+    def probe_tokens(self) -> int:
         """As many as there are positions, if these are few."""
-        return min(GLANCE, self._cache.capacity)
+        return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
     def shows_hidden(self) -> bool:
@@ -190,7 +190,7 @@ class LMReader:
         """Tokens that are read and are not in the cache."""
         return end - self._skipped[context.row] - self._cache.lengths[context.row]
 
-    def read(self, readings: Sequence[Reading]) -> tuple[Tensor, Tensor | None]:
+    def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
         """Read from the cache's end on; where something is left out, it is as if never read."""
         rows = [reading.context.row for reading in readings]
         lengths = [self._cache.lengths[row] for row in rows]
@@ -215,7 +215,7 @@ class LMReader:
         logits = self._model.extend(self._cache, rows, list(tokens[:, None]), keep=1)
         return self._shared.spread(logits.flat), self._hidden(logits)
 
-    def read_level(self, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
+    def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
         """A level of each tree, behind those before it."""
         # a level may be wider than what is shared
         fed = [feed.tokens.clamp(max=self._shared.own - 1) for feed in feeds]
@@ -231,7 +231,7 @@ class LMReader:
         agreed = min(self._cache.lengths[context.row], agreed)
         self._cache.settle([context.row], [agreed])
 
-    def _unread(self, reading: Reading) -> Sequence[int]:
+    def _unread(self, reading: DraftInput) -> Sequence[int]:
         """What is read up to the end and is not in the cache; of that the last ``most``."""
         row, text = reading.context.row, reading.context.tokens
         start, skipped = self._cache.lengths[row], self._skipped[row]

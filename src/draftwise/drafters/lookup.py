@@ -39,10 +39,10 @@ class LookupDrafter:
 
     def start(self) -> RetrievalSession:
         """No index yet."""
-        return RetrievalSession(self.name, lambda expected: _Finder(*self._sizes))
+        return RetrievalSession(self.name, lambda expected: _LookupFinder(*self._sizes))
 
 
-class _Finder:
+class _LookupFinder:
     """One text, and where each of its n-grams ended last.
 
     An n-gram that occurred once is kept as ``~end``, and no longer one that ends with it is kept:

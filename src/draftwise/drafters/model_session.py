@@ -14,14 +14,14 @@ from torch import Tensor
 from draftwise.drafters.continuations import pruned
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.sampling import Dists, Span, draw, warped
-from draftwise.nn.transfer import Ask, together
+from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
+from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import Branches
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class TreeLevel:
     """A level of a tree that is read next.
 
     tokens: [n]. tree: how they stand behind the text. above: [n] which token of the level before
@@ -33,7 +33,7 @@ class Feed:
     above: Tensor
 
 
-Growing = Generator[Feed, Tensor, tuple[Tensor, Tensor]]
+Growing = Generator[TreeLevel, Tensor, tuple[Tensor, Tensor]]
 """Asks for a level to be read, is sent its logits, and gives tokens [N] and parents [N]."""
 
 
@@ -66,7 +66,7 @@ def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
         own = torch.eye(len(best), dtype=torch.bool, device=seen.device)
         seen = torch.cat((seen[slots], own), dim=1)
         positions = np.repeat(base + np.arange(step + 1), num)
-        level = yield Feed(tokens[-1][best], Branches(base, positions, seen), slots)
+        level = yield TreeLevel(tokens[-1][best], Branches(base, positions, seen), slots)
     every = torch.cat(scores)
     chosen = _best(every, shape.total_tokens)
     place = torch.full((len(every) + 1,), -1, device=logits.device)  # the last one: of the text
@@ -79,7 +79,7 @@ def _best(scores: Tensor, num: int) -> Tensor:
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
 
 
-class Behind:
+class ShiftedKVCache:
     """The slots of a head's cache; a text of n tokens has n - 1 of them."""
 
     def __init__(self) -> None:
@@ -107,12 +107,12 @@ class Behind:
         self._cache.lengths[context.row] = max(0, min(self._cache.lengths[context.row], last))
 
 
-GLANCE = 32
+PROBE_TOKENS = 32
 """Tokens at the end of a prompt from which a first impression is made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DraftInput:
     """What is read of one text and the draft behind it, up to ``end`` tokens of both.
 
     num: the last so many positions up to ``end`` whose logits are wanted, at least 1. ahead: tokens
@@ -127,7 +127,7 @@ class Reading:
     most: int | None = None
 
 
-class Reader(Protocol):
+class DraftModelRunner(Protocol):
     """What one kind of network reads, and what gives its logits; it knows no policy and no draws.
 
     Position t of a text is that of its t-th token, counted from 0; q of position t is known when
@@ -135,7 +135,7 @@ class Reader(Protocol):
     """
 
     @property
-    def glance(self) -> int | None:
+    def probe_tokens(self) -> int | None:
         """Tokens from which a first impression is made; None = all of a text."""
         ...
 
@@ -186,7 +186,7 @@ class Reader(Protocol):
         """Positions up to ``end`` whose q reading on would give."""
         ...
 
-    def read(self, readings: Sequence[Reading]) -> tuple[Tensor, Tensor | None]:
+    def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
         """Read on: [sum of num, V] logits, and where states are shown, [R, D] the last of each."""
         ...
 
@@ -194,7 +194,7 @@ class Reader(Protocol):
         """Read a token [R] behind what was read of each row: [R, V] logits, [R, D] states."""
         ...
 
-    def read_level(self, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
+    def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
         """Read a level of each row's tree: [n, V] each."""
         ...
 
@@ -204,7 +204,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class DraftLogits:
     """q of the token that each of n chains draws next, its logits [n, V], states [n, D]."""
 
     q: Dists
@@ -215,27 +215,27 @@ class Heard:
         """[N, 4] what rules look at of the tokens drawn."""
         return described(self.q, self.logits, tokens)
 
-    def take(self, rows: Sequence[int]) -> Heard:
+    def take(self, rows: Sequence[int]) -> DraftLogits:
         """Some of them."""
         if list(rows) == list(range(len(self.q))):
             return self
         index = torch.tensor(rows, dtype=torch.long, device=self.logits.device)
         hidden = None if self.hidden is None else self.hidden[index]
-        return Heard(self.q.take(rows), self.logits[index], hidden)
+        return DraftLogits(self.q.take(rows), self.logits[index], hidden)
 
 
-def listen(
-    reader: Reader, chains: Sequence[Chain], nums: Sequence[int]
-) -> tuple[Heard, list[Reading], Dists]:
+def prefill_logits(
+    reader: DraftModelRunner, chains: Sequence[Chain], nums: Sequence[int]
+) -> tuple[DraftLogits, list[DraftInput], Dists]:
     """Read each text and what is drafted of it; q's of the last ``nums`` positions, and the last.
 
-    Copied tokens that are read by the way leave their q's to the chains (``asides``).
+    Copied tokens that are read by the way leave their q's to the chains (``offpath_probs``).
     """
     readings = []
     for chain, num in zip(chains, nums, strict=True):
         end = len(chain.context.tokens) + len(chain.tokens)
         ahead = chain.length - len(chain.tokens)
-        readings.append(Reading(chain.context, end, num, chain.tokens, ahead))
+        readings.append(DraftInput(chain.context, end, num, chain.tokens, ahead))
     logits, hidden = reader.read(readings)
     q = warped(logits, [text_span(reading) for reading in readings])
     last, end = [], 0
@@ -243,20 +243,22 @@ def listen(
         end += num
         last.append(end - 1)
         for back in range(min(len(chain.tokens), num - 1), 0, -1):
-            chain.set_aside(len(chain.tokens) - back - 1, q, end - 1 - back)
+            chain.add_offpath(len(chain.tokens) - back - 1, q, end - 1 - back)
     every = len(last) == len(q)
-    heard = Heard(q if every else q.take(last), logits if every else logits[last], hidden)
+    heard = DraftLogits(q if every else q.take(last), logits if every else logits[last], hidden)
     return heard, readings, q
 
 
-def text_span(reading: Reading) -> Span:
+def text_span(reading: DraftInput) -> SampledSpan:
     """The rows of what was read of a text and its draft."""
     first = reading.end + 1 - reading.num
     start = min(first, len(reading.context.tokens))
     return reading.context.span(reading.num, start, reading.drafted, skip=first - start)
 
 
-def drawn_span(context: Context, drafted: Sequence[int | Tensor], device: torch.device) -> Span:
+def drawn_span(
+    context: Context, drafted: Sequence[int | Tensor], device: torch.device
+) -> SampledSpan:
     """The row of the token behind a draft, of which the host may not know all."""
     if not context.sampling.reads_text:
         return context.span(1, len(context.tokens))
@@ -291,7 +293,7 @@ class Chain:
         self.is_over = False
         self.looks = (
             task.mix is not None
-            or not task.guide.always_goes_on
+            or not task.guide.never_stops
             or task.context.sampling.process is not None
         )
         self.waits = task.mix is None and shows_hidden and task.guide.waits_for_hidden
@@ -299,7 +301,7 @@ class Chain:
         self.tokens: list[int] = []
         self.sources: list[str] = []  # of copied tokens; "" = the drafter itself
         self.probs: list[Tensor | None] = []
-        self.asides: list[tuple[int, Tensor]] = []
+        self.offpath_probs: list[tuple[int, Tensor]] = []
         self.confidences: list[float] = []
         self.siblings: list[Sibling] = []
         self._hidden: NDArray[np.float32] | None = None
@@ -341,16 +343,16 @@ class Chain:
 
     def begins(self) -> bool:
         """Whether to draw a first token."""
-        return not self.is_over and self.length > 0 and (self.is_mixed or self.goes_on())
+        return not self.is_over and self.length > 0 and (self.is_mixed or self.should_continue())
 
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Whether to draw another token; a mixer lets others write first."""
         if self.is_over:
             return False
         if self.is_mixed:
             self.copy()
             return not self.is_over
-        return self._guide.goes_on(self._step)
+        return self._guide.should_continue(self._step)
 
     def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
         """The drafter drew this token, which is in the draft from now on.
@@ -389,10 +391,10 @@ class Chain:
         ]
         self.is_over = self.is_over or self._is_full
 
-    def set_aside(self, node: int, q: Dists, row: int) -> None:
+    def add_offpath(self, node: int, q: Dists, row: int) -> None:
         """Note what the drafter would have drawn from behind a node, to score it."""
         drawn_from = q.q(row)
-        self.asides.append((node, q.tokens[row] if drawn_from is None else drawn_from))
+        self.offpath_probs.append((node, q.tokens[row] if drawn_from is None else drawn_from))
 
     def show(self, hidden: Floats) -> None:
         """The state at the token that was read last."""
@@ -425,7 +427,7 @@ class Chain:
             [own or source for own in self.sources] + [source] * len(siblings),
             np.asarray(parents, dtype=np.int64) if siblings else None,
             confidences if self.is_mixed else (),
-            self.asides,
+            self.offpath_probs,
         )
 
 
@@ -442,7 +444,9 @@ def described(q: Dists, logits: Tensor, tokens: Tensor) -> Tensor:
     return torch.stack((own, top[:, 0], entropy, top[:, 0] - top[:, 1]), dim=-1)
 
 
-def draw_blindly(reader: Reader, chains: Sequence[Chain], heard: Heard) -> Ask[None]:
+def draw_blindly(
+    reader: DraftModelRunner, chains: Sequence[Chain], heard: DraftLogits
+) -> DeviceRead[None]:
     """Draw whole drafts on the device; what stands behind an end token is left out."""
     longest = max(chain.length for chain in chains)
     uniforms = _uniforms(chains, longest, heard.logits)
@@ -472,7 +476,9 @@ def draw_blindly(reader: Reader, chains: Sequence[Chain], heard: Heard) -> Ask[N
             chains[index].keep(next(found), q.q(place), None)
 
 
-def look_on(reader: Reader, chains: Sequence[Chain], heard: Heard) -> Ask[None]:
+def look_on(
+    reader: DraftModelRunner, chains: Sequence[Chain], heard: DraftLogits
+) -> DeviceRead[None]:
     """Draw token after token, and look at each before the next is drawn.
 
     Rules are asked before a token is read, which is a forward; where one judges the state that
@@ -487,11 +493,11 @@ def look_on(reader: Reader, chains: Sequence[Chain], heard: Heard) -> Ask[None]:
             newest = yield from _newest(chains, tokens)
             after = _hear_drawn(reader, chains, tokens, reading, newest) if reading else None
         yield from _look(chains, heard, tokens, reading, after)
-        going = [index for index in reading if chains[index].goes_on()]
+        going = [index for index in reading if chains[index].should_continue()]
         if after is not None:
             for row, index in enumerate(reading):
                 if index not in going and not chains[index].is_over:
-                    chains[index].set_aside(len(chains[index].tokens) - 1, after.q, row)
+                    chains[index].add_offpath(len(chains[index].tokens) - 1, after.q, row)
             heard = after.take([reading.index(index) for index in going])
         elif going and reader.resumes and any(chains[index].is_mixed for index in going):
             heard = _hear_mixed(reader, [chains[index] for index in going])
@@ -502,11 +508,11 @@ def look_on(reader: Reader, chains: Sequence[Chain], heard: Heard) -> Ask[None]:
 
 def _look(
     chains: Sequence[Chain],
-    heard: Heard,
+    heard: DraftLogits,
     tokens: Tensor,
     reading: Sequence[int],
-    after: Heard | None,
-) -> Ask[None]:
+    after: DraftLogits | None,
+) -> DeviceRead[None]:
     """Let the chains keep what they drew, with what their rules read of it.
 
     after: what was heard behind the tokens of these chains, if it was read already.
@@ -526,7 +532,7 @@ def _look(
             chains[index].show(hidden)
 
 
-def _widen(chains: Sequence[Chain], heard: Heard, tokens: Tensor) -> Ask[None]:
+def _widen(chains: Sequence[Chain], heard: DraftLogits, tokens: Tensor) -> DeviceRead[None]:
     """Alternatives of the tokens that chains drew last: the likeliest ones, or further draws."""
     found: list[tuple[Chain, Tensor, Sequence[Tensor | None]]] = []
     for index, chain in enumerate(chains):
@@ -565,7 +571,7 @@ def without_replacement(
     return torch.stack(tokens[1:]), qs
 
 
-def _newest(chains: Sequence[Chain], tokens: Tensor) -> Ask[Sequence[int | Tensor]]:
+def _newest(chains: Sequence[Chain], tokens: Tensor) -> DeviceRead[Sequence[int | Tensor]]:
     """The tokens just drawn, on the host only where a callback reads them."""
     if not any(chain.context.sampling.process for chain in chains):
         return tokens.unbind()
@@ -575,30 +581,30 @@ def _newest(chains: Sequence[Chain], tokens: Tensor) -> Ask[Sequence[int | Tenso
 
 
 def _hear_drawn(
-    reader: Reader,
+    reader: DraftModelRunner,
     chains: Sequence[Chain],
     tokens: Tensor,
     rows: Sequence[int],
     newest: Sequence[int | Tensor],
-) -> Heard:
+) -> DraftLogits:
     """Read the tokens that these rows of the chains drew last; newest: not kept so far."""
     fed = tokens if len(rows) == len(tokens) else tokens[list(rows)]
     read = reader.read_drawn([chains[i].context.row for i in rows], fed.clamp(min=0))
     drafts = [(chains[i].context, [*chains[i].tokens, *newest[i : i + 1]]) for i in rows]
     spans = [drawn_span(context, drafted, tokens.device) for context, drafted in drafts]
-    return Heard(warped(read[0], spans), *read)
+    return DraftLogits(warped(read[0], spans), *read)
 
 
-def _hear_mixed(reader: Reader, chains: Sequence[Chain]) -> Heard:
+def _hear_mixed(reader: DraftModelRunner, chains: Sequence[Chain]) -> DraftLogits:
     """Read what was drawn, and what a mixer had copied behind it."""
     nums = []
     for chain in chains:
         end = len(chain.context.tokens) + len(chain.tokens)
         nums.append(min(MAX_TARGETS, reader.num_unread(chain.context, end)))
-    return listen(reader, chains, nums)[0]
+    return prefill_logits(reader, chains, nums)[0]
 
 
-def _drawn(chains: Sequence[Chain], heard: Heard) -> Tensor:
+def _drawn(chains: Sequence[Chain], heard: DraftLogits) -> Tensor:
     """[N] a token of each, by its row's own stream."""
     uniforms = _uniforms(chains, 1, heard.logits)
     return heard.q.draw(uniforms[:, 0] if len(heard.q.probs) else uniforms)
@@ -621,7 +627,7 @@ def score_known(
     start: int,
     known: Sequence[int] | Dists,
     matches: Sequence[int] | None = None,
-) -> Ask[Scores | None]:
+) -> DeviceRead[Scores | None]:
     """Compare a drafter's q at positions ``start``... with the verified p there.
 
     known: the tokens that it would have proposed (-1 = none), or distributions on the device. Only
@@ -696,7 +702,7 @@ def _rows(p: Sequence[int | Tensor]) -> Tensor:
 
 
 @dataclass(slots=True)
-class _Row:
+class _ScoredRow:
     """told: the first position that was not scored yet. drafted: what was, behind ``base`` tokens.
     scores: what was not reported yet."""
 
@@ -711,20 +717,20 @@ GLANCE_WEIGHT = 0.25
 
 
 class NeuralSession:
-    """Rows of one drafter that computes its q's, by what its ``Reader`` reads.
+    """Rows of one drafter that computes its q's, by what its ``DraftModelRunner`` reads.
 
     Drafts of a fixed length are drawn on the device, token after token, and looked at once, when
     they are done; a rule, a mixer or a callback has each token looked at, for all rows together.
     """
 
-    def __init__(self, name: str, reader: Reader) -> None:
+    def __init__(self, name: str, reader: DraftModelRunner) -> None:
         self._name, self._reader = name, reader
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _ScoredRow] = {}
 
     def open(self, context: Context, expected: int) -> None:
         """Nothing read yet."""
         self._reader.open(context.row, expected)
-        self._rows[context.row] = _Row()
+        self._rows[context.row] = _ScoredRow()
 
     def close(self, row: int) -> None:
         """Free what the row has."""
@@ -734,14 +740,14 @@ class NeuralSession:
     def crop(self, context: Context, length: int) -> None:
         """Keep what was read of the first tokens."""
         self._reader.crop(context.row, length)
-        self._rows[context.row] = _Row(length)
+        self._rows[context.row] = _ScoredRow(length)
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Take over what was read of the other row's first tokens."""
         self._reader.copy(source, row, length)
-        self._rows[row] = _Row(length)
+        self._rows[row] = _ScoredRow(length)
 
-    def propose(self, tasks: Sequence[DraftTask]) -> Ask[list[Draft]]:
+    def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
         """Catch up, then draw token after token, all rows that go on in one forward a step."""
         reader = self._reader
         chains = [Chain(task, reader.shows_hidden, reader.resumes) for task in tasks]
@@ -755,24 +761,24 @@ class NeuralSession:
         if able:
             ends = [len(chain.context.tokens) + len(chain.tokens) for chain in able]
             nums = [self._num_wanted(c.context, end) for c, end in zip(able, ends, strict=True)]
-            heard, readings, q = listen(self._reader, able, nums)
+            heard, readings, q = prefill_logits(self._reader, able, nums)
             backlog = self._remember(readings, q)
             yield from together([self._draft(able, heard, trees), backlog])
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
-    def behind(self, context: Context) -> int:
+    def num_uncached_tokens(self, context: Context) -> int:
         """Tokens of the text that are not in the reader's memory."""
         if not self._reader.remembers or self._reader.follow(context) < 1:
             return 0
         return max(0, self._reader.num_unread(context, len(context.tokens) - 1))
 
-    def read_on(self, contexts: Sequence[Context], most: int) -> Ask[None]:
+    def catch_up(self, contexts: Sequence[Context], most: int) -> DeviceRead[None]:
         """Read the next tokens of each text; what is known of p there is compared."""
         readings = []
         for context in contexts:
             end = len(context.tokens) - 1
             end -= max(0, self._reader.num_unread(context, end) - most)
-            readings.append(Reading(context, end, self._num_wanted(context, end)))
+            readings.append(DraftInput(context, end, self._num_wanted(context, end)))
         logits, _ = self._reader.read(readings)
         yield from self._remember(
             readings, warped(logits, [text_span(reading) for reading in readings])
@@ -796,22 +802,24 @@ class NeuralSession:
                 row.scores.append(scores)
                 row.told = scores.start + len(scores.alphas)
 
-    def score(self, contexts: Sequence[Context], everything: bool) -> Ask[list[Scores | None]]:
+    def score(
+        self, contexts: Sequence[Context], everything: bool
+    ) -> DeviceRead[list[Scores | None]]:
         """Backlog and drafted positions; with ``everything``, read what is missing first."""
         if everything:
             yield from self._catch_up(contexts, None)
         return [self._report(context) for context in contexts]
 
-    def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
+    def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:
         """The end of each text read by itself; what was left out is read when it drafts."""
-        skipped = yield from self._catch_up(contexts, self._reader.glance)
+        skipped = yield from self._catch_up(contexts, self._reader.probe_tokens)
         found = [self._report(context) for context in contexts]
         return [
             replace(scores, weight=GLANCE_WEIGHT) if scores and context.row in skipped else scores
             for context, scores in zip(contexts, found, strict=True)
         ]
 
-    def _catch_up(self, contexts: Sequence[Context], most: int | None) -> Ask[set[int]]:
+    def _catch_up(self, contexts: Sequence[Context], most: int | None) -> DeviceRead[set[int]]:
         """Read texts up to their last token, or the last ``most`` that are missing, for scores.
 
         Returns the rows of which something was left out.
@@ -826,7 +834,7 @@ class NeuralSession:
                 continue
             if missing > 0:
                 num = min(self._num_wanted(context, end), most or MAX_TARGETS)
-                readings.append(Reading(context, end, num, most=most))
+                readings.append(DraftInput(context, end, num, most=most))
         if readings:
             logits, _ = self._reader.read(readings)
             q = warped(logits, [text_span(reading) for reading in readings])
@@ -840,7 +848,7 @@ class NeuralSession:
         unread = self._reader.num_unread(context, end)
         return max(1, min(unread, MAX_TARGETS, end + 1 - first))
 
-    def _remember(self, readings: Sequence[Reading], q: Dists) -> Ask[None]:
+    def _remember(self, readings: Sequence[DraftInput], q: Dists) -> DeviceRead[None]:
         """Score the q's of positions that texts already have."""
         asks, rows, place = [], [], 0
         for reading in readings:
@@ -864,11 +872,13 @@ class NeuralSession:
         found, row.scores = joined(row.scores), []
         return found
 
-    def _draft(self, chains: Sequence[Chain], heard: Heard, trees: dict[int, Draft]) -> Ask[None]:
+    def _draft(
+        self, chains: Sequence[Chain], heard: DraftLogits, trees: dict[int, Draft]
+    ) -> DeviceRead[None]:
         """Grow trees, and draw chains, with as few looks as they allow."""
         lines = [i for i, chain in enumerate(chains) if chain.tree is None]
         growing = [i for i, chain in enumerate(chains) if chain.tree is not None]
-        asks: list[Ask[None]] = []
+        asks: list[DeviceRead[None]] = []
         if growing:
             asks.append(self._grow([chains[i] for i in growing], heard.take(growing), trees))
         begun = [i for i in lines if chains[i].begins()]
@@ -878,7 +888,9 @@ class NeuralSession:
             asks.append(draw(self._reader, own, heard.take(begun)))
         yield from together(asks)
 
-    def _grow(self, chains: Sequence[Chain], heard: Heard, trees: dict[int, Draft]) -> Ask[None]:
+    def _grow(
+        self, chains: Sequence[Chain], heard: DraftLogits, trees: dict[int, Draft]
+    ) -> DeviceRead[None]:
         """A tree for each row, made on the device and looked at once."""
         rows = [chain.context.row for chain in chains]
         grown = self._grown(chains, heard)
@@ -890,7 +902,7 @@ class NeuralSession:
             tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
             trees[row] = Draft(tokens, None, [self._name] * len(tokens), parents)
 
-    def _grown(self, chains: Sequence[Chain], heard: Heard) -> list[tuple[Tensor, Tensor]]:
+    def _grown(self, chains: Sequence[Chain], heard: DraftLogits) -> list[tuple[Tensor, Tensor]]:
         """Tokens and parents of all rows' trees, which grow level by level together."""
         growing = [
             grow(chain.tree, chain.length, self._reader.base(chain.context), heard.logits[index])
@@ -900,7 +912,7 @@ class NeuralSession:
         found: list[tuple[Tensor, Tensor] | None] = [None] * len(chains)
         sent: dict[int, Tensor | None] = dict.fromkeys(range(len(chains)))
         while sent:
-            feeds: dict[int, Feed] = {}
+            feeds: dict[int, TreeLevel] = {}
             for index, logits in sent.items():
                 try:
                     feeds[index] = (

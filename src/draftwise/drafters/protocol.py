@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from draftwise.nn.sampling import Occurrences, Span
-from draftwise.nn.transfer import Ask
+from draftwise.nn.sampling import Occurrences, SampledSpan
+from draftwise.nn.transfer import DeviceRead
 from draftwise.protocols import Mixer, StopRule
 from draftwise.stop_rules.thresholds import Fixed
 from draftwise.types import Draft, Ints, SamplingParams, Scores, TreeShape
@@ -18,7 +18,7 @@ from draftwise.types import Draft, Ints, SamplingParams, Scores, TreeShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftwise.nn.hidden_states import Features
+    from draftwise.nn.hidden_states import HiddenStates
 
 MAX_TARGETS = 64
 """Verified target distributions kept a request: what a backlog is scored against, at most."""
@@ -45,7 +45,7 @@ class Context:
     rng: np.random.Generator
     targets: list[int | Tensor] = field(default_factory=list)
     targets_start: int = 0
-    features: Features | None = None
+    features: HiddenStates | None = None
     tenant: str = ""
     is_private: bool = False
     drafters: frozenset[str] | None = None
@@ -73,14 +73,14 @@ class Context:
         drafted: Sequence[int] | Tensor = (),
         parents: Ints | None = None,
         skip: int = 0,
-    ) -> Span:
-        """Rows of logits behind ``start`` tokens of the text; see ``Span``."""
+    ) -> SampledSpan:
+        """Rows of logits behind ``start`` tokens of the text; see ``SampledSpan``."""
         if not self.sampling.reads_text:
-            return Span(self.sampling, num_rows, blame=self.blame)
+            return SampledSpan(self.sampling, num_rows, blame=self.blame)
         if self.seen is None and self.sampling.penalises:
             self.seen = Occurrences(self.num_prompt)
         given = (self.sampling, num_rows, self.tokens, start, drafted, parents, self.num_prompt)
-        return Span(*given, self.seen, skip, self.blame)
+        return SampledSpan(*given, self.seen, skip, self.blame)
 
     def blame(self, error: Exception) -> None:
         """Note what the request's own sampling raised: no drafter is to blame for it."""
@@ -168,7 +168,7 @@ class DraftSession(Protocol):
         """Let an open row begin with what is known of another one's first ``length`` tokens."""
         ...
 
-    def propose(self, tasks: Sequence[DraftTask]) -> Ask[list[Draft]]:
+    def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
         """A draft for each task; an empty one is legal. A token drawn is always in the draft."""
         ...
 
@@ -179,7 +179,9 @@ class DraftSession(Protocol):
         """
         ...
 
-    def score(self, contexts: Sequence[Context], everything: bool) -> Ask[list[Scores | None]]:
+    def score(
+        self, contexts: Sequence[Context], everything: bool
+    ) -> DeviceRead[list[Scores | None]]:
         """What is known of this drafter along the verified text and was not reported before.
 
         With ``everything``, also what costs a forward of its own (panoramic feedback); else only
@@ -187,7 +189,7 @@ class DraftSession(Protocol):
         """
         ...
 
-    def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
+    def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:
         """A look at the last tokens of texts: scores of what was not told yet, for little.
 
         It may leave out what lies far before them, so these q's need not be those of a draft.
@@ -196,14 +198,14 @@ class DraftSession(Protocol):
 
 
 @runtime_checkable
-class CatchingUp(Protocol):
+class CatchingUpSession(Protocol):
     """A session that has to read a text before it can draft behind it."""
 
-    def behind(self, context: Context) -> int:
+    def num_uncached_tokens(self, context: Context) -> int:
         """Tokens of the text, but for its last, that were not read yet."""
         ...
 
-    def read_on(self, contexts: Sequence[Context], most: int) -> Ask[None]:
+    def catch_up(self, contexts: Sequence[Context], most: int) -> DeviceRead[None]:
         """Read the next tokens of each text, at most so many."""
         ...
 

@@ -16,7 +16,7 @@ from draftwise.drafters.continuations import (
 )
 from draftwise.drafters.model_session import score_known
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
-from draftwise.nn.transfer import Ask, together
+from draftwise.nn.transfer import DeviceRead, together
 from draftwise.types import Draft, DraftStep, Scores, TreeShape
 
 LONGEST_MATCH = 32
@@ -71,7 +71,7 @@ class Finder(Protocol):
         ...
 
 
-class _Row:
+class _RetrievalRow:
     """One row: its finder, the match at its end, and what it would have proposed before."""
 
     def __init__(self, finder: Finder) -> None:
@@ -114,13 +114,13 @@ class RetrievalSession:
     def __init__(self, name: str, new_finder: Callable[[int], Finder]) -> None:
         """new_finder: makes one for a text of so many tokens."""
         self._name, self._new_finder = name, new_finder
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _RetrievalRow] = {}
 
     def open(self, context: Context, expected: int) -> None:
         """A text of which nothing was read; what it has now is its prompt."""
         finder = self._new_finder(expected)
         finder.begin(context)
-        self._rows[context.row] = _Row(finder)
+        self._rows[context.row] = _RetrievalRow(finder)
 
     def close(self, row: int) -> None:
         """Forget the row; what it shared stays."""
@@ -138,7 +138,7 @@ class RetrievalSession:
     def copy(self, source: int, row: int, length: int) -> None:
         """Reading the text again is cheap."""
 
-    def propose(self, tasks: Sequence[DraftTask]) -> Ask[list[Draft]]:
+    def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
         """What followed each row's match most often: a chain up to its guide's stop, or a tree."""
         yield from ()  # nothing on the device is looked at
         return [
@@ -150,7 +150,7 @@ class RetrievalSession:
         path = self._row(task.context).path(task.length)
         path = path[: task.context.num_allowed([token for token, _ in path])]
         step, kept = DraftStep(0, task.length), 0
-        while kept < len(path) and task.guide.goes_on(step):
+        while kept < len(path) and task.guide.should_continue(step):
             token, counts = path[kept]
             kept += 1
             if token in task.context.eos:
@@ -178,7 +178,9 @@ class RetrievalSession:
         for context in contexts:
             self._rows[context.row].finder.share()
 
-    def score(self, contexts: Sequence[Context], everything: bool) -> Ask[list[Scores | None]]:
+    def score(
+        self, contexts: Sequence[Context], everything: bool
+    ) -> DeviceRead[list[Scores | None]]:
         """What would have been proposed at each new position: free every round."""
         asks = []
         for context in contexts:
@@ -190,7 +192,7 @@ class RetrievalSession:
             return [(yield from asks[0])]
         return (yield from together(asks))
 
-    def glance(self, contexts: Sequence[Context]) -> Ask[list[Scores | None]]:
+    def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:
         """The same as any look: it is free."""
         return self.score(contexts, everything=True)
 
@@ -204,7 +206,7 @@ class RetrievalSession:
         match = row.finder.find(drafted) if drafted else row.match
         return match.length, match.proposal()
 
-    def _row(self, context: Context) -> _Row:
+    def _row(self, context: Context) -> _RetrievalRow:
         row = self._rows[context.row]
         row.read(context.tokens)
         return row

@@ -266,8 +266,8 @@ class SuffixDrafter:
         """An index for each row, beside the shared one."""
         return RetrievalSession(self.name, self._new_finder)
 
-    def _new_finder(self, expected: int) -> _Finder:
-        return _Finder(SuffixIndex(expected, self._num_matches), self._history)
+    def _new_finder(self, expected: int) -> _SuffixFinder:
+        return _SuffixFinder(SuffixIndex(expected, self._num_matches), self._history)
 
     def _history(self, tenant: str) -> SuffixIndex | None:
         """A tenant's past outputs; None where none are kept."""
@@ -282,7 +282,7 @@ class SuffixDrafter:
         return history
 
 
-class _Finder:
+class _SuffixFinder:
     """One row: its own text's index, and what of its output was not shared yet."""
 
     resumes = False

@@ -12,7 +12,7 @@ Piece = tuple[str, str]
 """Some text and the name of its writer."""
 
 
-class Written(Protocol):
+class SourcedTokens(Protocol):
     """Tokens and each one's writer: a round, or several in a row."""
 
     @property
@@ -21,7 +21,7 @@ class Written(Protocol):
     def sources(self) -> Sequence[str]: ...
 
 
-class Painter:
+class SourceAttribution:
     """Cuts one answer's growing text into pieces by their writers.
 
     The text itself is the engine's; tokens are decoded here once more, one by one, only to find
@@ -33,7 +33,7 @@ class Painter:
         self._ends: list[tuple[int, str]] = []  # where pieces end, and their writers
         self._num_decoded = self._num_shown = 0
 
-    def grow(self, new: Written, text: str) -> list[Piece]:
+    def grow(self, new: SourcedTokens, text: str) -> list[Piece]:
         """The pieces that these tokens added to the answer, which is now ``text``."""
         self._read(new.tokens, new.sources)
         return self._cut(text, len(text) - held_back(text, self._stops))
@@ -64,7 +64,7 @@ class Painter:
 
 def painted(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> list[Piece]:
     """The pieces of a finished answer, which together are one decode of its tokens."""
-    painter, whole = Painter(tokenizer), Detokenizer(tokenizer)
+    painter, whole = SourceAttribution(tokenizer), Detokenizer(tokenizer)
     painter._read(tokens, sources)
     return painter.finish(whole.push(tokens) + whole.flush())
 

@@ -39,10 +39,10 @@ class _Samples:
         return median(self._seconds)
 
 
-class Meter(Protocol):
+class CostModel(Protocol):
     """What forwards and draft steps cost, from what it is told of them."""
 
-    def saw_target(self, rows: int, tokens: int, context: int, seconds: float) -> float:
+    def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         """A target forward over ``tokens`` tokens of ``rows`` rows took ``seconds``.
 
         tokens: padding included. context: tokens of all rows' texts before it. Returns the seconds
@@ -50,11 +50,11 @@ class Meter(Protocol):
         """
         ...
 
-    def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
+    def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """``steps`` draft steps over ``rows`` rows took ``seconds`` altogether."""
         ...
 
-    def saw_read(self, drafter: str, tokens: int, seconds: float) -> None:
+    def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
         """Reading ``tokens`` tokens that a drafter had missed took ``seconds``."""
         ...
 
@@ -68,7 +68,7 @@ class Meter(Protocol):
         ...
 
 
-class CostMeter:
+class MeasuredCostModel:
     """The shared cost model (``controller.StepCosts``), and seconds of a draft step by drafter.
 
     Draft steps are kept by batch size within a factor of two, and read from the nearest one; until
@@ -85,17 +85,17 @@ class CostMeter:
         self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
         self._read: dict[str, _Samples] = {}
 
-    def saw_target(self, rows: int, tokens: int, context: int, seconds: float) -> float:
+    def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         """Teach the cost model a step; the seconds of a plain one."""
         return self._target.observe(Step(rows, tokens, seconds), context)
 
-    def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
+    def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """Note the seconds of a step."""
         if steps:
             samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
             samples.add(seconds / steps)
 
-    def saw_read(self, drafter: str, tokens: int, seconds: float) -> None:
+    def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
         """Note the seconds of a token, whatever the batch."""
         self._read.setdefault(drafter, _Samples()).add(seconds / tokens)
 
@@ -127,7 +127,7 @@ SHARE = 0.5
 """Of a round's seconds, what one reader may take between two rounds."""
 
 
-class Pace:
+class PrefillBudget:
     """How many tokens of a text may be read between two rounds of rows that write.
 
     As many as take half as long as a round does, by what reading took so far: with a prompt's piece
@@ -148,7 +148,7 @@ class Pace:
         most = SHARE * median(self.rounds) / max(median(self.tokens), 1e-9)
         return int(min(LARGEST_PIECE, max(LEAST_PIECE, most)))
 
-    def saw(self, num_tokens: int, seconds: float) -> None:
+    def record(self, num_tokens: int, seconds: float) -> None:
         """So many tokens took so long; small pieces say little of large ones."""
         if num_tokens >= LEAST_PIECE // 2:
             self.tokens.append(seconds / num_tokens)

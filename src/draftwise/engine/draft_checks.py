@@ -94,9 +94,14 @@ def _check_draft(draft: Any, task: DraftTask, vocab_size: int) -> None:
     if draft.probs is not None and len(draft.probs) != num:
         raise Nonsense(f"{len(draft.probs)} distributions of {num} tokens")
     is_greedy = task.context.sampling.temperature == 0
-    asides = [q for node, q in draft.asides if -1 <= node < num]
-    wide = [*(draft.probs if draft.probs is not None else ()), *(() if is_greedy else asides)]
-    if len(asides) < len(draft.asides) or not all(q is None or _is_q(q, vocab_size) for q in wide):
+    offpath_probs = [q for node, q in draft.offpath_probs if -1 <= node < num]
+    wide = [
+        *(draft.probs if draft.probs is not None else ()),
+        *(() if is_greedy else offpath_probs),
+    ]
+    if len(offpath_probs) < len(draft.offpath_probs) or not all(
+        q is None or _is_q(q, vocab_size) for q in wide
+    ):
         raise Nonsense(f"a distribution is no row of {vocab_size} probabilities")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import (
-    CatchingUp,
+    CatchingUpSession,
     Context,
     Drafter,
     DraftSession,
@@ -25,7 +25,7 @@ from draftwise.drafters.protocol import (
     Retrieving,
     mixed_task,
 )
-from draftwise.engine.costs import LEAST_PIECE, Meter, Pace
+from draftwise.engine.costs import LEAST_PIECE, CostModel, PrefillBudget
 from draftwise.engine.draft_checks import (
     Nonsense,
     checked_drafts,
@@ -33,9 +33,9 @@ from draftwise.engine.draft_checks import (
     checked_scores,
     tensors_of,
 )
-from draftwise.engine.request import EMPTY, Request, Turn
+from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
-from draftwise.nn.transfer import Ask, fetch
+from draftwise.nn.transfer import DeviceRead, fetch
 from draftwise.protocols import Mixer
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Floats, Plan, Scores
 
@@ -58,7 +58,7 @@ class Pool:
 
     target: CausalModel
     drafters: Sequence[Drafter]
-    meter: Meter
+    cost_model: CostModel
     clock: Callable[[], float] = time.perf_counter
     cost_clock: Callable[[], float] = time.perf_counter
     guard: Guard = field(default_factory=partial(Guard, CREDIT, SHARE), compare=False)
@@ -86,7 +86,7 @@ class Sessions:
         self._catching_up = {
             name: session
             for name, session in self._sessions.items()
-            if isinstance(session, CatchingUp)
+            if isinstance(session, CatchingUpSession)
         }
 
     @property
@@ -94,23 +94,25 @@ class Sessions:
         """Drafters that work."""
         return list(self._sessions)
 
-    def behind(self, name: str, context: Context) -> int:
+    def num_uncached_tokens(self, name: str, context: Context) -> int:
         """Tokens of the text that a drafter must read before it drafts; 0 if it was left out."""
         if (session := self._catching_up.get(name)) is None:
             return 0
         try:
-            return int(session.behind(context))
+            return int(session.num_uncached_tokens(context))
         except Exception as error:
             self.leave_out(name, error)
             return 0
 
-    def read_on(
+    def catch_up(
         self, name: str, contexts: Sequence[Context], most: int
     ) -> tuple[dict[str, None], dict[str, float]]:
-        """Let a drafter read the next tokens of each text, at most so many; as ``ask``."""
+        """Let a drafter read the next tokens of each text, at most so many; as ``gather``."""
         if (session := self._catching_up.get(name)) is None:
             return {}, {name: 0.0}
-        return self.ask({name: lambda _: session.read_on(contexts, most)}, lambda _, answer: answer)
+        return self.gather(
+            {name: lambda _: session.catch_up(contexts, most)}, lambda _, answer: answer
+        )
 
     def mixes(self, name: str) -> bool:
         """Whether others may write at this drafter's chains."""
@@ -118,21 +120,21 @@ class Sessions:
 
     def open(self, context: Context, expected: int) -> None:
         """A request begins in its row."""
-        self.tell(lambda name, session: session.open(context, expected))
+        self.broadcast(lambda name, session: session.open(context, expected))
 
     def close(self, row: int) -> None:
         """Free what all drafters keep of a row."""
-        self.tell(lambda name, session: session.close(row))
+        self.broadcast(lambda name, session: session.close(row))
 
     def crop(self, context: Context, length: int) -> None:
         """Another request goes on in an open row."""
-        self.tell(lambda name, session: session.crop(context, length))
+        self.broadcast(lambda name, session: session.crop(context, length))
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Let an open row begin like another one."""
-        self.tell(lambda name, session: session.copy(source, row, length))
+        self.broadcast(lambda name, session: session.copy(source, row, length))
 
-    def tell(self, what: Callable[[str, DraftSession], None]) -> None:
+    def broadcast(self, what: Callable[[str, DraftSession], None]) -> None:
         """Call something of every session."""
         for name, session in list(self._sessions.items()):
             try:
@@ -140,9 +142,9 @@ class Sessions:
             except Exception as error:
                 self.leave_out(name, error)
 
-    def ask(
+    def gather(
         self,
-        questions: Mapping[str, Callable[[DraftSession], Ask[T]]],
+        questions: Mapping[str, Callable[[DraftSession], DeviceRead[T]]],
         check: Callable[[str, Any], T],
     ) -> tuple[dict[str, T], dict[str, float]]:
         """Answers by drafter, and the seconds that each took; one that raises gives none.
@@ -153,7 +155,7 @@ class Sessions:
         """
         asked = [name for name in questions if name in self._sessions]
         sent: dict[str, Sequence[Floats] | None] = dict.fromkeys(asked)
-        asks: dict[str, Ask[T]] = {}
+        asks: dict[str, DeviceRead[T]] = {}
         answers: dict[str, T] = {}
         seconds = dict.fromkeys(asked, 0.0)
         while sent:
@@ -218,7 +220,7 @@ FEW = 32
 """Tokens that a drafter may have missed and read with its draft."""
 
 
-class Backlog:
+class CatchUpScheduler:
     """Reads texts on for drafters that are to draft, apart from drafting: timed and priced so.
 
     A drafter that was not played for long, or never on a long prompt, has much to read at once.
@@ -228,37 +230,39 @@ class Backlog:
 
     def __init__(self, pool: Pool, sessions: Sessions) -> None:
         self._pool, self._sessions = pool, sessions
-        self._paces = {drafter.name: Pace() for drafter in pool.drafters}
+        self._prefill_budgets = {drafter.name: PrefillBudget() for drafter in pool.drafters}
 
-    def read(self, groups: Mapping[str, Sequence[Turn]], is_alone: bool, round_s: float) -> None:
+    def read(
+        self, groups: Mapping[str, Sequence[RoundState]], is_alone: bool, round_s: float
+    ) -> None:
         """Read on, and mark the turns whose drafters are not there yet (``waits``).
 
         groups: by drafter, the turns that it is to draft for. is_alone: no other row writes.
         round_s: how long a round takes.
         """
-        behind = self._sessions.behind
+        num_uncached_tokens = self._sessions.num_uncached_tokens
         far = {
-            name: [(t, n) for t in turns if (n := behind(name, t.context)) > FEW]
-            for name, turns in groups.items()
+            name: [(t, n) for t in states if (n := num_uncached_tokens(name, t.context)) > FEW]
+            for name, states in groups.items()
         }
         num_behind = sum(map(bool, far.values()))
         for name, missing in far.items():
             if not missing:
                 continue
-            pace, longest = self._paces[name], max(num for _, num in missing)
-            pace.rounds.append(round_s)
-            budget = pace.budget(is_idle=False) // (num_behind * len(missing))
+            prefill_budget, longest = self._prefill_budgets[name], max(num for _, num in missing)
+            prefill_budget.rounds.append(round_s)
+            budget = prefill_budget.budget(is_idle=False) // (num_behind * len(missing))
             most = longest if is_alone else max(LEAST_PIECE, budget)
-            contexts = [turn.context for turn, _ in missing]
-            _, seconds = self._sessions.read_on(name, contexts, most)
+            contexts = [state.context for state, _ in missing]
+            _, seconds = self._sessions.catch_up(name, contexts, most)
             num_read = sum(min(num, most) for _, num in missing)
-            pace.saw(num_read, seconds[name])
-            self._pool.meter.saw_read(name, num_read, seconds[name])
-            for turn, num in missing:
-                turn.waits = turn.waits or num > most
+            prefill_budget.record(num_read, seconds[name])
+            self._pool.cost_model.record_catch_up(name, num_read, seconds[name])
+            for state, num in missing:
+                state.waits = state.waits or num > most
 
 
-First = Callable[[Sequence[Context], DraftSession], Ask[list[Scores | None]]]
+First = Callable[[Sequence[Context], DraftSession], DeviceRead[list[Scores | None]]]
 """How a session is asked about texts."""
 
 
@@ -267,47 +271,47 @@ class Drafting:
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.sessions = pool, Sessions(pool)
-        self._backlog = Backlog(pool, self.sessions)
+        self._catch_up_scheduler = CatchUpScheduler(pool, self.sessions)
         self._shares: dict[str, float] = {}  # of the rows, by drafter, where it drafts for any
 
-    def catch_up(self, turns: Sequence[Turn], round_s: float) -> None:
+    def catch_up(self, states: Sequence[RoundState], round_s: float) -> None:
         """Let the drafters that were chosen read what they missed; the turns of some may wait.
 
         round_s: how long a round takes, which is how long rows may be kept waiting by this.
         """
-        groups: dict[str, list[Turn]] = {}
-        for turn in turns:
-            for drafter in self._wanted(turn):
-                groups.setdefault(drafter, []).append(turn)
-        self._backlog.read(groups, len(turns) == 1, round_s)
-        for turn in turns:
-            turn.request.pending = turn.decision if turn.waits else None
+        groups: dict[str, list[RoundState]] = {}
+        for state in states:
+            for drafter in self._wanted(state):
+                groups.setdefault(drafter, []).append(state)
+        self._catch_up_scheduler.read(groups, len(states) == 1, round_s)
+        for state in states:
+            state.request.pending = state.decision if state.waits else None
 
-    def propose(self, turns: Sequence[Turn]) -> None:
+    def propose(self, states: Sequence[RoundState]) -> None:
         """A draft for each turn, empty for the plan ``none``; each group's steps are timed.
 
         Of several drafters the drafts stand side by side.
         """
-        groups: dict[str, list[tuple[Turn, DraftTask]]] = {}
-        guarded = [turn for turn in turns if turn.request.is_guarded]
+        groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
+        guarded = [state for state in states if state.request.is_guarded]
         padded = LONGEST_PLAN if self._pool.target.packs else _padded_length(guarded)
-        for turn in turns:
-            most = padded if turn.request.is_guarded else LONGEST_PLAN
-            for drafter, task in () if turn.waits else self._tasks(turn, most):
-                groups.setdefault(drafter, []).append((turn, task))
+        for state in states:
+            most = padded if state.request.is_guarded else LONGEST_PLAN
+            for drafter, task in () if state.waits else self._tasks(state, most):
+                groups.setdefault(drafter, []).append((state, task))
         if groups:
             self._draft(groups)
         for name, members in groups.items():
             share = self._shares.setdefault(name, 1.0)
-            self._shares[name] += SHARE_STEP * (len(members) / len(turns) - share)
-        for turn in turns:
-            turn.draft = side_by_side([draft for _, draft in turn.parts])
-            plan = PLAIN if turn.waits else turn.plans[0]
-            turn.played = turn.request.as_drafted(plan, turn.draft)
+            self._shares[name] += SHARE_STEP * (len(members) / len(states) - share)
+        for state in states:
+            state.draft = side_by_side([draft for _, draft in state.parts])
+            plan = PLAIN if state.waits else state.plans[0]
+            state.played = state.request.as_drafted(plan, state.draft)
 
-    def _draft(self, groups: Mapping[str, Sequence[tuple[Turn, DraftTask]]]) -> None:
+    def _draft(self, groups: Mapping[str, Sequence[tuple[RoundState, DraftTask]]]) -> None:
         """The drafts of all groups, which look at the device together."""
-        asks: dict[str, Callable[[DraftSession], Ask[list[Draft]]]] = {
+        asks: dict[str, Callable[[DraftSession], DeviceRead[list[Draft]]]] = {
             name: partial(_propose, [task for _, task in members])
             for name, members in groups.items()
         }
@@ -316,25 +320,25 @@ class Drafting:
             tasks, size = [task for _, task in groups[name]], self._pool.target.vocab_size
             return checked_drafts(drafts, tasks, size)
 
-        proposed, seconds = self.sessions.ask(asks, check)
+        proposed, seconds = self.sessions.gather(asks, check)
         for name, drafts in proposed.items():
             # of a mixed draft only what the drafter itself wrote took its time
             steps = max(
                 d.sources[: d.num_chain].count(name) if d.confidences else d.depth for d in drafts
             )
-            self._pool.meter.saw_draft(name, len(drafts), steps, seconds[name])
-            for (turn, _), draft in zip(groups[name], drafts, strict=True):
-                turn.parts.append((name, draft))
+            self._pool.cost_model.record_draft_steps(name, len(drafts), steps, seconds[name])
+            for (state, _), draft in zip(groups[name], drafts, strict=True):
+                state.parts.append((name, draft))
 
     def shared(self, costs: Costs) -> Costs:
         """The costs of a row: drafters' seconds are split among the rows that they draft for."""
         draft_s = {name: s / self._shares.get(name, 1.0) for name, s in costs.draft_s.items()}
         return replace(costs, draft_s=draft_s)
 
-    def _tasks(self, turn: Turn, most: int) -> Iterable[tuple[str, DraftTask]]:
+    def _tasks(self, state: RoundState, most: int) -> Iterable[tuple[str, DraftTask]]:
         """What a turn's plans ask of which drafter, of ``most`` tokens or fewer."""
-        request = turn.request
-        for plan in turn.plans if most else ():
+        request = state.request
+        for plan in state.plans if most else ():
             mixer = self._mixer(request, plan)
             if mixer is not None:
                 num_nodes = request.longest if self._pool.target.serves_trees else 0
@@ -344,11 +348,11 @@ class Drafting:
             elif min(plan.length, request.num_draftable) > 0:
                 yield plan.drafter, request.task(plan, most)
 
-    def _wanted(self, turn: Turn) -> set[str]:
+    def _wanted(self, state: RoundState) -> set[str]:
         """Drafters that the turn's plans ask for a draft."""
-        if not turn.request.num_draftable:
+        if not state.request.num_draftable:
             return set()
-        mixers = {plan: self._mixer(turn.request, plan) for plan in turn.plans}
+        mixers = {plan: self._mixer(state.request, plan) for plan in state.plans}
         found = {plan.drafter if mixer is None else mixer.drafter for plan, mixer in mixers.items()}
         return found - {NONE}
 
@@ -358,49 +362,52 @@ class Drafting:
         can = mixer is not None and self.sessions.mixes(mixer.drafter)
         return mixer if can and plan.tree is None and request.num_draftable > 0 else None
 
-    def commit(self, turns: Sequence[Turn]) -> None:
+    def commit(self, states: Sequence[RoundState]) -> None:
         """The texts were verified and extended: every session drops what was rejected."""
-        contexts = [turn.context for turn in turns]
-        self.sessions.tell(
-            lambda name, session: session.commit(contexts, [t.judged.get(name) for t in turns])
+        contexts = [state.context for state in states]
+        self.sessions.broadcast(
+            lambda name, session: session.commit(contexts, [t.judged.get(name) for t in states])
         )
 
-    def look(self, turns: Sequence[Turn], may_pay: bool) -> bool:
+    def probe(self, states: Sequence[RoundState], may_pay: bool) -> bool:
         """What is new about each drafter; and looks at those that policies are curious about.
 
         Rows that are panoramic have forwards made for it. All that is looked at on the device
         travels together. may_pay: whether policies may have looks now that cost forwards. Returns
         whether any had.
         """
-        curious = {
-            id(turn): set(turn.request.curious(len(turns)) if may_pay else ()) for turn in turns
+        drafters_to_probe = {
+            id(state): set(state.request.drafters_to_probe(len(states)) if may_pay else ())
+            for state in states
         }
-        everything = [turn for turn in turns if turn.request.is_panoramic]
-        whole = {id(turn) for turn in everything}
-        rest = [turn for turn in turns if id(turn) not in whole]
+        everything = [state for state in states if state.request.is_panoramic]
+        whole = {id(state) for state in everything}
+        rest = [state for state in states if id(state) not in whole]
 
-        def ask(name: str, session: DraftSession) -> Ask[list[tuple[Turn, Scores | None]]]:
-            found: list[tuple[Turn, Scores | None]] = []
-            wanted = [turn for turn in turns if name in curious[id(turn)]]
+        def gather(
+            name: str, session: DraftSession
+        ) -> DeviceRead[list[tuple[RoundState, Scores | None]]]:
+            found: list[tuple[RoundState, Scores | None]] = []
+            wanted = [state for state in states if name in drafters_to_probe[id(state)]]
             if wanted:
-                looks = yield from session.glance([turn.context for turn in wanted])
+                looks = yield from session.probe([state.context for state in wanted])
                 found += zip(wanted, checked_scores(looks, len(wanted)), strict=True)
             for group in (everything, rest):
-                if group := [turn for turn in group if turn.context.allows(name)]:
-                    contexts = [turn.context for turn in group]
+                if group := [state for state in group if state.context.allows(name)]:
+                    contexts = [state.context for state in group]
                     scores = yield from session.score(contexts, id(group[0]) in whole)
                     found += zip(group, checked_scores(scores, len(group)), strict=True)
             return found
 
-        asks = {name: partial(ask, name) for name in self.sessions.names}
-        found, _ = self.sessions.ask(asks, lambda _, answer: answer)
+        asks = {name: partial(gather, name) for name in self.sessions.names}
+        found, _ = self.sessions.gather(asks, lambda _, answer: answer)
         for name, scored in found.items():
-            for turn, scores in scored:
+            for state, scores in scored:
                 if scores is not None:
-                    turn.scores[name] = scores
-        return any(curious.values())
+                    state.scores[name] = scores
+        return any(drafters_to_probe.values())
 
-    def first_scores(
+    def score_prompts(
         self, how: First, names: Mapping[int, Sequence[str]], requests: Sequence[Request]
     ) -> dict[int, dict[str, Scores]]:
         """By request, a first impression of drafters from the prompt's last tokens, for little.
@@ -411,7 +418,7 @@ class Drafting:
         for request in requests:
             for name in names[request.id]:
                 asked.setdefault(name, []).append(request)
-        found, _ = self.sessions.ask(
+        found, _ = self.sessions.gather(
             {name: partial(how, [r.context for r in rows]) for name, rows in asked.items()},
             lambda name, told: checked_scores(told, len(asked[name])),
         )
@@ -423,33 +430,35 @@ class Drafting:
         return scores
 
 
-def _padded_length(turns: Sequence[Turn]) -> int:
+def _padded_length(states: Sequence[RoundState]) -> int:
     """The longest draft of a batch whose rows are padded to the widest: half of them want it.
 
     A row's own length is right where all rows pay for it; a lone long draft would widen them all.
     """
-    if len(turns) < 2:
+    if len(states) < 2:
         return LONGEST_PLAN
-    return int(np.median([max(plan.num_tokens for plan in turn.plans) for turn in turns]))
+    return int(np.median([max(plan.num_tokens for plan in state.plans) for state in states]))
 
 
-def _propose(tasks: Sequence[DraftTask], session: DraftSession) -> Ask[list[Draft]]:
+def _propose(tasks: Sequence[DraftTask], session: DraftSession) -> DeviceRead[list[Draft]]:
     return session.propose(tasks)
 
 
-def everything(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+def everything(
+    contexts: Sequence[Context], session: DraftSession
+) -> DeviceRead[list[Scores | None]]:
     """All that there is to know, whatever it costs."""
     return session.score(contexts, everything=True)
 
 
-def free(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+def free(contexts: Sequence[Context], session: DraftSession) -> DeviceRead[list[Scores | None]]:
     """Only what costs no forward: of those that retrieve."""
     return session.score(contexts, everything=False)
 
 
-def glance(contexts: Sequence[Context], session: DraftSession) -> Ask[list[Scores | None]]:
+def probe(contexts: Sequence[Context], session: DraftSession) -> DeviceRead[list[Scores | None]]:
     """A look at the last tokens."""
-    return session.glance(contexts)
+    return session.probe(contexts)
 
 
 def side_by_side(drafts: Sequence[Draft]) -> Draft:

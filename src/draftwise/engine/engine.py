@@ -14,29 +14,29 @@ import torch
 
 from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Context
-from draftwise.engine.costs import LARGEST_PIECE, Pace
+from draftwise.engine.costs import LARGEST_PIECE, PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.loop import Loop
-from draftwise.engine.prefill import PROMPT_SCORES, Reader
+from draftwise.engine.prefill import PROMPT_SCORES, PrefillScheduler
 from draftwise.engine.records import Round
 from draftwise.engine.request import Request
-from draftwise.nn.hidden_states import Features
+from draftwise.nn.hidden_states import HiddenStates
 from draftwise.types import Costs, DraftwiseError
 
 _LOG = logging.getLogger(__name__)
-LEAST = 32
+MIN_PREFIX_TOKENS = 32
 """Tokens that a common beginning must have to be worth keeping track of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class PrefixMatch:
     """A row that begins as a prompt does: its context, and how many tokens they share."""
 
     context: Context
     length: int
 
 
-class Prefixes:
+class PrefixCache:
     """Rows of requests that have ended, kept for those to come; least recently used out first.
 
     num_rows: as many are kept at most; 0 = none, and no beginning is looked for anywhere.
@@ -71,7 +71,7 @@ class Prefixes:
         """Tokens of each kept row."""
         return [len(context.tokens) for context in self._kept.values()]
 
-    def find(self, prompt: Context, running: Iterable[Context]) -> Beginning | None:
+    def find(self, prompt: Context, running: Iterable[Context]) -> PrefixMatch | None:
         """The longest common beginning, of kept rows and of those that run; None = too short.
 
         Of the same tenant alone, and of no private text: how soon an answer comes, and what is
@@ -82,17 +82,17 @@ class Prefixes:
         wanted = np.asarray(prompt.tokens)
         # a kept row is taken over, and not copied: of equals it comes first
         found = [
-            Beginning(context, common(wanted, context.tokens))
+            PrefixMatch(context, common_prefix_length(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
             if context.tenant == prompt.tenant
             and not context.is_private
             and (context.is_drafted or not (prompt.is_drafted and self._needs_states))
         ]
-        best = max(found, key=lambda beginning: beginning.length, default=None)
-        return best if best is not None and best.length >= LEAST else None
+        best = max(found, key=lambda match: match.length, default=None)
+        return best if best is not None and best.length >= MIN_PREFIX_TOKENS else None
 
 
-def common(wanted: np.ndarray, text: Sequence[int]) -> int:
+def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
     """Tokens that two texts have in common at their beginning.
 
     >>> common(np.array([1, 2, 3]), [1, 2, 4, 5])
@@ -139,17 +139,22 @@ class Engine:
         self._cache = pool.target.new_cache(forgets=True)
         self._drafting = Drafting(pool)
         self._loop = Loop(pool, self._cache, self._drafting)
-        self._reader = Reader(pool.target, self._cache, self._drafting, self._loop)
-        self._pace, self._prefixes = Pace(), Prefixes(num_prefixes, bool(pool.target.taps))
+        self._prefill_scheduler = PrefillScheduler(
+            pool.target, self._cache, self._drafting, self._loop
+        )
+        self._prefill_budget, self._prefix_cache = (
+            PrefillBudget(),
+            PrefixCache(num_prefixes, bool(pool.target.taps)),
+        )
         self._drafted: set[int] = set()  # rows that the drafters know
         self._waiting: list[_Waiting] = []
-        self._reading: list[Request] = []
+        self._prefilling: list[Request] = []
         self._running: list[Request] = []
         self._free: list[int] = []
         self._num_rows, self._numbers = 0, itertools.count()
         self._is_open, self._is_stepping = True, False
         self._dropped: list[int] = []  # by finalizers, which may run in the middle of a step
-        self._alone: set[int] = set()  # whose prompts are read one by one
+        self._isolated: set[int] = set()  # whose prompts are read one by one
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
@@ -198,10 +203,10 @@ class Engine:
     def _step(self) -> list[Round]:
         self._cancel_dropped()
         try:
-            self._seat()
-            self._read()
+            self._schedule()
+            self._prefill()
         except BaseException:  # Ctrl-C: what was half read is good for nothing
-            self._abandon(self._reading)
+            self._abandon(self._prefilling)
             raise
         if not self._running:
             return []
@@ -210,12 +215,12 @@ class Engine:
             allowed = self.drafting_allowed
             rounds = self._loop.round(self._running)
             if allowed != self.drafting_allowed:
-                _tell_of_switch(not allowed, self.guard)
+                _log_switch(not allowed, self.guard)
         except BaseException:  # half a round: what it left in the caches is good for nothing
             self._abandon(self._running)
             raise
         self._drop_finished()
-        self._pace.rounds.append(self._pool.clock() - start)
+        self._prefill_budget.rounds.append(self._pool.clock() - start)
         return rounds
 
     def drop(self, id_: int) -> None:
@@ -243,9 +248,9 @@ class Engine:
         found.end("cancelled")
         self._waiting = [w for w in self._waiting if w.request is not found]
         heapq.heapify(self._waiting)
-        self._alone.discard(found.id)
-        if found in self._reading:  # half a prompt is of little use to others
-            self._reading.remove(found)
+        self._isolated.discard(found.id)
+        if found in self._prefilling:  # half a prompt is of little use to others
+            self._prefilling.remove(found)
             self._close(found.context.row)
         self._drop_finished()
 
@@ -257,8 +262,8 @@ class Engine:
         with self.lock:
             for request in list(self._all()):
                 self._cancel(request)
-            while len(self._prefixes):
-                self._close(self._prefixes.drop())
+            while len(self._prefix_cache):
+                self._close(self._prefix_cache.drop())
             self._is_open = False
 
     @property
@@ -271,16 +276,16 @@ class Engine:
         with self.lock:
             if not self._is_stepping:
                 self._cancel_dropped()
-            return bool(self._waiting or self._reading or self._running)
+            return bool(self._waiting or self._prefilling or self._running)
 
     @property
     def running(self) -> Sequence[Request]:
         """Requests that have a row, those whose prompts are being read included."""
-        return (*self._running, *self._reading)
+        return (*self._running, *self._prefilling)
 
     @property
     def num_running(self) -> int:
-        return len(self._reading) + len(self._running)
+        return len(self._prefilling) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -307,14 +312,14 @@ class Engine:
         return self._loop.costs(self._running) if self._running else None
 
     def _all(self) -> Iterator[Request]:
-        yield from (*self._running, *self._reading, *(w.request for w in self._waiting))
+        yield from (*self._running, *self._prefilling, *(w.request for w in self._waiting))
 
     def _bytes(self, num_tokens: int) -> int:
         """Keys and values of target and drafters for a row with so many tokens."""
         ours = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
         return ours + num_tokens * self._drafter_bytes
 
-    def _seat(self) -> None:
+    def _schedule(self) -> None:
         """Give rows to those that wait, in order, as far as they fit.
 
         One that waits for the end of a prompt that it shares keeps its place: others take a row
@@ -329,23 +334,23 @@ class Engine:
                     if not self._fits(request, [other.request for other in later]):
                         later.append(waiting)
                         break
-                    reader = self._reader_of_the_same(request)
+                    prefilling = self._prefilling_same_prefix(request)
                 except Exception as error:
                     self._fail(request, error)
                     continue
-                if reader is not None:
-                    reader.priority = max(reader.priority, request.priority)
+                if prefilling is not None:
+                    prefilling.priority = max(prefilling.priority, request.priority)
                     later.append(waiting)
                 else:
-                    self._try_to_begin(request)
+                    self._try_to_start(request)
         finally:
             for waiting in later:
                 heapq.heappush(self._waiting, waiting)
 
-    def _try_to_begin(self, request: Request) -> None:
+    def _try_to_start(self, request: Request) -> None:
         try:
-            self._begin(request)
-            self._reading.append(request)
+            self._start(request)
+            self._prefilling.append(request)
         except Exception as error:
             self._fail(request, error)
         except BaseException:  # Ctrl-C: the request is in no list now
@@ -368,28 +373,28 @@ class Engine:
             return True
         needed = (request, *later, *self.running)
         left = self._max_bytes - sum(self._bytes(r.num_room) for r in needed)
-        while len(self._prefixes) and sum(map(self._bytes, self._prefixes.lengths)) > left:
-            self._close(self._prefixes.drop())
+        while len(self._prefix_cache) and sum(map(self._bytes, self._prefix_cache.lengths)) > left:
+            self._close(self._prefix_cache.drop())
         return left >= 0
 
-    def _reader_of_the_same(self, request: Request) -> Request | None:
+    def _prefilling_same_prefix(self, request: Request) -> Request | None:
         """Whose prompt is being read, and spares this one most of its own when it has been."""
-        if request.id in self._alone:
+        if request.id in self._isolated:
             return None
-        found = self._prefixes.find(request.context, [r.context for r in self._reading])
-        same = (r for r in self._reading if found is not None and r.context is found.context)
+        found = self._prefix_cache.find(request.context, [r.context for r in self._prefilling])
+        same = (r for r in self._prefilling if found is not None and r.context is found.context)
         return next(same, None)
 
-    def _begin(self, request: Request) -> None:
+    def _start(self, request: Request) -> None:
         """Seat a request: in a row of its own, or in one that began as it does."""
-        found = self._beginning(request)
+        found = self._cached_prefix(request)
         context, expected = request.context, request.num_room
         request.switch = self._pool.target.switch
         if self._pool.target.taps and context.is_drafted:
-            context.features = Features()
+            context.features = HiddenStates()
         # what a private request leaves is not kept: it takes no row that others share
         takes = found is not None and not context.is_private
-        if takes and found is not None and self._prefixes.take(found.context.row):
+        if takes and found is not None and self._prefix_cache.take(found.context.row):
             context.row = found.context.row
             self._cache.crop(context.row, found.length)
         else:
@@ -397,19 +402,21 @@ class Engine:
             self._cache.open(context.row, expected)
             if found is not None:
                 self._cache.copy(found.context.row, context.row, found.length)
-        self._tell_drafters(context, expected, found)
+        self._open_for_drafters(context, expected, found)
         if found is not None:
             self.num_prefix_hits += 1
             self.num_prefix_tokens += found.length
             if context.features is not None and found.context.features is not None:
                 context.features.begin_like(found.context.features, found.length)
 
-    def _tell_drafters(self, context: Context, expected: int, found: Beginning | None) -> None:
+    def _open_for_drafters(
+        self, context: Context, expected: int, found: PrefixMatch | None
+    ) -> None:
         """Open the row for drafters, unless nothing is drafted for it; found: where it begins."""
         sessions, row = self._drafting.sessions, context.row
         source = found.context.row if found is not None else -1
         if not context.is_drafted:
-            self._forget(row)
+            self._close_for_drafters(row)
         elif found is not None and source == row and row in self._drafted:
             sessions.crop(context, found.length)
         else:
@@ -418,51 +425,53 @@ class Engine:
             if found is not None and source != row and source in self._drafted:
                 sessions.copy(source, row, found.length)
 
-    def _forget(self, row: int) -> None:
+    def _close_for_drafters(self, row: int) -> None:
         if row in self._drafted:
             self._drafted.discard(row)
             self._drafting.sessions.close(row)
 
-    def _beginning(self, request: Request) -> Beginning | None:
+    def _cached_prefix(self, request: Request) -> PrefixMatch | None:
         """What need not be read of a prompt; its last tokens are, to see how drafters fare."""
-        if request.wants_prompt_logprobs or request.id in self._alone:
+        if request.wants_prompt_logprobs or request.id in self._isolated:
             return None
-        found = self._prefixes.find(request.context, [r.context for r in self._running])
+        found = self._prefix_cache.find(request.context, [r.context for r in self._running])
         if found is None:
             return None
         there = self._cache.lengths[found.context.row]
         most = len(request.prompt) - 1 - PROMPT_SCORES
         length = self._cache.reachable(found.context.row, min(found.length, there, most))
-        return Beginning(found.context, length) if length > 0 else None
+        return PrefixMatch(found.context, length) if length > 0 else None
 
-    def _read(self) -> None:
+    def _prefill(self) -> None:
         """Read on in prompts, by priority, first come first; those that are read begin to run."""
-        if not self._reading:
+        if not self._prefilling:
             return
-        group = sorted(self._reading, key=lambda request: -request.priority)
-        suspects = [request for request in group if request.id in self._alone]
+        group = sorted(self._prefilling, key=lambda request: -request.priority)
+        suspects = [request for request in group if request.id in self._isolated]
         group = suspects[:1] or group
         try:
-            done = self._read_on(group)
+            done = self._prefill_group(group)
         except Exception as error:
-            self._read_apart(group, error)
+            self._prefill_one_by_one(group, error)
             return
-        self._alone -= {request.id for request in done}
-        self._reading = [request for request in self._reading if request not in done]
+        self._isolated -= {request.id for request in done}
+        self._prefilling = [request for request in self._prefilling if request not in done]
         self._running += done
         self._drop_finished()
 
-    def _read_on(self, requests: Sequence[Request]) -> list[Request]:
+    def _prefill_group(self, requests: Sequence[Request]) -> list[Request]:
         """Read some of these prompts; returns those that are read."""
         with self._loop.phase("prefill"):
             start = self._pool.clock()
-            budget = self._pace.budget(is_idle=not self._running)
-            num = self._reader.read(requests, budget)
-            self._pace.saw(num, self._pool.clock() - start)
-            done = [request for request in requests if self._reader.is_read(request)]
+            budget = self._prefill_budget.budget(is_idle=not self._running)
+            num = self._prefill_scheduler.prefill(requests, budget)
+            self._prefill_budget.record(num, self._pool.clock() - start)
+            done = [
+                request for request in requests if self._prefill_scheduler.is_prefilled(request)
+            ]
             start = self._pool.cost_clock()
             may_pay = self._pool.guard.allows_drafts
-            self._reader.first_impressions(done, len(self._running), may_pay)
+            self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
             guarded = sum(request.is_guarded for request in done)
             if guarded:
                 seconds = self._pool.cost_clock() - start
@@ -471,19 +480,19 @@ class Engine:
                 request.check_callbacks()
         return done
 
-    def _read_apart(self, requests: Sequence[Request], error: Exception) -> None:
+    def _prefill_one_by_one(self, requests: Sequence[Request], error: Exception) -> None:
         """One of these prompts cannot be read: have each read alone, from its beginning."""
-        self._reading = [request for request in self._reading if request not in requests]
+        self._prefilling = [request for request in self._prefilling if request not in requests]
         for request in requests:
             if len(requests) == 1:
-                self._alone.discard(request.id)
+                self._isolated.discard(request.id)
                 self._fail(request, error)
                 continue
             self._close(request.context.row)
             request.context.row = -1
             request.prompt_logprobs = []
-            self._alone.add(request.id)
-            self._try_to_begin(request)
+            self._isolated.add(request.id)
+            self._try_to_start(request)
 
     def _drop_finished(self) -> None:
         """Free the rows of requests that have ended, or keep them for their beginnings."""
@@ -492,8 +501,8 @@ class Engine:
         for request in over:
             request.finish()
             is_shared = request.error is None and not request.context.is_private
-            if self._prefixes.num_rows and is_shared:
-                for row in self._prefixes.keep(request.context):
+            if self._prefix_cache.num_rows and is_shared:
+                for row in self._prefix_cache.keep(request.context):
                     self._close(row)
             else:
                 self._close(request.context.row)
@@ -514,11 +523,11 @@ class Engine:
 
     def _close(self, row: int) -> None:
         self._cache.close(row)
-        self._forget(row)
+        self._close_for_drafters(row)
         heapq.heappush(self._free, row)
 
 
-def _tell_of_switch(allowed: bool, guard: Guard) -> None:
+def _log_switch(allowed: bool, guard: Guard) -> None:
     """Log that the guard switched drafting on or off, and why."""
     state = (
         "on again: it has earned its cost" if allowed else "off: it has cost more than it brought"

@@ -38,7 +38,7 @@ def check_scope(scope: str) -> str:
     )
 
 
-class Memory:
+class SharedPolicyState:
     """What a scope's requests share: ``auto``, ``session`` and each ``task:LABEL`` have their own.
 
     Each request has a policy of its own, which knows what those before it have learnt. A policy

@@ -101,7 +101,8 @@ class RequestParams:
     strings that end an answer. stop_when: asked after each token with the answer's tokens so far;
     True ends it. eos_token_ids: instead of the model's own; ignore_eos: none at all. seed: 0 or
     more; None = other draws each time. label, private: what other requests may learn from it
-    (``Memory.begin``). tenant: whose earlier answers and prefixes it may share. preset, policy,
+    (``SharedPolicyState.begin``). tenant: whose earlier answers and prefixes it may share. preset,
+    policy,
     lengths: instead of the speculator's; lengths from 1 to 1,024, at most 128. speculation: False
     decodes plainly, and no drafter sees the text. drafters: names of those that it may use; None =
     all. max_draft: tokens of a draft, 0 to 1,024; None = as the plans say. These three have the

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from draftwise.engine.drafting import Drafting, everything, free, glance
+from draftwise.engine.drafting import Drafting, everything, free, probe
 from draftwise.engine.loop import Loop
 from draftwise.engine.records import as_logprobs, logprobs
 from draftwise.engine.request import Request
@@ -20,7 +20,7 @@ PROMPT_SCORES = 16
 """Prompt tokens on which drafters are scored before the first round."""
 
 
-class Reader:
+class PrefillScheduler:
     """Reads all of each prompt but its last token, and lets drafters look at its end."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Reader:
     ) -> None:
         self._target, self._cache, self._drafting, self._loop = target, cache, drafting, loop
 
-    def read(self, requests: Sequence[Request], budget: int) -> int:
+    def prefill(self, requests: Sequence[Request], budget: int) -> int:
         """Read on in these prompts, in order, up to ``budget`` tokens; returns how many it read."""
         fed: list[tuple[Request, list[int]]] = []
         for request in requests:
@@ -57,11 +57,11 @@ class Reader:
             self._remember(request, logits.last(index, min(keep, len(piece))))
         return sum(len(piece) for _, piece in fed)
 
-    def is_read(self, request: Request) -> bool:
+    def is_prefilled(self, request: Request) -> bool:
         """Whether only the prompt's last token is left, which the first round reads."""
         return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
 
-    def first_impressions(
+    def score_prompts(
         self, requests: Sequence[Request], num_waiting: int, may_pay: bool = True
     ) -> None:
         """Round 0: its plan is none, and what it shows is how drafters fare on the prompt.
@@ -77,13 +77,13 @@ class Reader:
 
     def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
         """What is free or panoramic, and then what policies are curious about."""
-        names, ask = self._drafting.sessions.names, self._drafting.first_scores
+        names, ask = self._drafting.sessions.names, self._drafting.score_prompts
         # panoramic feedback reads whole prompts anyway, at the latest in its first round
         whole = [r for r in requests if r.reads_everything]
         rest = [r for r in requests if not r.reads_everything]
-        looking = [r for r in rest if r.looking is not None]
-        plain = [r for r in rest if r.looking is None]
-        for how, group in ((everything, whole), (free, looking), (glance, plain)):
+        probing = [r for r in rest if r.probing is not None]
+        plain = [r for r in rest if r.probing is None]
+        for how, group in ((everything, whole), (free, probing), (probe, plain)):
             found = ask(how, {r.id: names for r in group}, group)
             for request in group:
                 request.learn(Decision(0, 1.0, 0), self._round_zero(request, found[request.id]))
@@ -91,8 +91,8 @@ class Reader:
             return
         most = 1 if num_waiting else None
         num_rows = 1 + num_waiting // max(len(requests), 1)  # for each of those that look together
-        curious = {r.id: r.curious(num_rows)[:most] for r in requests}
-        looks = ask(glance, curious, requests)
+        drafters_to_probe = {r.id: r.drafters_to_probe(num_rows)[:most] for r in requests}
+        looks = ask(probe, drafters_to_probe, requests)
         for request in requests:
             if scores := looks[request.id]:
                 request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from draftwise.dist import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.engine.fuse import Fuse, FusedMixer
+from draftwise.engine.guarded import GuardedCallback, GuardedMixer
 from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs
 from draftwise.engine.text import Answer
-from draftwise.feedback import Revealer, Told
+from draftwise.feedback import FeedbackBuilder, Told
 from draftwise.protocols import (
-    Looking,
     Mixer,
     Mixing,
     PlayingAll,
     Policy,
     PricingPlans,
+    ProbingPolicy,
     StopRule,
 )
 from draftwise.types import (
@@ -49,14 +49,15 @@ EMPTY = Draft.chain([], None, NONE)
 
 
 @dataclass(slots=True)
-class Turn:
+class RoundState:
     """A row of a round, filled in phase by phase.
 
     plans: what it plays; several only where the policy plays one of every drafter. parts: each
     drafter's draft, which stand side by side in ``draft``. played: what became of the first plan.
     logits: [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D] states there.
     uniforms: [N + 1] of the nodes and of the bonus token. verdict: what is kept. alphas, ratios:
-    [N] of the nodes, as in ``Scores``; asides: these two of the draft's asides. targets: p before
+    [N] of the nodes, as in ``Scores``; offpath_scores: the same two numbers for each of the draft's
+    ``offpath_probs``. targets: p before
     each token of the verdict. logprobs: at each place, where asked for. judged: what verification
     shows of each drafter. waits: whether a drafter must read on first, so that what was chosen is
     played later. scores: all that became known of drafters.
@@ -74,7 +75,7 @@ class Turn:
     verdict: Verdict = NOTHING
     alphas: Floats = field(default_factory=lambda: np.zeros(0))
     ratios: Floats = field(default_factory=lambda: np.zeros(0))
-    asides: list[tuple[float, float]] = field(default_factory=list)
+    offpath_scores: list[tuple[float, float]] = field(default_factory=list)
     targets: Sequence[int | Tensor] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     judged: Mapping[str, Scores] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Turn:
         return [0, *(self.verdict.path + 1).tolist()][: self.num_emitted]
 
 
-class Watch:
+class RuleComparison:
     """A guide, and the other rules that are shown the same steps.
 
     stops: rule -> tokens it would have drafted, for those that said no while the draft grew.
@@ -115,16 +116,16 @@ class Watch:
         self.is_pure = guide.is_pure
         every = (guide, *others.values())
         self.needs_probs = any(each.needs_probs for each in every)
-        self.always_goes_on = all(each.always_goes_on for each in every)
+        self.never_stops = all(each.never_stops for each in every)
         self.waits_for_hidden = any(each.waits_for_hidden for each in every)
         self.needs_hidden = max(each.needs_hidden for each in every)
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """What the guide says; the first no of every other rule is noted."""
         for rule, other in self._others.items():
-            if rule not in self._stops and not other.goes_on(step):
+            if rule not in self._stops and not other.should_continue(step):
                 self._stops[rule] = step.depth
-        return self._guide.goes_on(step)
+        return self._guide.should_continue(step)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         """Only the guide whose draft it was learns from it."""
@@ -233,11 +234,11 @@ class Request:
     context: Context
     answer: Answer
     policy: Policy
-    revealer: Revealer
+    revealer: FeedbackBuilder
     accept_rng: np.random.Generator
     plans: Sequence[Plan] = ()
     guides: Mapping[tuple[str, str], StopRule] = field(default_factory=dict)
-    fuses: Sequence[Fuse] = ()
+    callbacks: Sequence[GuardedCallback] = ()
     priority: int = 0
     label: str = ""
     scores_prompt: bool = False
@@ -255,7 +256,7 @@ class Request:
     pending: Decision | None = None
     switch: int = 0
     longest: int = field(init=False)
-    looking: Looking | None = field(init=False)
+    probing: ProbingPolicy | None = field(init=False)
     mixing: Mixing | None = field(init=False)
     plays_all: bool = field(init=False)
     is_guarded: bool = field(init=False)
@@ -266,7 +267,7 @@ class Request:
     def lead(self, policy: Policy) -> None:
         """Let this policy choose from now on; what else it can do is found out once."""
         self.policy = policy
-        self.looking = policy if isinstance(policy, Looking) else None
+        self.probing = policy if isinstance(policy, ProbingPolicy) else None
         self.mixing = policy if isinstance(policy, Mixing) else None
         self.plays_all = isinstance(policy, PlayingAll)
         self.is_guarded = isinstance(policy, PricingPlans)
@@ -286,7 +287,7 @@ class Request:
 
     def check_callbacks(self) -> bool:
         """End the request if one of its callbacks raised: ``error`` says what; whether one did."""
-        raised = [fuse.error for fuse in self.fuses] + [self.context.fault]
+        raised = [callback.error for callback in self.callbacks] + [self.context.fault]
         first = next((error for error in raised if error is not None), None)
         if first is not None and self.error is None:
             self.fail(first)
@@ -345,7 +346,7 @@ class Request:
         """Which drafter writes each token of the coming draft, if the policy chooses that."""
         if (mixing := self.mixing) is None or self.is_resting:
             return None
-        return self._ask(lambda: mixing.mixer and FusedMixer(mixing.mixer, self.idle), None)
+        return self._ask(lambda: mixing.mixer and GuardedMixer(mixing.mixer, self.idle), None)
 
     @property
     def reads_everything(self) -> bool:
@@ -360,11 +361,11 @@ class Request:
         number = self.stats.num_rounds + 1
         return self._ask(lambda: number % self.revealer.every == 0, False)
 
-    def curious(self, num_rows: int) -> Sequence[str]:
+    def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         """Drafters that the policy would have looked at now, for a price that it can afford."""
-        if (own := self.looking) is None or self.is_over:
+        if (own := self.probing) is None or self.is_over:
             return ()
-        return self._ask(lambda: tuple(map(str, own.curious(num_rows))), ())
+        return self._ask(lambda: tuple(map(str, own.drafters_to_probe(num_rows))), ())
 
     def choose(self) -> Decision:
         """What the policy chooses by itself; plain decoding where it cannot."""
@@ -411,7 +412,7 @@ class Request:
         """What this plan asks of its drafter now, of ``most`` tokens at most."""
         length, guide = min(plan.length, self.num_draftable, most), self.guide(plan)
         if others := self._others(plan):
-            guide = Watch(guide, others, self.stops)
+            guide = RuleComparison(guide, others, self.stops)
         return DraftTask(self.context, length, guide, plan.tree)
 
     def _others(self, plan: Plan) -> dict[str, StopRule]:

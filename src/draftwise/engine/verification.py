@@ -11,86 +11,88 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.records import as_logprobs, logprobs
-from draftwise.engine.request import Turn
+from draftwise.engine.request import RoundState
 from draftwise.engine.verify import verify
 from draftwise.nn.sampling import Dists, warped
 from draftwise.nn.transfer import fetch
-from draftwise.nn.verify import Forest, judge, overlaps, ratios
+from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
 from draftwise.types import Draft, Floats, Ints, Scores, Verdict
 
 
-def judge_all(turns: Sequence[Turn]) -> None:
+def verify_batch(states: Sequence[RoundState]) -> None:
     """Fill in verdicts, what they were judged against, and how drafters fared in them.
 
     Greedy rows cost one ``argmax`` and are judged by the reference; the others by its batched form.
     """
-    p = _distributions(turns)
-    greedy = [turn for turn in turns if turn.context.sampling.temperature == 0]
-    drawn = [turn for turn in turns if turn.context.sampling.temperature > 0]
-    judged = _Judged(drawn, p) if drawn else None
+    p = _distributions(states)
+    greedy = [state for state in states if state.context.sampling.temperature == 0]
+    drawn = [state for state in states if state.context.sampling.temperature > 0]
+    judged = _SampledVerdicts(drawn, p) if drawn else None
     following = p.tokens if judged is None else p.tokens.clone()
-    ends = list(accumulate(len(turn.draft) + 1 for turn in turns))
+    ends = list(accumulate(len(state.draft) + 1 for state in states))
     if judged is not None:
         following[torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)] = (
             judged.following
         )
     said = [
-        logprobs(turn.logits, following[end - len(turn.draft) - 1 : end], turn.request.num_logprobs)
-        for turn, end in zip(turns, ends, strict=True)
-        if turn.logits is not None and turn.request.num_logprobs is not None
+        logprobs(
+            state.logits, following[end - len(state.draft) - 1 : end], state.request.num_logprobs
+        )
+        for state, end in zip(states, ends, strict=True)
+        if state.logits is not None and state.request.num_logprobs is not None
     ]
-    asides = [q for turn in greedy for _, q in turn.draft.asides]
+    offpath_probs = [q for state in greedy for _, q in state.draft.offpath_probs]
     told = iter(
         fetch(
             [
                 p.tokens,
-                torch.stack(asides) if asides else p.tokens[:0],
+                torch.stack(offpath_probs) if offpath_probs else p.tokens[:0],
                 *(judged.tensors if judged is not None else ()),
                 *(tensor for own in said for tensor in own),
             ]
         )
     )
     points = np.split(next(told).astype(np.int64), ends[:-1])
-    of_asides = iter(next(told).tolist())
-    for turn, own in zip(turns, points, strict=True):
-        if turn.context.sampling.temperature == 0:
-            _judge_greedy(turn, own, of_asides)
+    offpath_tokens = iter(next(told).tolist())
+    for state, own in zip(states, points, strict=True):
+        if state.context.sampling.temperature == 0:
+            _verify_greedy(state, own, offpath_tokens)
     if judged is not None:
         judged.fill_in(told)
-    for turn in turns:
-        if turn.request.num_logprobs is not None:
-            turn.logprobs = as_logprobs(next(told), next(told), next(told))
+    for state in states:
+        if state.request.num_logprobs is not None:
+            state.logprobs = as_logprobs(next(told), next(told), next(told))
 
 
-def show(turn: Turn) -> None:
+def score_drafts(state: RoundState) -> None:
     """Fill in what verification showed of each drafter along the tokens that were emitted.
 
     A chain's drafter is compared up to the first token that is not the text's; of a tree nothing is
     told, since its tokens are not draws.
     """
-    first, start = 0, len(turn.context.tokens) - turn.num_emitted
-    first_aside = 0
-    on_path = {-1, *turn.verdict.path.tolist()}
+    first, start = 0, len(state.context.tokens) - state.num_emitted
+    first_offpath = 0
+    on_path = {-1, *state.verdict.path.tolist()}
     judged = {}
-    for name, draft in turn.parts:
-        asides = {node: first_aside + i for i, (node, _) in enumerate(draft.asides)}
+    for name, draft in state.parts:
+        offpath_probs = {node: first_offpath + i for i, (node, _) in enumerate(draft.offpath_probs)}
         found: list[tuple[float, float]] = []
         num = draft.num_chain
-        for depth in range(min(num + 1, turn.num_emitted) if num == draft.depth else 0):
+        for depth in range(min(num + 1, state.num_emitted) if num == draft.depth else 0):
             node = first + depth
             if depth and node - 1 not in on_path:
                 break
             if depth < num and draft.sources[depth] == name:
-                found.append((float(turn.alphas[node]), float(turn.ratios[node])))
-            elif depth - 1 in asides:
-                found.append(turn.asides[asides[depth - 1]])
+                found.append((float(state.alphas[node]), float(state.ratios[node])))
+            elif depth - 1 in offpath_probs:
+                found.append(state.offpath_scores[offpath_probs[depth - 1]])
             else:
                 break
         if found:
             alphas, of_text = np.array(found).T
             judged[name] = Scores(start, np.minimum(alphas, 1.0), of_text)
-        first, first_aside = first + len(draft), first_aside + len(draft.asides)
-    turn.judged = judged
+        first, first_offpath = first + len(draft), first_offpath + len(draft.offpath_probs)
+    state.judged = judged
 
 
 def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:
@@ -122,51 +124,55 @@ def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
     return found
 
 
-def _distributions(turns: Sequence[Turn]) -> Dists:
+def _distributions(states: Sequence[RoundState]) -> Dists:
     """p after the text and after each node of every turn, end to end."""
-    blocks = [turn.logits for turn in turns if turn.logits is not None]
+    blocks = [state.logits for state in states if state.logits is not None]
     spans = []
-    for turn in turns:
-        drafted, start = turn.draft.tokens.tolist(), len(turn.context.tokens)
-        spans.append(turn.context.span(len(drafted) + 1, start, drafted, turn.draft.parents))
+    for state in states:
+        drafted, start = state.draft.tokens.tolist(), len(state.context.tokens)
+        spans.append(state.context.span(len(drafted) + 1, start, drafted, state.draft.parents))
     return warped(torch.cat(blocks) if len(blocks) > 1 else blocks[0], spans)
 
 
-def _judge_greedy(turn: Turn, points: Ints, of_asides: Iterator[float]) -> None:
-    draft = turn.draft
-    turn.verdict = verify(draft, points.tolist(), np.zeros(len(draft) + 1))
+def _verify_greedy(state: RoundState, points: Ints, offpath_tokens: Iterator[float]) -> None:
+    draft = state.draft
+    state.verdict = verify(draft, points.tolist(), np.zeros(len(draft) + 1))
     before = np.arange(len(draft)) if draft.parents is None else draft.parents + 1
-    turn.alphas = turn.ratios = (points[before] == draft.tokens).astype(np.float64)
-    agree = [float(points[node + 1] == next(of_asides)) for node, _ in draft.asides]
-    turn.asides = [(each, each) for each in agree]
-    turn.targets = points[[0, *(turn.verdict.path + 1)]].tolist()
+    state.alphas = state.ratios = (points[before] == draft.tokens).astype(np.float64)
+    agree = [float(points[node + 1] == next(offpath_tokens)) for node, _ in draft.offpath_probs]
+    state.offpath_scores = [(each, each) for each in agree]
+    state.targets = points[[0, *(state.verdict.path + 1)]].tolist()
 
 
-class _Judged:
+class _SampledVerdicts:
     """The verdicts on sampled rows, while they are still on the device.
 
     following: [P] the token that follows each place.
     """
 
-    def __init__(self, turns: Sequence[Turn], p: Dists) -> None:
-        self._turns, self._p = turns, p.probs
-        drafts = [turn.draft for turn in turns]
+    def __init__(self, states: Sequence[RoundState], p: Dists) -> None:
+        self._turns, self._p = states, p.probs
+        drafts = [state.draft for state in states]
         rows: list[Tensor] = []
         numbers = [np.array([self._row(rows, q) for q in _drawn_from(d)]) for d in drafts]
-        self._forest = Forest.of([d.tokens for d in drafts], [d.parents for d in drafts], numbers)
-        asides = [
-            (self._forest.roots[index] + node + 1, self._row(rows, q))
+        self._trees = DraftTreeBatch.of(
+            [d.tokens for d in drafts], [d.parents for d in drafts], numbers
+        )
+        offpath_probs = [
+            (self._trees.roots[index] + node + 1, self._row(rows, q))
             for index, draft in enumerate(drafts)
-            for node, q in draft.asides
+            for node, q in draft.offpath_probs
         ]
         q = torch.stack(rows) if rows else self._p[:0]
-        uniforms = np.concatenate([turn.uniforms[:-1] for turn in turns])
-        bonus_uniforms = np.array([turn.uniforms[-1] for turn in turns])
-        last, bonus, self.following = judge(self._forest, self._p, q, uniforms, bonus_uniforms)
-        places, ours = np.array(asides, dtype=np.int64).reshape(-1, 2).T
-        places = np.concatenate((self._forest.before, places))
-        ours = np.concatenate((self._forest.q, ours))
-        proposed = np.concatenate((self._forest.tokens, np.full(len(asides), -1)))
+        uniforms = np.concatenate([state.uniforms[:-1] for state in states])
+        bonus_uniforms = np.array([state.uniforms[-1] for state in states])
+        last, bonus, self.following = rejection_sample(
+            self._trees, self._p, q, uniforms, bonus_uniforms
+        )
+        places, ours = np.array(offpath_probs, dtype=np.int64).reshape(-1, 2).T
+        places = np.concatenate((self._trees.before, places))
+        ours = np.concatenate((self._trees.q, ours))
+        proposed = np.concatenate((self._trees.tokens, np.full(len(offpath_probs), -1)))
         self.tensors = [last, bonus]
         if len(places):
             self.tensors += [
@@ -181,18 +187,20 @@ class _Judged:
         last, bonus = (next(told).astype(np.int64).tolist() for _ in range(2))
         alphas, of_text = (np.nan_to_num(next(told)) for _ in range(2))
         kept: list[int] = []
-        node, aside = 0, len(self._forest.tokens)
-        for row, turn in enumerate(self._turns):
-            path, draft = self._forest.path(row, last[row]), turn.draft
-            turn.verdict = Verdict(np.array([*draft.tokens[path], bonus[row]]), path)
-            turn.alphas, turn.ratios = (a[node : node + len(draft)] for a in (alphas, of_text))
-            ours = slice(aside, aside + len(draft.asides))
-            turn.asides = list(zip(alphas[ours].tolist(), of_text[ours].tolist(), strict=True))
-            node, aside = node + len(draft), ours.stop
-            kept += [int(self._forest.roots[row]) + place for place in (0, *(path + 1).tolist())]
+        node, offpath = 0, len(self._trees.tokens)
+        for row, state in enumerate(self._turns):
+            path, draft = self._trees.path(row, last[row]), state.draft
+            state.verdict = Verdict(np.array([*draft.tokens[path], bonus[row]]), path)
+            state.alphas, state.ratios = (a[node : node + len(draft)] for a in (alphas, of_text))
+            ours = slice(offpath, offpath + len(draft.offpath_probs))
+            state.offpath_scores = list(
+                zip(alphas[ours].tolist(), of_text[ours].tolist(), strict=True)
+            )
+            node, offpath = node + len(draft), ours.stop
+            kept += [int(self._trees.roots[row]) + place for place in (0, *(path + 1).tolist())]
         rows = iter(self._p[torch.tensor(kept, device=self._p.device)])
-        for turn in self._turns:
-            turn.targets = [next(rows) for _ in turn.verdict.tokens]
+        for state in self._turns:
+            state.targets = [next(rows) for _ in state.verdict.tokens]
 
     def _row(self, rows: list[Tensor], q: Tensor | Floats | None) -> int:
         """Add a distribution; its row, or -1 where there is none to add."""

@@ -20,7 +20,7 @@ Told = list[tuple[Decision, Feedback]]
 """Feedback that is due, with the decisions it belongs to, in the order to learn them."""
 
 
-class Revealer(Protocol):
+class FeedbackBuilder(Protocol):
     """Turns evidence into feedback, now or later; one for each request."""
 
     @property

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from draftwise.checks import flag
 from draftwise.feedback import Told
-from draftwise.feedback.values import Ledger, SwitchingCost, Valuer
+from draftwise.feedback.values import RewardEvaluator, ScoreHistory, SwitchingCost
 from draftwise.protocols import Reward, looks_ahead
 from draftwise.types import Decision, Evidence, Plan
 
@@ -18,7 +18,7 @@ MAX_WAIT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingFeedback:
     """A round's first token and its width, and the drafters whose values from there are open."""
 
     decision: Decision
@@ -37,7 +37,7 @@ class AtOnce:
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
     ) -> None:
-        self._valuer = Valuer(plans, reward, SwitchingCost(switching))
+        self._valuer = RewardEvaluator(plans, reward, SwitchingCost(switching))
 
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
         raise NotImplementedError
@@ -141,8 +141,8 @@ class Free(Prefix):
         longer: bool = True, rules: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(plans, reward, switching, longer, rules)
-        self._ledger = Ledger(self._valuer.drafters)
-        self._waiting: deque[Waiting] = deque()
+        self._ledger = ScoreHistory(self._valuer.drafters)
+        self._waiting: deque[PendingFeedback] = deque()
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """What has become due of earlier rounds, then this one's values and the evidence itself."""
@@ -156,7 +156,7 @@ class Free(Prefix):
                 told.append((earlier.decision, self._valuer.feedback(known, None)))
         others = self._valuer.drafters - {evidence.plan.drafter}
         start = evidence.emitted_start
-        own = Waiting(decision, start, evidence.num_emitted, others)
+        own = PendingFeedback(decision, start, evidence.num_emitted, others)
         known = self._due(own) | self._known(decision, evidence)
         self._waiting = deque(
             w for w in [*self._waiting, own] if w.names and w.start > start - MAX_WAIT
@@ -169,7 +169,7 @@ class Free(Prefix):
         self._waiting.clear()
         return []
 
-    def _due(self, step: Waiting) -> dict[int, float]:
+    def _due(self, step: PendingFeedback) -> dict[int, float]:
         """The values of the drafters that are scored far enough; they wait no longer."""
         known: dict[int, float] = {}
         is_far = looks_ahead(self._valuer.reward)

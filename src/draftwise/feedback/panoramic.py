@@ -10,14 +10,14 @@ from typing import ClassVar
 
 from draftwise.checks import MANY, flag, optional, whole
 from draftwise.feedback import Told
-from draftwise.feedback.values import Ledger, Valuer
+from draftwise.feedback.values import RewardEvaluator, ScoreHistory
 from draftwise.protocols import Reward, looks_ahead
 from draftwise.rewards.tokens import Acceptance
 from draftwise.types import Decision, Evidence, Feedback, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class QueuedStep:
     """One step of the game, waiting for its values: ``width`` tokens of text from ``start`` on.
 
     more: how many steps of the same decision come after it.
@@ -72,12 +72,12 @@ class Panoramic:
         whole("every", every, 1, MANY), optional(whole, "delay", delay, 0, MANY)
         whole("warmup", warmup, 0, MANY), whole("hybrid", hybrid, 0, MANY)
         flag("per_token", per_token)
-        self._valuer = Valuer(plans, reward)
+        self._valuer = RewardEvaluator(plans, reward)
         self._every, self._warmup, self._hybrid = every, warmup, hybrid
         self._delay = self._valuer.max_length if delay is None else delay
         self._per_token = per_token
-        self._ledger = Ledger(self._valuer.drafters)
-        self._waiting: deque[Step] = deque()
+        self._ledger = ScoreHistory(self._valuer.drafters)
+        self._waiting: deque[QueuedStep] = deque()
         self._text_ends: deque[int] = deque(maxlen=every + 1)  # of the last rounds
         self._num_rounds, self._num_told = 0, 0
 
@@ -107,12 +107,13 @@ class Panoramic:
         self._forget()
         return told
 
-    def _steps(self, decision: Decision, evidence: Evidence) -> list[Step]:
+    def _steps(self, decision: Decision, evidence: Evidence) -> list[QueuedStep]:
         start, num = evidence.emitted_start, evidence.num_emitted
         if not self._per_token:
-            return [Step(decision, evidence, start, num)]
+            return [QueuedStep(decision, evidence, start, num)]
         return [
-            Step(decision, None if i else evidence, start + i, 1, num - 1 - i) for i in range(num)
+            QueuedStep(decision, None if i else evidence, start + i, 1, num - 1 - i)
+            for i in range(num)
         ]
 
     def _forget(self) -> None:
@@ -124,17 +125,17 @@ class Panoramic:
         """The reward of the next step to be told: acceptance first, if hybrid."""
         return Acceptance() if self._num_told < self._hybrid else self._valuer.reward
 
-    def _window(self, step: Step) -> int:
+    def _window(self, step: QueuedStep) -> int:
         """How many positions from the step's first on its values are made of."""
         return self._delay if self._delay > 0 and looks_ahead(self._reward()) else step.width
 
-    def _is_ready(self, step: Step) -> bool:
+    def _is_ready(self, step: QueuedStep) -> bool:
         end = step.start + self._window(step)
         if all(known_to >= end for known_to in self._ledger.ends.values()):
             return True
         return len(self._text_ends) > self._every and self._text_ends[0] >= end
 
-    def _tell(self, step: Step) -> tuple[Decision, Feedback]:
+    def _tell(self, step: QueuedStep) -> tuple[Decision, Feedback]:
         reward, window = self._reward(), self._window(step)
         known = self._valuer.nothing_drafted(window, reward)
         for name in self._ledger.ends:

@@ -50,7 +50,7 @@ _ROUNDING = 1e-6
 _EMPTY: Floats = np.zeros(0)
 
 
-class Valuer:
+class RewardEvaluator:
     """Values of plans under one reward: what the kinds of feedback have in common.
 
     Without a reward nothing is ever seen, and the evidence alone is delivered (``goodput`` reads
@@ -203,7 +203,7 @@ def tail(scores: Scores, position: int) -> tuple[Floats, Floats]:
     return scores.alphas[skip:], scores.ratios[skip:]
 
 
-class Ledger:
+class ScoreHistory:
     """The alphas and ratios of every drafter, from the oldest position that is still asked for.
 
     State: by drafter, (alpha, ratio) by position; ``ends``, the position behind the last scored.

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.nn.attention import RAGGED, attend_raggedly
-    from draftwise.nn.cache import BLOCK, UNLIMITED, RaggedCache, Span, Storage, Windows, from_first
+    from draftwise.nn.cache import (
+        BLOCK, UNLIMITED, RaggedCache, RowKVCache, Span, Windows, from_first,
+    )  # fmt: skip
     from draftwise.nn.check import check_model
     from draftwise.nn.cpu.compiled import WIDTHS, CompiledSteps
     from draftwise.nn.cpu.layout import Prepacked, lay_out, put_back, weights_of
@@ -24,18 +26,18 @@ if TYPE_CHECKING:
     from draftwise.nn.heads.files import read_weights
     from draftwise.nn.heads.medusa import MedusaHeads, load_medusa_heads
     from draftwise.nn.heads.mtp import MtpHead, MtpStyle, load_mtp_head
-    from draftwise.nn.hidden_states import Features, Taps
+    from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
     from draftwise.nn.hybrid.kernels import FAMILIES, STEPS, Call, Family, all_after, given
     from draftwise.nn.hybrid.states import MOST_STEPS, States
-    from draftwise.nn.hybrid.view import Watch, keeps_states, shadow as shadow_of
+    from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow as shadow_of
     from draftwise.nn.load import load_model, load_tokenizer
-    from draftwise.nn.model import CausalModel, Logits, Sight, read_again
+    from draftwise.nn.model import CausalModel, Logits, AttentionInputs, read_again
     from draftwise.nn.sampling import (
-        Occurrences, Shared, Span as SampledSpan, distributions, draw, warped,
+        Occurrences, Shared, SampledSpan, distributions, draw, warped,
     )
     from draftwise.nn.tiny import ROPE_SWITCH, tiny_config, tiny_module, windowed
     from draftwise.nn.transfer import answered, fetch
     from draftwise.nn.trees import Masks, branches, draft_branches, tree_masks
-    from draftwise.nn.verify import Forest, judge, masses, overlaps, ratios
+    from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios
 
 __getattr__, __dir__ = exports(__name__)

@@ -56,7 +56,7 @@ def _reads_again(module: Any) -> bool:
     return bool(own) and rope.get("original_max_position_embeddings") == own
 
 
-class Turns:
+class LongRopeState:
     """Of each row its tokens by slot, and whether the second table turned its keys."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ Block = tuple[Tensor, list[tuple[bool, int]]]
 
 
 @dataclass(slots=True)
-class Storage:
+class RowKVCache:
     """Keys and values [1, H, slots, D] of one row, by layer; made at a layer's first write.
 
     num_slots: tokens that each layer's tensors hold, once they are there. blocks: what all of them
@@ -114,12 +114,15 @@ class Storage:
         self.values[layer][:, :, first:end] = values
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
-    def grown(self, length: int, num_slots: int, first: int = 0) -> Storage:
+    def grown(self, length: int, num_slots: int, first: int = 0) -> RowKVCache:
         """Another one with the tokens from ``first`` on up to ``length``.
 
         Layers alike are copied at once.
         """
-        new, kept = Storage(num_slots, first=first), slice(first - self.first, length - self.first)
+        new, kept = (
+            RowKVCache(num_slots, first=first),
+            slice(first - self.first, length - self.first),
+        )
         for block, places in self.blocks or self._joined():
             num, heads, _, size = block.shape
             # zeros: garbage behind a row's length must at least be finite
@@ -177,12 +180,12 @@ class Windows:
             firsts.append(position // self.chunk * self.chunk)
         return max(0, min(firsts))
 
-    def fits(self, storage: Storage, settled: int, end: int) -> bool:
+    def fits(self, storage: RowKVCache, settled: int, end: int) -> bool:
         """Whether slots up to ``end`` are there, and not twice as many as are looked at."""
         wanted = self._num_slots(end - self._kept_from(settled))
         return end - storage.first <= storage.num_slots <= 2 * wanted
 
-    def slide(self, storage: Storage, settled: int, length: int, end: int) -> Storage:
+    def slide(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
         """With room up to ``end``, and without what no token behind ``settled`` may look at.
 
         length: of the row, of which the rest is copied.
@@ -255,15 +258,15 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         capacity: int = UNLIMITED,
         shelf: Shelf | None = None,
         states: States | None = None,
-        turns: Turns | None = None,
+        turns: LongRopeState | None = None,
         windows: Windows | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
         self.capacity, self._shelf = capacity, shelf
         self.lengths: list[int] = []
         self.states, self.turns = states or States(), turns
-        self._storage: list[Storage] = []
-        self._windows, self._recent = windows, list[Storage]()  # of the layers that forget
+        self._storage: list[RowKVCache] = []
+        self._windows, self._recent = windows, list[RowKVCache]()  # of the layers that forget
         self._settled: list[int] = []
         self._spans: Sequence[Span] = ()
         self._is_packed = False
@@ -279,8 +282,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
         self._settled += [0] * missing
-        self._storage += [Storage() for _ in range(missing)]
-        self._recent += [Storage() for _ in range(missing)]
+        self._storage += [RowKVCache() for _ in range(missing)]
+        self._recent += [RowKVCache() for _ in range(missing)]
         if self._shelf is not None and expected is not None:
             self._storage[row] = self._shelf.take(expected)
         self.states.open(row)
@@ -291,8 +294,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """Forget a row and free what it has; the others stay where they are."""
         if self._shelf is not None:
             self._shelf.give(self._storage[row])
-        self.lengths[row], self._storage[row] = 0, Storage()
-        self._settled[row], self._recent[row] = 0, Storage()
+        self.lengths[row], self._storage[row] = 0, RowKVCache()
+        self._settled[row], self._recent[row] = 0, RowKVCache()
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
@@ -365,7 +368,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """[1, H, used, D] keys and values of each row of a packed forward, after its update."""
         return self._views[layer_idx]
 
-    def storage(self, row: int, layer_idx: int = -1) -> Storage:
+    def storage(self, row: int, layer_idx: int = -1) -> RowKVCache:
         """What one row has allocated for a layer; -1 = one that keeps everything."""
         forgets = self._windows is not None and layer_idx in self._windows.layers
         return (self._recent if forgets else self._storage)[row]
@@ -391,7 +394,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         found = self.reachable(row, min(length, self.lengths[row]))
         if not found:
             self.states.open(row)
-            self._recent[row] = Storage()
+            self._recent[row] = RowKVCache()
         self.lengths[row], self._settled[row] = found, min(found, self._settled[row])
         return found
 
@@ -466,7 +469,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """Whether nothing is gone that a token behind so many may look at."""
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
-    def _fill(self, new: Storage, old: Storage, length: int) -> None:
+    def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:
         """Copy the first ``length`` tokens from one storage to another, each where it is."""
         for before, after in ((old.keys, new.keys), (old.values, new.values)):
             for layer, tensor in before.items():

@@ -17,7 +17,7 @@ Call = Callable[..., Any]
 """A forward: takes more options of the library, returns its output."""
 
 
-class Taps:
+class HiddenStateHooks:
     """Which hidden states a module is asked for; numbered as the library does.
 
     0 = embeddings, i = after layer i, the last normed. Whether the layers found are the ones the
@@ -87,7 +87,7 @@ def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
     return list(fitting[0]) if fitting else None
 
 
-class Features:
+class HiddenStates:
     """Hidden states [length, D] of each tapped layer after the tokens of one text.
 
     Only what a verifying forward said about kept tokens is put here, so every position that a
@@ -121,7 +121,7 @@ class Features:
             stored[start:end] = states
             self.length = end
 
-    def begin_like(self, other: Features, length: int) -> None:
+    def begin_like(self, other: HiddenStates, length: int) -> None:
         """Take over the first ``length`` positions of another text that begins alike."""
         length = min(length, other.length)
         self._stored = {tap: states[:length].clone() for tap, states in other._stored.items()}

@@ -16,19 +16,19 @@ from torch import Tensor
 
 from draftwise.nn.cache import (
     UNLIMITED,
+    LongRopeState,
     Near,
     RaggedCache,
+    RowKVCache,
     Shelf,
     Span,
-    Storage,
-    Turns,
     Windows,
     switch_of,
 )
 from draftwise.nn.cpu.compiled import WIDTHS, CompiledSteps
-from draftwise.nn.hidden_states import Taps
-from draftwise.nn.hybrid.states import Key, States, Trace
-from draftwise.nn.hybrid.view import Watch, keeps_states, shadow
+from draftwise.nn.hidden_states import HiddenStateHooks
+from draftwise.nn.hybrid.states import Key, StateCheckpoint, States
+from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow
 from draftwise.nn.trees import (
     Branches,
     Fed,
@@ -74,7 +74,7 @@ Trees = Sequence[Branches | None]
 """[R] how each row's tokens branch, None = each follows the one before; empty = all do."""
 
 
-class Sight:
+class AttentionInputs:
     """Positions and masks, for rows side by side and for each by itself.
 
     near: what layers that forget read of these rows (``RaggedCache.near``); trees: [R], or nothing.
@@ -153,12 +153,12 @@ class Caller:
         self._positions = "position_ids" in names or self._cache_name == "past_key_values"
         self._is_xlstm = self._config.model_type == "xlstm"  # its configuration is slow to ask
         self.has_states = keeps_states(module) or self._cache_name == "state" or self._is_xlstm
-        self._watch = Watch()
+        self._watch = KernelRecorder()
         self._view = shadow(module, self._watch)
-        self.taps = Taps(module, self._view, num_layers)
+        self.taps = HiddenStateHooks(module, self._view, num_layers)
 
     def new_cache(
-        self, num_rows: int, capacity: int, shelf: Shelf | None, turns: Turns | None,
+        self, num_rows: int, capacity: int, shelf: Shelf | None, turns: LongRopeState | None,
         windows: Windows | None,
     ) -> RaggedCache:  # fmt: skip
         """A cache that the module takes for one of its own (MiniMax looks at its class)."""
@@ -200,13 +200,13 @@ class Caller:
         return output, hidden
 
 
-def _rwkv_state(trace: Trace) -> list[Tensor] | None:
+def _rwkv_state(trace: StateCheckpoint) -> list[Tensor] | None:
     """Five tensors [R, D, layers]; None at the beginning."""
     found = [trace.recurrent(Key(0, number)) for number in range(_NUM_RWKV)]
     return None if found[0] is None else [state for state in found if state is not None]
 
 
-def _xlstm_cache(trace: Trace, config: Any, tokens: Tensor, dtype: Any) -> Any:
+def _xlstm_cache(trace: StateCheckpoint, config: Any, tokens: Tensor, dtype: Any) -> Any:
     """The library's cache for xLSTM, with the states of these rows."""
     from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
@@ -218,13 +218,13 @@ def _xlstm_cache(trace: Trace, config: Any, tokens: Tensor, dtype: Any) -> Any:
     return cache
 
 
-def _put(trace: Trace, states: dict[Key, Tensor]) -> None:
+def _put(trace: StateCheckpoint, states: dict[Key, Tensor]) -> None:
     for key, state in states.items():
         trace.put_recurrent(key, state)
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class ForwardInputs:
     """What ``CausalModel.extend`` is given: R rows, the next tokens of each, and so on."""
 
     cache: RaggedCache
@@ -238,10 +238,10 @@ class Feed:
         return self.trees or [None] * len(self.rows)
 
 
-Extend = Callable[[Feed], Logits]
+Extend = Callable[[ForwardInputs], Logits]
 
 
-def read_alone(extend: Extend, feed: Feed) -> Logits:
+def read_alone(extend: Extend, feed: ForwardInputs) -> Logits:
     """Each row in a forward of its own, for models that take one position for all rows."""
     each = zip(feed.rows, feed.tokens, feed.all_trees, strict=True)
     parts = [
@@ -254,14 +254,14 @@ def read_alone(extend: Extend, feed: Feed) -> Logits:
     return Logits(torch.cat([part.flat for part in parts]), ends, num_fed, hidden)
 
 
-def read_again(extend: Extend, feed: Feed) -> Logits:
+def read_again(extend: Extend, feed: ForwardInputs) -> Logits:
     """Rows whose state is not known where they were cut back to read on from where it is."""
     cache = feed.cache
     again = [cache.states.missing(row, cache.lengths[row]) for row in feed.rows]
     return read_behind(extend, feed, again)
 
 
-def read_behind(extend: Extend, feed: Feed, again: Sequence[Sequence[int]]) -> Logits:
+def read_behind(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[int]]) -> Logits:
     """A feed after the last tokens of each row's cache, which are recomputed with it."""
     if not any(again):
         return extend(feed)
@@ -276,7 +276,7 @@ def read_behind(extend: Extend, feed: Feed, again: Sequence[Sequence[int]]) -> L
     return replace(found, hidden=hidden)
 
 
-def read_turned(extend: Extend, feed: Feed, switch: int) -> Logits:
+def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
     """Read on with the table of each row's last position, and again what the other one turned.
 
     switch: tokens that the first table is for. Rows of different tables go one by one.
@@ -347,7 +347,7 @@ class CausalModel:
         self._masks = Masks(config, self.dtype, self.device)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
         self.forgets = True  # what lies behind a window, where layers have one; as above
-        self._sight = Sight(self._masks, self.device)
+        self._sight = AttentionInputs(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
         self.is_alone = False  # each row in a forward of its own; the self-check says
@@ -382,7 +382,7 @@ class CausalModel:
 
         forgets: whether layers with windows may drop what no token behind ``settle`` looks at.
         """
-        turns = Turns() if self.switch else None
+        turns = LongRopeState() if self.switch else None
         windows = self.windows if forgets else None
         return self._call.new_cache(num_rows, capacity, self.compiled, turns, windows)
 
@@ -392,7 +392,7 @@ class CausalModel:
         keeps = self.has_states or self.switch or self.compiled is not None or not self.forgets
         return None if keeps else self._masks.windows
 
-    def measure(self, storage: Storage) -> None:
+    def measure(self, storage: RowKVCache) -> None:
         """Learn how many bytes a token takes, from storage that was written."""
         near = self._masks.windows.layers if self._masks.windows else ()
         each = {
@@ -432,9 +432,9 @@ class CausalModel:
         feed with more than ``BULK_LOGITS`` of them goes in two forwards, the first without logits.
         Raises ValueError if a row does not fit into the cache.
         """
-        return self._read(Feed(cache, rows, tokens, keep, trees))
+        return self._read(ForwardInputs(cache, rows, tokens, keep, trees))
 
-    def _read(self, feed: Feed) -> Logits:
+    def _read(self, feed: ForwardInputs) -> Logits:
         if self.is_alone and len(feed.rows) > 1:
             return read_alone(self._read, feed)
         if self.has_states or self.switch:  # read again from tokens that the host must know
@@ -443,7 +443,7 @@ class CausalModel:
             return how(self._extend, replace(feed, tokens=known))
         return self._extend(feed)
 
-    def _extend(self, feed: Feed) -> Logits:
+    def _extend(self, feed: ForwardInputs) -> Logits:
         """All rows in one forward, or in two."""
         tokens, keep = feed.tokens, feed.keep
         hidden: dict[int, list[Tensor]] = {}
@@ -464,7 +464,7 @@ class CausalModel:
             hidden[tap] = [torch.cat(pair) for pair in pairs] or new
         return Logits(logits, ends, sum(map(len, feed.tokens)), hidden)
 
-    def _forward(self, feed: Feed) -> Forward:
+    def _forward(self, feed: ForwardInputs) -> Forward:
         """One forward of ragged rows: flat logits, hidden states by tap and row, ends in flat."""
         cache = feed.cache
         spans = [
@@ -477,7 +477,7 @@ class CausalModel:
             cache.lengths[span.row] = span.end
         return output
 
-    def _compiled_forward(self, feed: Feed, spans: Sequence[Span]) -> Forward | None:
+    def _compiled_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward | None:
         """One row at a fixed width over all its slots; None where that is not possible."""
         if self.compiled is None or len(spans) > 1:
             return None
@@ -496,7 +496,7 @@ class CausalModel:
         hidden = {tap: [output.hidden_states[tap][0, : span.count]] for tap in self.taps}
         return output.logits[0, : span.count], hidden, [span.count]
 
-    def _padded_forward(self, feed: Feed, spans: Sequence[Span]) -> Forward:
+    def _padded_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward:
         """Rows side by side, [R, T], padded at the end to the longest."""
         counts = [span.count for span in spans]
         width, cache = max(counts), feed.cache
@@ -518,7 +518,7 @@ class CausalModel:
         ends = [row * columns + count for row, count in enumerate(counts)]
         return output.logits.flatten(0, 1), hidden, ends
 
-    def _packed_forward(self, feed: Feed, spans: Sequence[Span]) -> Forward:
+    def _packed_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward:
         """Rows end to end, [1, N], each attending to its own storage: nothing is padded."""
         fed = [index for index, span in enumerate(spans) if span.count]
         counts, cache = [span.count for span in spans], feed.cache

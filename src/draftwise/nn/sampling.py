@@ -46,7 +46,7 @@ def followed(
     skip: int,
     num_rows: int,
 ) -> tuple[Tensor, Tensor]:
-    """Counts [T, V] everywhere and in the answer, before each of T rows; see ``sampling.Span``.
+    """Counts [T, V] everywhere and in the answer, before each of T rows; see ``SampledSpan``.
 
     ``seen`` has read the text.
     """
@@ -85,7 +85,7 @@ def _add(counts: Tensor, tokens: Sequence[int], times: float = 1.0) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SampledSpan:
     """Consecutive rows of logits of one request, and what each of them is conditioned on.
 
     Row t comes after the first ``start`` tokens of ``text`` and then ``skip + t`` tokens of
@@ -146,7 +146,7 @@ class Dists:
         return None if place < 0 else self.probs[place]
 
 
-def warped(logits: Tensor, spans: Sequence[Span]) -> Dists:
+def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
     """[N, V] logits of all spans, end to end, as the distributions that tokens are drawn from.
 
     Order and meaning are those of ``transformers``, in float32 as there: ``process``, biases and
@@ -211,7 +211,7 @@ def distributions(
     Row t is conditioned on ``text`` and the first t tokens of ``drafted``, or the path to node
     t - 1 of the tree.
     """
-    found = warped(logits, [Span(sampling, len(logits), text, len(text), drafted, parents)])
+    found = warped(logits, [SampledSpan(sampling, len(logits), text, len(text), drafted, parents)])
     tokens = found.tokens.tolist()
     if sampling.temperature == 0:
         return list(tokens)
@@ -240,7 +240,7 @@ def _argmax(scores: Tensor) -> Tensor:
     return torch.where(best - best == 0, tokens, -1)
 
 
-def _edited(logits: Tensor, span: Span) -> Tensor:
+def _edited(logits: Tensor, span: SampledSpan) -> Tensor:
     """A span's rows with its callback, biases and penalties applied, which read its text."""
     if not span.sampling.edits:
         return logits
@@ -253,7 +253,7 @@ def _edited(logits: Tensor, span: Span) -> Tensor:
         return logits
 
 
-def _all_edits(scores: Tensor, span: Span) -> Tensor:
+def _all_edits(scores: Tensor, span: SampledSpan) -> Tensor:
     sampling = span.sampling
     if sampling.process is not None:
         scores = _processed(scores, sampling.process, span)
@@ -266,7 +266,9 @@ def _all_edits(scores: Tensor, span: Span) -> Tensor:
     return scores
 
 
-def _processed(scores: Tensor, process: Callable[[Sequence[int], Any], Any], span: Span) -> Tensor:
+def _processed(
+    scores: Tensor, process: Callable[[Sequence[int], Any], Any], span: SampledSpan
+) -> Tensor:
     """Each row by itself, with the tokens that it is conditioned on: the prompt at least."""
     follows = [*span.text[span.start :], *span.drafted]
     paths = [[*span.text[: span.start], *follows[: span.skip]]]
@@ -281,7 +283,7 @@ def _processed(scores: Tensor, process: Callable[[Sequence[int], Any], Any], spa
     )
 
 
-def _penalised(scores: Tensor, span: Span) -> Tensor:
+def _penalised(scores: Tensor, span: SampledSpan) -> Tensor:
     """Scores less what tokens pay that occurred so far: CTRL's penalty, and OpenAI's two."""
     sampling = span.sampling
     seen = span.seen or Occurrences(span.num_prompt)

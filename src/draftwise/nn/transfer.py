@@ -13,7 +13,7 @@ from draftwise.types import Floats
 
 T = TypeVar("T")
 
-Ask = Generator[Sequence[Tensor], Sequence[Floats], T]
+DeviceRead = Generator[Sequence[Tensor], Sequence[Floats], T]
 """What needs to see numbers of the device: yields tensors, is sent them as arrays, returns T."""
 
 
@@ -33,7 +33,7 @@ def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
     ]
 
 
-def together(asks: Sequence[Ask[T]]) -> Ask[list[T]]:
+def together(asks: Sequence[DeviceRead[T]]) -> DeviceRead[list[T]]:
     """Several questions as one: what they yield in the same turn travels in one transfer."""
     found: dict[int, T] = {}
     sent: dict[int, Sequence[Floats] | None] = dict.fromkeys(range(len(asks)))
@@ -50,7 +50,7 @@ def together(asks: Sequence[Ask[T]]) -> Ask[list[T]]:
         sent = {index: list(islice(arrays, len(own))) for index, own in wanted.items()}
 
 
-def answered(ask: Ask[T]) -> T:
+def answered(ask: DeviceRead[T]) -> T:
     """The answer to one question, with a transfer each time that it looks."""
     try:
         wanted = next(ask)

@@ -19,7 +19,7 @@ from draftwise.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
+class DraftTreeBatch:
     """Drafts of R rows: their M nodes end to end, and the P = M + R places after which p is known.
 
     A row's places are its text's end and then its nodes; each place is one row of p.
@@ -39,7 +39,7 @@ class Forest:
     @classmethod
     def of(
         cls, tokens: Sequence[Ints], parents: Sequence[Ints | None], q: Sequence[Ints]
-    ) -> Forest:
+    ) -> DraftTreeBatch:
         """Of each row its draft's tokens, parents (None = a chain), and rows of its nodes' q."""
         nums = np.array([len(own) for own in tokens], dtype=np.int64)
         owners = np.repeat(np.arange(len(nums)), nums)
@@ -96,8 +96,8 @@ class Forest:
         return np.array(path[::-1], dtype=np.int64)
 
 
-def judge(
-    forest: Forest, p: Tensor, q: Tensor, uniforms: Floats, bonus_uniforms: Floats
+def rejection_sample(
+    forest: DraftTreeBatch, p: Tensor, q: Tensor, uniforms: Floats, bonus_uniforms: Floats
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Keep a path of every draft and draw every bonus token, as ``engine.verify`` does of one.
 
@@ -173,7 +173,7 @@ def ratios(
 
 
 def _when_tried(
-    forest: Forest, p: Tensor, q: Tensor, of_p: Tensor, children: Tensor, index: Tensor
+    forest: DraftTreeBatch, p: Tensor, q: Tensor, of_p: Tensor, children: Tensor, index: Tensor
 ) -> Tensor:
     """[M] what p gives each node's token when its turn comes, its elder siblings rejected.
 

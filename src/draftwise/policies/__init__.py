@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.policies.base import Tally, draw, instant_regrets
-    from draftwise.policies.baselines import DraftAll, Fixed, Random, Router, naive_bayes_scores
+    from draftwise.policies.baselines import DraftAll, FixedPlan, Random, Router, naive_bayes_scores
     from draftwise.policies.exp3 import EXP3, EXP3Spec
     from draftwise.policies.explore import (
         PETC, SequentialHalving, better_half, exploration_budget, pulls_per_plan,

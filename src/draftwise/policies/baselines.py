@@ -19,7 +19,7 @@ from draftwise.policies.state import Fields, Kept, in_range
 from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 
 
-class Fixed(Kept):
+class FixedPlan(Kept):
     """Play one plan for ever.
 
     Source: the static baseline of all five papers (Leviathan et al. 2023).
@@ -196,7 +196,7 @@ def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
     return scores
 
 
-class Router(Fixed):
+class Router(FixedPlan):
     """Play for ever the plan that a prompt classifier picked: the offline baseline.
 
     Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).

@@ -45,7 +45,7 @@ class Throughput:
         return min(1.0, rate / self.bound)
 
 
-class Goodput:
+class GoodputReward:
     """Emitted tokens minus what the round's seconds would have earned at the present rate.
 
     Source: this project's own: tokens - lambda * seconds is above 0 exactly

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from draftwise.serve.listen import listen as listen_on
     from draftwise.serve.metrics import Metrics as Metrics
     from draftwise.serve.page import PAGE as PAGE
-    from draftwise.serve.parse import Asker as Asker
     from draftwise.serve.parse import Codec as Codec
+    from draftwise.serve.parse import RequestParser as RequestParser
     from draftwise.serve.parse import ToolText as ToolText
     from draftwise.serve.parse import calls_schema as calls_schema
     from draftwise.serve.parse import read_calls as read_calls
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from draftwise.serve.schemas import Tool as Tool
     from draftwise.serve.settings import ServerSettings as ServerSettings
     from draftwise.serve.state import Keeper as Keeper
-    from draftwise.serve.worker import Ask as Ask
     from draftwise.serve.worker import Busy as Busy
     from draftwise.serve.worker import Closing as Closing
+    from draftwise.serve.worker import GenerationRequest as GenerationRequest
     from draftwise.serve.worker import Observer as Observer
-    from draftwise.serve.worker import Ticket as Ticket
+    from draftwise.serve.worker import RequestHandle as RequestHandle
     from draftwise.serve.worker import Worker as Worker
 
 __getattr__, __dir__ = exports(__name__)

@@ -26,29 +26,29 @@ from draftwise.serve.history import History
 from draftwise.serve.metrics import Metrics
 from draftwise.serve.middleware import Middleware
 from draftwise.serve.page import PAGE
-from draftwise.serve.parse import Asker, Wanted
+from draftwise.serve.parse import ParsedRequest, RequestParser
 from draftwise.serve.responses import (
     About,
-    Answers,
+    AnswerStreams,
     ChatReply,
     CompletionReply,
     EventStream,
-    Pieces,
     Reply,
+    SourceSegments,
     events,
     gather,
     until_gone,
 )
 from draftwise.serve.schemas import (
+    BaseRequest,
     ChatRequest,
-    Common,
     CompletionRequest,
     DetokenizeRequest,
     StreamOptions,
     TokenizeRequest,
 )
 from draftwise.serve.settings import ServerSettings
-from draftwise.serve.worker import Busy, Closing, Mailbox, Worker
+from draftwise.serve.worker import Busy, Closing, OutputQueue, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
@@ -68,7 +68,7 @@ class Service:
     """Everything that routes use. models: the names that requests may say, the first is shown."""
 
     worker: Worker
-    asker: Asker
+    asker: RequestParser
     grammars: Grammars
     tokenizer: Any
     metrics: Metrics
@@ -289,8 +289,8 @@ def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
 
 
 async def _wanted(
-    service: Service, body: Any, ask: Callable[[Any, Grammars], Wanted], request: Request
-) -> Wanted:
+    service: Service, body: Any, ask: Callable[[Any, Grammars], ParsedRequest], request: Request
+) -> ParsedRequest:
     """What the engine is asked for; long prompts and grammars do not hold up other requests."""
     if body.model is not None:
         _check_model(service, body.model)
@@ -319,16 +319,16 @@ async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: 
 
 
 async def _answer(
-    service: Service, body: Common, wanted: Wanted, reply: Reply, request: Request
+    service: Service, body: BaseRequest, wanted: ParsedRequest, reply: Reply, request: Request
 ) -> Response:
-    mailbox = Mailbox(len(wanted.asks))
+    mailbox = OutputQueue(len(wanted.asks))
     try:
         tickets = service.worker.submit(wanted.asks, mailbox.sinks)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
         raise Refused(503, _DRAINING, retry_after_s=5) from None
-    answers = Answers(service.worker, tickets, mailbox)
+    answers = AnswerStreams(service.worker, tickets, mailbox)
     facts = request.scope.get("state", {}).get("facts", {})
     facts |= {"answer": reply.id, "prompt_tokens": wanted.num_prompt_tokens}
     if body.stream:
@@ -342,7 +342,7 @@ async def _answer(
 
 
 async def _stream(
-    service: Service, body: Common, answers: Answers, reply: Reply, request: Request
+    service: Service, body: BaseRequest, answers: AnswerStreams, reply: Reply, request: Request
 ) -> Response:
     """A stream whose first event is there already: what ends before it has a proper status."""
     parts = events(answers, reply, body.stream_options or StreamOptions())
@@ -357,10 +357,10 @@ async def _stream(
     return EventStream(first, parts, service.patience_s, answers.close)
 
 
-def _about(service: Service, body: Common, wanted: Wanted) -> About:
+def _about(service: Service, body: BaseRequest, wanted: ParsedRequest) -> About:
     pieces = None
     if body.draftwise.pieces:
-        pieces = Pieces(service.tokenizer, body.stops, len(wanted.asks))
+        pieces = SourceSegments(service.tokenizer, body.stops, len(wanted.asks))
     return About(
         service.asker.codec,
         body.model or service.models[0],

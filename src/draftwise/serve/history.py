@@ -13,7 +13,7 @@ import numpy as np
 
 from draftwise.engine.engine import Engine
 from draftwise.engine.records import Round
-from draftwise.serve.worker import Observer, Ticket
+from draftwise.serve.worker import Observer, RequestHandle
 from draftwise.types import Floats, Plan
 
 _SECONDS = 300
@@ -83,7 +83,7 @@ class History(Observer):
             if len(rounds[-1].estimates) == len(self._plans):  # the server's own policy
                 self._estimates = rounds[-1].estimates
 
-    def saw_end(self, ticket: Ticket) -> None:
+    def saw_end(self, ticket: RequestHandle) -> None:
         with self._lock:
             self._totals["answers"] += 1
 

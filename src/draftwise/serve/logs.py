@@ -21,7 +21,7 @@ class _Json(logging.Formatter):
         return json.dumps(line, ensure_ascii=True)
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         # a client may have put a line break where it likes: none of its words begins a line
@@ -34,7 +34,7 @@ class _Text(logging.Formatter):
 def set_up(form: str) -> None:
     """Send draftwise's and uvicorn's records to stderr, as ``text`` or ``json``."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.setFormatter(_Json() if form == "json" else _TextFormatter())
     for name, level in (("draftwise", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from draftwise.controller.guard import Guard
 from draftwise.engine.engine import Engine
 from draftwise.engine.records import Account, Round
-from draftwise.serve.worker import Observer, Ticket, Worker
+from draftwise.serve.worker import Observer, RequestHandle, Worker
 from draftwise.types import NONE, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -139,7 +139,7 @@ class Metrics(Observer):
         for _ in range(num_tokens):
             self._between.observe(gap_s / num_tokens)
 
-    def saw_end(self, ticket: Ticket) -> None:
+    def saw_end(self, ticket: RequestHandle) -> None:
         self._prompt.inc(len(ticket.ask.prompt))
         self._ended.labels(self._model, ticket.finish_reason).inc()
         self._whole.observe(ticket.took_s)

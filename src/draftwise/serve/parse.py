@@ -20,8 +20,8 @@ import numpy as np
 from draftwise.chat import Prompt, check_size, encode, render
 from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
 from draftwise.serve.schemas import (
+    BaseRequest,
     ChatRequest,
-    Common,
     CompletionRequest,
     Message,
     NamedTool,
@@ -29,7 +29,7 @@ from draftwise.serve.schemas import (
     Tool,
 )
 from draftwise.serve.settings import ServerSettings
-from draftwise.serve.worker import Ask
+from draftwise.serve.worker import GenerationRequest
 from draftwise.types import DraftwiseError, SamplingParams
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -274,11 +274,11 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ParsedRequest:
     """A request as the engine takes it: ``n`` asks a prompt, prompt by prompt."""
 
     prompts: Sequence[Prompt]
-    asks: Sequence[Ask]
+    asks: Sequence[GenerationRequest]
     n: int
 
     @property
@@ -288,7 +288,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class RequestParser:
     """Makes asks. eos: the tokens that end the model's answers by themselves."""
 
     codec: Codec
@@ -297,7 +297,7 @@ class Asker:
     allowed: Callable[[str, str], None] = lambda kind, name: None
     """Raises DraftwiseError for a preset or policy that requests may not name."""
 
-    def chat(self, body: ChatRequest, grammars: Grammars) -> Wanted:
+    def chat(self, body: ChatRequest, grammars: Grammars) -> ParsedRequest:
         """Raises DraftwiseError or ValueError, as ``completion``."""
         tools = None if body.tool_choice == "none" else body.tools
         self._check_num(body.n)
@@ -311,7 +311,7 @@ class Asker:
         budget = body.max_completion_tokens or body.max_tokens
         return self._wanted(body, [prompt], grammars, grammar, logprobs, budget, {})
 
-    def completion(self, body: CompletionRequest, grammars: Grammars) -> Wanted:
+    def completion(self, body: CompletionRequest, grammars: Grammars) -> ParsedRequest:
         """Raises DraftwiseError for what this model or server cannot do; ValueError."""
         self._check_num(body.n * len(body.prompts))
         prompts = self.codec.prompts(body.prompts)
@@ -327,14 +327,14 @@ class Asker:
 
     def _wanted(
         self,
-        body: Common,
+        body: BaseRequest,
         prompts: Sequence[Prompt],
         grammars: Grammars,
         grammar: str | None,
         logprobs: int | None,
         budget: int | None,
         more: dict[str, Any],
-    ) -> Wanted:
+    ) -> ParsedRequest:
         own, asks = body.draftwise, []
         for kind, name in (("preset", own.preset), ("policy", own.policy)):
             if name is not None:
@@ -364,8 +364,10 @@ class Asker:
                     "eos_token_ids": sorted(ends),
                     "seed": seed_of(body.seed, index * body.n + sample),
                 }
-                asks.append(Ask(prompt.tokens, options | each, min(deadlines, default=None)))
-        return Wanted(prompts, asks, body.n)
+                asks.append(
+                    GenerationRequest(prompt.tokens, options | each, min(deadlines, default=None))
+                )
+        return ParsedRequest(prompts, asks, body.n)
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
         num, limits = len(prompt.tokens), self.limits
@@ -385,7 +387,7 @@ class Asker:
             raise DraftwiseError(f"max_tokens: {budget} is above this server's limit of {most_new}")
         return min(b for b in (room, budget, most_new) if b is not None)
 
-    def _sampling(self, body: Common, process: Any) -> SamplingParams:
+    def _sampling(self, body: BaseRequest, process: Any) -> SamplingParams:
         return SamplingParams(
             temperature=body.temperature,
             top_k=max(0, body.top_k),

@@ -14,14 +14,14 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from draftwise.engine.attribution import Painter
+from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.generation import RequestOutput
 from draftwise.engine.records import TokenLogprobs
 from draftwise.engine.request import Stats
 from draftwise.serve.errors import Refused, error_body
 from draftwise.serve.parse import Codec, ToolText
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, StreamOptions
-from draftwise.serve.worker import Mailbox, Ticket, Worker
+from draftwise.serve.worker import OutputQueue, RequestHandle, Worker
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not have (as OpenAI and vLLM do)."""
@@ -187,11 +187,11 @@ class Reply:
         return {} if self.about.pieces is None else self.about.pieces.of(index, delta)
 
 
-class Pieces:
+class SourceSegments:
     """The drafter of each piece of text, for the choices of a response that asked for it."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], num: int) -> None:
-        self._painters = [Painter(tokenizer, stops) for _ in range(num)]
+        self._painters = [SourceAttribution(tokenizer, stops) for _ in range(num)]
         self._texts = [""] * num
 
     def of(self, index: int, delta: RequestOutput) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class About:
     model: str
     num_prompt_tokens: int
     num_spec_tokens: int
-    pieces: Pieces | None
+    pieces: SourceSegments | None
 
 
 class CompletionReply(Reply):
@@ -318,10 +318,10 @@ class ChatReply(Reply):
 _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
-class Answers:
+class AnswerStreams:
     """Tickets of one HTTP request. Iterate once; ``close`` lets go of what is not finished."""
 
-    def __init__(self, worker: Worker, tickets: list[Ticket], mailbox: Mailbox) -> None:
+    def __init__(self, worker: Worker, tickets: list[RequestHandle], mailbox: OutputQueue) -> None:
         self._worker, self._mailbox = worker, mailbox
         self._open = dict(enumerate(tickets))
 
@@ -349,7 +349,7 @@ def failure(delta: RequestOutput) -> Refused:
     return Refused(_STATUS.get(reason, 500), message, code=code, retry_after_s=again_s)
 
 
-async def gather(answers: Answers, reply: Reply, num: int) -> dict[str, Any]:
+async def gather(answers: AnswerStreams, reply: Reply, num: int) -> dict[str, Any]:
     """The whole response. Raises Refused."""
     whole = [RequestOutput() for _ in range(num)]
     async for index, delta in answers.parts():
@@ -359,7 +359,9 @@ async def gather(answers: Answers, reply: Reply, num: int) -> dict[str, Any]:
     return reply.whole(choices)
 
 
-async def events(answers: Answers, reply: Reply, options: StreamOptions) -> AsyncIterator[bytes]:
+async def events(
+    answers: AnswerStreams, reply: Reply, options: StreamOptions
+) -> AsyncIterator[bytes]:
     """Server-sent events: a chunk a part, usage as asked for, an error as its own event.
 
     Raises Refused where there is no event before the error: the response has not begun then.

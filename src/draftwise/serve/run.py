@@ -25,7 +25,7 @@ from draftwise.serve.constraint import Grammars
 from draftwise.serve.history import History
 from draftwise.serve.listen import listen
 from draftwise.serve.metrics import Metrics
-from draftwise.serve.parse import Asker, Codec
+from draftwise.serve.parse import Codec, RequestParser
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.state import Keeper
 from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
@@ -88,7 +88,7 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     )
     return Service(
         worker=worker,
-        asker=Asker(codec, eos, settings, check_name),
+        asker=RequestParser(codec, eos, settings, check_name),
         grammars=Grammars(tokenizer, target.vocab_size, eos),
         tokenizer=tokenizer,
         metrics=metrics,

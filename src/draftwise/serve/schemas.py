@@ -66,7 +66,7 @@ def _few_biases(given: Any) -> Any:
     return given
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """Nothing is converted and nothing is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -79,14 +79,14 @@ class Strict(BaseModel):
         return data
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     """Whether usage comes with the stream: at its end, or with each chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class JsonSchema(Strict):
+class JsonSchema(StrictModel):
     """A schema that the answer follows. ``strict`` makes no difference: it always does."""
 
     name: str = ""
@@ -95,7 +95,7 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictModel):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -108,7 +108,7 @@ class ResponseFormat(Strict):
         return self
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(StrictModel):
     """vLLM's field: exactly one of a schema, a regular expression, a choice, a grammar."""
 
     json_: dict[str, Any] | None = Field(default=None, alias="json")
@@ -126,7 +126,7 @@ class StructuredOutputs(Strict):
         return self
 
 
-class Own(Strict):
+class DraftwiseOptions(StrictModel):
     """Fields of draftwise.
 
     preset, policy, plans: how this request drafts; plans are draft lengths. label: the task whose
@@ -157,13 +157,13 @@ class Own(Strict):
     max_draft: Annotated[int, Field(ge=0, le=LONGEST_PLAN)] | None = None
 
     @model_validator(mode="after")
-    def _names_each_plan_once(self) -> Own:
+    def _names_each_plan_once(self) -> DraftwiseOptions:
         if self.plans is not None and len(set(self.plans)) < len(self.plans):
             raise ValueError("plans: a draft length stands there twice")
         return self
 
 
-class Common(Strict):
+class BaseRequest(StrictModel):
     """What both endpoints take."""
 
     model: Name | None = None
@@ -190,7 +190,7 @@ class Common(Strict):
     user: Name | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    draftwise: Own = Field(default_factory=Own)
+    draftwise: DraftwiseOptions = Field(default_factory=DraftwiseOptions)
 
     @model_validator(mode="before")
     @classmethod
@@ -200,7 +200,7 @@ class Common(Strict):
         return {key: value for key, value in data.items() if not _asks_for_nothing(key, value)}
 
     @model_validator(mode="after")
-    def _streams_what_it_says(self) -> Common:
+    def _streams_what_it_says(self) -> BaseRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options only goes with stream: true")
         if 0 < self.temperature < 1e-3:
@@ -220,7 +220,7 @@ class Common(Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class CompletionRequest(Common):
+class CompletionRequest(BaseRequest):
     """Body of ``/v1/completions``: one prompt or many, as text or token ids."""
 
     prompt: Text | Tokens | Annotated[list[Text], _Prompts] | Annotated[list[Tokens], _Prompts]
@@ -233,21 +233,21 @@ class CompletionRequest(Common):
         return [self.prompt] if is_one else list(self.prompt)
 
 
-class Part(Strict):
+class Part(StrictModel):
     """A piece of a message's content: text is all that a causal LM reads."""
 
     type: Literal["text"]
     text: Text
 
 
-class Called(Strict):
+class Called(StrictModel):
     """The function that an earlier answer called; arguments are JSON text."""
 
     name: Name
     arguments: Text
 
 
-class ToolCall(Strict):
+class ToolCall(StrictModel):
     """A call in an earlier answer."""
 
     id: Name
@@ -255,7 +255,7 @@ class ToolCall(Strict):
     function: Called
 
 
-class Message(Strict):
+class Message(StrictModel):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -265,7 +265,7 @@ class Message(Strict):
     tool_call_id: Name | None = None
 
 
-class Function(Strict):
+class Function(StrictModel):
     """A function that the model may call. strict: of calls that ``tool_choice`` forces, no more."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -274,25 +274,25 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(StrictModel):
     """A tool: functions are the only kind."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(Strict):
+class NamedFunction(StrictModel):
     name: Name
 
 
-class NamedTool(Strict):
+class NamedTool(StrictModel):
     """The tool that has to be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class ChatRequest(Common):
+class ChatRequest(BaseRequest):
     """Body of ``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
@@ -335,7 +335,7 @@ def _asks_for_nothing(key: Any, value: Any) -> bool:
     )
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(StrictModel):
     """Body of ``/tokenize``, as vLLM has it: a text, or a conversation."""
 
     model: Name | None = None
@@ -353,7 +353,7 @@ class TokenizeRequest(Strict):
         return self
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(StrictModel):
     """Body of ``/detokenize``, as vLLM has it."""
 
     model: Name | None = None

@@ -21,7 +21,7 @@ from draftwise.types import DraftwiseError
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerationRequest:
     """One answer that is wanted: token ids and the options of ``Speculator.request``."""
 
     prompt: Sequence[int]
@@ -42,11 +42,11 @@ class Observer:
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
         """Tokens of one answer, and the seconds since those before them, or since it came."""
 
-    def saw_end(self, ticket: Ticket) -> None:
+    def saw_end(self, ticket: RequestHandle) -> None:
         """An answer has ended."""
 
 
-class Mailbox:
+class OutputQueue:
     """The answers of one HTTP request. State: by answer, what came and was not read yet."""
 
     def __init__(self, num: int) -> None:
@@ -72,14 +72,14 @@ class Mailbox:
 
 
 @dataclass(slots=True)
-class Ticket:
+class RequestHandle:
     """An answer on its way. State: the reader of its request, once the engine has it, and times.
 
     waited_s: until its first token; took_s: until its end; finish_reason: how it ended.
     """
 
     id: int
-    ask: Ask
+    ask: GenerationRequest
     sink: Sink
     came_s: float
     reader: OutputReader | None = None
@@ -149,11 +149,11 @@ class Worker:
         self._max_open = max_open
         self._condition = threading.Condition()
         self._ids = itertools.count(1)
-        self._new: list[Ticket] = []  # the condition guards these four
+        self._new: list[RequestHandle] = []  # the condition guards these four
         self._cancelled: set[int] = set()
         self._num_open = 0
         self._is_closing = self._is_stopped = self._is_given_up = False
-        self._tickets: dict[int, Ticket] = {}  # by ticket id: the engine thread's own
+        self._tickets: dict[int, RequestHandle] = {}  # by ticket id: the engine thread's own
         self._mean_s = 1.0
         self.num_turns = 0
         self._began_s: float | None = None  # of the turn that runs now
@@ -192,7 +192,9 @@ class Worker:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def submit(self, asks: Sequence[Ask], sinks: Sequence[Sink]) -> list[Ticket]:
+    def submit(
+        self, asks: Sequence[GenerationRequest], sinks: Sequence[Sink]
+    ) -> list[RequestHandle]:
         """Take all of these, or none. Raises Busy, Closing."""
         with self._condition:
             if self._is_closing:
@@ -201,13 +203,13 @@ class Worker:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
             pairs = zip(asks, sinks, strict=True)
-            tickets = [Ticket(next(self._ids), ask, sink, now) for ask, sink in pairs]
+            tickets = [RequestHandle(next(self._ids), ask, sink, now) for ask, sink in pairs]
             self._num_open += len(tickets)
             self._new += tickets
             self._condition.notify()
         return tickets
 
-    def cancel(self, tickets: Iterable[Ticket]) -> None:
+    def cancel(self, tickets: Iterable[RequestHandle]) -> None:
         """These are not wanted any more; those that have ended are left alone."""
         with self._condition:
             self._cancelled |= {ticket.id for ticket in tickets}
@@ -290,7 +292,7 @@ class Worker:
     def _has_something(self) -> bool:
         return bool(self._is_stopped or self._new or self._cancelled or self._engine.has_work)
 
-    def _admit(self, ticket: Ticket) -> None:
+    def _admit(self, ticket: RequestHandle) -> None:
         try:
             request = self._make(list(ticket.ask.prompt), **ticket.ask.options)
             self._engine.admit(request)
@@ -330,7 +332,7 @@ class Worker:
             else:
                 self._end(ticket, part)
 
-    def _time(self, ticket: Ticket, num_tokens: int) -> None:
+    def _time(self, ticket: RequestHandle, num_tokens: int) -> None:
         """Tell observers how long these tokens took to come."""
         if num_tokens == 0:
             return
@@ -341,7 +343,7 @@ class Worker:
         for observer in self._observers:
             observer.saw_part(num_tokens, gap_s, is_first)
 
-    def _give_up(self, ticket: Ticket, reason: str, why: str) -> None:
+    def _give_up(self, ticket: RequestHandle, reason: str, why: str) -> None:
         """End a ticket before its time; its row, if it has one, goes at once."""
         request = ticket.request
         if request is not None and request.answer.finish_reason is None:
@@ -352,7 +354,7 @@ class Worker:
         part.finish_reason, part.error = reason, why
         self._end(ticket, part)
 
-    def _end(self, ticket: Ticket, part: RequestOutput) -> None:
+    def _end(self, ticket: RequestHandle, part: RequestOutput) -> None:
         self._tickets.pop(ticket.id, None)
         now, ticket.finish_reason = self._clock(), part.finish_reason or ""
         ticket.took_s = now - ticket.came_s

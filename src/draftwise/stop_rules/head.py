@@ -155,7 +155,7 @@ class Head:
     """
 
     needs_probs = False
-    is_pure = always_goes_on = False
+    is_pure = never_stops = False
 
     def __init__(
         self, home: Path | None, path: str | None = None, h: float = 0.7, lag: bool = False
@@ -176,7 +176,7 @@ class Head:
         """The predicted probability that every token judged so far is accepted."""
         return self._survival
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether the draft probably stands; always at depth 0."""
         if step.depth == 0:
             self._survival = 1.0

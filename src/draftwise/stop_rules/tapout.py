@@ -28,7 +28,7 @@ def split_rules(text: str) -> list[str]:
 class Several:
     """Rules that all see every step and hear of every draft."""
 
-    always_goes_on = False
+    never_stops = False
 
     def __init__(self, rules: Sequence[StopRule]) -> None:
         self._rules = rules
@@ -72,9 +72,9 @@ class AnyOf(Several):
         super().__init__([make_rule(spec) for spec in split_rules(rules)])
         self.is_pure = all(rule.is_pure for rule in self._rules)
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether all rules go on; each is asked, as some remember what they said."""
-        return all([rule.goes_on(step) for rule in self._rules])
+        return all([rule.should_continue(step) for rule in self._rules])
 
 
 class TapOutToken(Several):
@@ -116,9 +116,9 @@ class TapOutToken(Several):
         self._bandits = [self._new_bandit()]
         self._made: list[Decision] = []
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """What the rule says that this position's bandit picks; always at depth 0."""
-        answers = [rule.goes_on(step) for rule in self._rules]
+        answers = [rule.should_continue(step) for rule in self._rules]
         if step.depth == 0:
             self._made = []
             return True

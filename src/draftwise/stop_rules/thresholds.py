@@ -14,10 +14,10 @@ class Looking(ABC):
 
     needs_probs = True
     is_pure = True
-    always_goes_on, waits_for_hidden, needs_hidden = False, False, 0
+    never_stops, waits_for_hidden, needs_hidden = False, False, 0
 
     @abstractmethod
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether one more token is drafted."""
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:  # noqa: B027
@@ -33,9 +33,9 @@ class Fixed(Looking):
     True
     """
 
-    needs_probs, always_goes_on = False, True
+    needs_probs, never_stops = False, True
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         return True
 
 
@@ -53,7 +53,7 @@ class MaxConfidence(Looking):
     def __init__(self, threshold: float = 0.8) -> None:
         self._threshold = probability("threshold", threshold)
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether the token kept last was sure enough; always at depth 0."""
         return step.depth == 0 or step.max_prob >= self._threshold
 
@@ -72,7 +72,7 @@ class LogitMargin(Looking):
     def __init__(self, threshold: float = 0.2) -> None:
         self._threshold = probability("threshold", threshold)
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether the likeliest token stood out; always at depth 0."""
         return step.depth == 0 or step.margin >= self._threshold
 
@@ -102,7 +102,7 @@ class Svip(Looking):
     def __init__(self, threshold: float = 0.6) -> None:
         self._threshold = number("threshold", threshold, 0, LARGE)
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether the entropy at the token kept last was low enough; always at depth 0."""
         return step.depth == 0 or root_entropy(step.entropy) <= self._threshold
 
@@ -125,7 +125,7 @@ class SvipDifference(Looking):
     def __init__(self, threshold: float = 0.2) -> None:
         self._threshold = number("threshold", threshold, -LARGE, LARGE)
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether the entropy did not jump; always at depths 0 and 1."""
         rise = root_entropy(step.entropy) - root_entropy(step.entropy_before)
         return not rise > self._threshold  # nan, where no token is before the last, is no rise
@@ -166,7 +166,7 @@ class AdaEdl(Looking):
         self._epsilon = number("epsilon", epsilon, 0, LARGE)
         self.threshold = number("threshold", threshold, -LARGE, LARGE)
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """Whether the bound at the token kept last reached lambda; always at depth 0."""
         bound = 1.0 - self._root_gamma * root_entropy(step.entropy)
         return step.depth == 0 or bound >= self.threshold

@@ -9,7 +9,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.train.adapt import Adapter
+    from draftwise.train.adapt import DrafterAdapter
     from draftwise.train.answers import Ask, answers as sample_answers, continuations, read_kept
     from draftwise.train.data import (
         Observed, Text, answer_logits, groups, halved, observe, observed_batches, pad,
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
         acceptance_by_depth, draft_vocabulary, eagle_loss, new_head, unrolled,
     )
     from draftwise.train.head import (
-        AcceptanceHead, Chains, HeadOptions, Judged, Judgements, Label, Measured, Setting,
-        binary_kl, distributions_of, draft_chains, judge, judge_all, judge_texts,
+        AcceptanceHead, LabelledChains, HeadOptions, Judged, Judgements, Label, Measured, Setting,
+        binary_kl, distributions_of, draft_chains, judge, label_all, judge_texts,
         load as load_acceptance_head, make_head, measure_head, plot_reliability, reliability,
         save as save_acceptance_head, train_head, unweighted, weighted_bce,
     )
-    from draftwise.train.loop import Loss, Progress, Settings, fit
+    from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
     from draftwise.train.prompts import RUN, Filter, Runs, make_prompts, runs, runs_of, user_prefix
     from draftwise.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 

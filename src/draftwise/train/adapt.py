@@ -14,13 +14,13 @@ from draftwise.nn.heads.eagle import EagleHead
 from draftwise.nn.model import CausalModel
 from draftwise.train.data import Observed, Text, observe
 from draftwise.train.eagle import eagle_loss
-from draftwise.train.loop import Settings, make_optimizer
+from draftwise.train.loop import TrainingSettings, make_optimizer
 
 LONGEST = 1024
 """Of a text, only the last so many tokens are read."""
 
 
-class Adapter:
+class DrafterAdapter:
     """An EAGLE head's second life: a copy learns from verified texts, and the head takes it over.
 
     Source: the idea of Test-Time Speculation (arXiv 2605.09329); the loss is the head's own
@@ -48,7 +48,7 @@ class Adapter:
         self._learner = copy.deepcopy(head, dict(lent)).float().train()
         for name, weights in self._learner.named_parameters():
             weights.requires_grad_(name.partition(".")[0] not in {"embed_tokens", "lm_head"})
-        settings = Settings(1, lr, warmup_steps=0, weight_decay=0.0)
+        settings = TrainingSettings(1, lr, warmup_steps=0, weight_decay=0.0)
         self._optimizer = make_optimizer(self._learner, settings)
         self._draws = torch.Generator().manual_seed(0)
         self._texts: deque[Text] = deque()

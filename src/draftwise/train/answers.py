@@ -25,7 +25,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class _Row:
+class _AnswerRow:
     """A row at work: which ask it answers, with what, and its own source of randomness."""
 
     index: int
@@ -58,7 +58,7 @@ def continuations(
     waiting = list(asks.items())[::-1]
     rows = min(rows, len(waiting))
     cache = model.new_cache(rows, longest + max_new_tokens) if rows else None
-    table: list[_Row | None] = [None] * rows
+    table: list[_AnswerRow | None] = [None] * rows
     ends = set(eos_token_ids)
     while cache is not None and (waiting or any(table)):
         free = [place for place, row in enumerate(table) if row is None]
@@ -75,7 +75,7 @@ def continuations(
 def _admit(
     model: CausalModel,
     cache: RaggedCache,
-    table: list[_Row | None],
+    table: list[_AnswerRow | None],
     free: Sequence[int],
     waiting: list[tuple[int, Ask]],
     seed: int,
@@ -86,14 +86,14 @@ def _admit(
     for place in places:
         index, ask = waiting.pop()
         draws = torch.Generator().manual_seed(seed * 1_000_003 + index)
-        table[place] = row = _Row(index, ask, draws)
+        table[place] = row = _AnswerRow(index, ask, draws)
         fresh.append(row)
         cache.lengths[place] = 0
     logits = model.extend(cache, places, [list(row.ask.prompt) for row in fresh], keep=1)
     _draw(torch.stack([logits.last(i, 1)[0] for i in range(len(fresh))]), fresh)
 
 
-def _step(model: CausalModel, cache: RaggedCache, table: Sequence[_Row | None]) -> None:
+def _step(model: CausalModel, cache: RaggedCache, table: Sequence[_AnswerRow | None]) -> None:
     """One token more for every row at work."""
     places = [place for place, row in enumerate(table) if row is not None]
     rows = [row for row in table if row is not None]
@@ -101,7 +101,7 @@ def _step(model: CausalModel, cache: RaggedCache, table: Sequence[_Row | None]) 
     _draw(torch.cat([logits.last(index, 1) for index in range(len(rows))]), rows)
 
 
-def _draw(logits: Tensor, rows: Sequence[_Row]) -> None:
+def _draw(logits: Tensor, rows: Sequence[_AnswerRow]) -> None:
     """Append to each row a token of its logits [R, V], by the inverse of its distribution."""
     heat = torch.tensor([row.ask.temperature for row in rows], device=logits.device)
     tokens = logits.argmax(-1)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from draftwise.nn.heads.eagle import LentHead
 from draftwise.train.data import Batch, Text, answer_logits, groups, observed_batches, pad, shuffled
 from draftwise.train.eagle import draft_vocabulary
-from draftwise.train.loop import Loss, Settings
+from draftwise.train.loop import Loss, TrainingSettings
 from draftwise.types import DraftwiseError
 
 MOST_KEPT_BYTES = 2 << 30
@@ -154,14 +154,14 @@ def drafter_batches(
     return batch
 
 
-def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> Settings:
+def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> TrainingSettings:
     """The schedule: warm up over 3% (MetaSD, appendix F.2), then fall linearly to zero.
 
     Differs: the paper's rate falls by a cosine.
     """
     a_epoch = len(groups(texts, options.tokens_per_batch))
     steps = max(10, round(options.epochs * a_epoch))
-    return Settings(
+    return TrainingSettings(
         steps,
         options.lr,
         warmup_steps=max(1, round(0.03 * steps)),

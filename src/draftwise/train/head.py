@@ -21,7 +21,7 @@ from draftwise.nn.heads.files import read_settings, read_weights
 from draftwise.nn.model import CausalModel
 from draftwise.train.answers import Ask, continuations
 from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
-from draftwise.train.loop import Loss, Progress, Settings, fit
+from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
 from draftwise.types import DraftwiseError, Floats
 
 
@@ -243,7 +243,7 @@ def judge(
     )
 
 
-def judge_all(
+def label_all(
     setting: Setting, texts: Sequence[Text], folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Judgements:  # fmt: skip
@@ -281,7 +281,7 @@ def _joined(parts: Sequence[Judgements]) -> Judgements:
 
 
 @dataclass(frozen=True)
-class Chains:
+class LabelledChains:
     """Drafts of equal length: hidden [n, L, D] of every token, truth [n, L] = min(1, p/q).
 
     The product of a row's first numbers is the probability that the draft stands that far, and what
@@ -296,7 +296,7 @@ class Chains:
 def draft_chains(
     target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text], *,
     length: int = 8, num_chains: int = 256, temperature: float = 1.0, seed: int = 0,
-) -> Chains:  # fmt: skip
+) -> LabelledChains:  # fmt: skip
     """Let the drafter go on from random places of the texts, and judge each of its tokens."""
     rng = np.random.default_rng(seed)
     picks = [texts[int(i)] for i in rng.integers(0, len(texts), num_chains)]
@@ -316,7 +316,7 @@ def draft_chains(
         states, ratios = _judged(target, drafter, [chains[i] for i in group], temperature)
         hidden[group] = states.view(len(group), length, -1)
         truth[group] = ratios.view(len(group), length)
-    return Chains(hidden, truth)
+    return LabelledChains(hidden, truth)
 
 
 def _judged(
@@ -360,7 +360,7 @@ class Judged:
 
     taught: Judgements
     held_out: Judgements
-    chains: Chains
+    chains: LabelledChains
 
 
 def judge_texts(
@@ -377,13 +377,13 @@ def judge_texts(
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
         raise DraftwiseError(f"{len(texts)} answers are too few to learn from: give more prompts")
-    first = judge_all(setting, taught, folder / "taught", progress)
+    first = label_all(setting, taught, folder / "taught", progress)
     after = None if progress is None else lambda done: progress(len(taught) + done)
     chains = draft_chains(
         setting.target, setting.drafter, held_out, temperature=setting.temperature,
         seed=setting.seed,
     )  # fmt: skip
-    return Judged(first, judge_all(setting, held_out, folder / "held-out", after), chains)
+    return Judged(first, label_all(setting, held_out, folder / "held-out", after), chains)
 
 
 @dataclass(frozen=True)
@@ -550,8 +550,8 @@ def train_head(
     return head.eval()
 
 
-def head_settings(data: Judgements, options: HeadOptions) -> Settings:
+def head_settings(data: Judgements, options: HeadOptions) -> TrainingSettings:
     """The schedule: steps for the epochs asked for, of which the second half slows down."""
     a_epoch = max(1, len(data) // options.tokens_per_batch)
     steps = max(20, round(options.epochs * a_epoch))
-    return Settings(steps, options.lr, warmup_steps=steps // 30 + 1, decay_steps=steps // 2)
+    return TrainingSettings(steps, options.lr, warmup_steps=steps // 30 + 1, decay_steps=steps // 2)

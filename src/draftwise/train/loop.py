@@ -24,7 +24,7 @@ Progress = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """How long and how fast to learn: warm up, stay, then fall linearly to zero.
 
     `warmup_steps` and `decay_steps` lie inside `steps`; `clip` bounds the gradient's norm;
@@ -55,7 +55,7 @@ def fit(
     model: nn.Module,
     loss: Loss,
     batches: Batches,
-    settings: Settings,
+    settings: TrainingSettings,
     *,
     checkpoint: Path | None = None,
     progress: Progress | None = None,
@@ -88,7 +88,7 @@ def fit(
     return run.losses
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """AdamW; vectors (norms) are not decayed."""
     params = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -101,7 +101,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
 class _Run:
     """A model as far as it has learned, and its checkpoint, if it has one."""
 
-    def __init__(self, model: nn.Module, settings: Settings, path: Path | None) -> None:
+    def __init__(self, model: nn.Module, settings: TrainingSettings, path: Path | None) -> None:
         self._model, self._settings, self._path = model, settings, path
         self._optimizer = make_optimizer(model, settings)
         self.losses: list[float] = []

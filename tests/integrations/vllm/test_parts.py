@@ -18,7 +18,7 @@ from draftwise.errors import DraftwiseError
 from draftwise.integrations import vllm as room
 from draftwise.integrations.vllm import metrics, plugin
 from draftwise.integrations.vllm.nothing import NullProposer
-from draftwise.integrations.vllm.options import Options, parse_options
+from draftwise.integrations.vllm.options import PluginOptions, parse_options
 from draftwise.integrations.vllm.refusals import NULL_PROPOSER, advice, check_server, limits_of
 from draftwise.integrations.vllm.repair import checked, expand_batch_to_tokens, is_right
 from draftwise.integrations.vllm.requests import Tenants, Wishes, wishes_of
@@ -110,7 +110,7 @@ def test_lengths_only_for_asynchronous_scheduling() -> None:
     changes = {"speculative__method": "eagle", "scheduler__async_scheduling": True}
     config = server(use_v2_model_runner=True, **changes)
     check_server(config, asynchronous=True)
-    assert not limits_of(config, Options(), asynchronous=True).retrieval
+    assert not limits_of(config, PluginOptions(), asynchronous=True).retrieval
     with pytest.raises(DraftwiseError, match=r"take draftwise\.integrations"):
         check_server(server(speculative__method="eagle"), asynchronous=True)
     with pytest.raises(DraftwiseError, match="'custom_class'"):
@@ -132,11 +132,11 @@ def test_names_of_the_package() -> None:
 
 
 def test_steps_stay_within_the_largest_graph_and_its_size_is_advised() -> None:
-    assert limits_of(server(), Options()).max_step_tokens == 512
-    assert limits_of(server(compilation__max_cudagraph_capture_size=0), Options()) == limits_of(
-        server(compilation__max_cudagraph_capture_size=8192), Options()
-    )
-    assert limits_of(server(speculative__num_speculative_tokens=3), Options()).max_draft == 3
+    assert limits_of(server(), PluginOptions()).max_step_tokens == 512
+    assert limits_of(
+        server(compilation__max_cudagraph_capture_size=0), PluginOptions()
+    ) == limits_of(server(compilation__max_cudagraph_capture_size=8192), PluginOptions())
+    assert limits_of(server(speculative__num_speculative_tokens=3), PluginOptions()).max_draft == 3
     lines = " ".join(advice(server(scheduler__max_num_seqs=300), asynchronous=False))
     assert '{"max_cudagraph_capture_size": 600}' in lines
     assert "AsyncScheduler" in lines
@@ -145,7 +145,7 @@ def test_steps_stay_within_the_largest_graph_and_its_size_is_advised() -> None:
 
 
 def test_options_are_checked() -> None:
-    assert parse_options(None) == Options()
+    assert parse_options(None) == PluginOptions()
     assert parse_options({"drafters": ["model"], "state": None}).drafters == ("model",)
     for given, message in [
         ({"polcy": "x"}, "its options are: drafters, max_draft, history_tokens, state"),
@@ -225,7 +225,7 @@ def test_what_need_not_be_typed_is_filled_in() -> None:
     ours = arguments(scheduler_cls=plugin.SCHEDULER)
     plugin.prepare(ours, plugin.SCHEDULER)
     assert ours.speculative_config["model"] == NULL_PROPOSER
-    assert ours.speculative_config["num_speculative_tokens"] == Options().max_draft
+    assert ours.speculative_config["num_speculative_tokens"] == PluginOptions().max_draft
     assert ours.async_scheduling is False
     assert ours.compilation_config.cudagraph_mode == "FULL"  # what the user chose stays
     again = arguments(speculative_config=ours.speculative_config)

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from draftwise.types import DraftStep, Plan
-from draftwise_lab.sim import GLANCE, GLANCE_WEIGHT, CostTable, Reading, SimulatedRequest, Text
+from draftwise_lab.sim import (
+    GLANCE_WEIGHT,
+    PROBE_TOKENS,
+    CostTable,
+    Reading,
+    SimulatedRequest,
+    Text,
+)
 from lab.sim.worlds import check_evidence, tiny_text
 
 NOTHING, A, B = Plan("none", 0), Plan("a", 4), Plan("b", 2)
@@ -92,14 +99,14 @@ def test_a_look_is_paid_and_scores_the_texts_end() -> None:
     assert (len(hasty.alphas), hasty.weight) == (2 + 3, GLANCE_WEIGHT)  # of prompt and text
 
 
-@pytest.mark.parametrize("prompt", [10, GLANCE, 100])
+@pytest.mark.parametrize("prompt", [10, PROBE_TOKENS, 100])
 def test_first_impressions_and_the_first_draft(prompt: int) -> None:
     """A look at a short prompt reads it; of a long one the first draft reads all once more."""
     reading = Reading(prompt, {"a": 1.0}, {"a": 0.1})
-    seconds, num, _ = reading.glance("a", 0)
-    assert num == min(GLANCE, prompt - 1)
+    seconds, num, _ = reading.probe("a", 0)
+    assert num == min(PROBE_TOKENS, prompt - 1)
     assert seconds == pytest.approx(1.0 + 0.1 * (num - 1))
-    rest = 0 if prompt - 1 <= GLANCE else prompt - 1
+    rest = 0 if prompt - 1 <= PROBE_TOKENS else prompt - 1
     alone = 1.0 + 0.1 * (rest - 1) if rest else 0.0  # so much has a forward of its own
     assert reading.draft_s("a", 0, 3) == pytest.approx(3.0 + alone)
     reading.keep("a", 0, 2, 3, 4)  # all three accepted: the last was never fed

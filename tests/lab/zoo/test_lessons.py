@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 from draftwise.nn import CausalModel
 from draftwise.train import (
     Ask,
-    Settings,
     Text,
+    TrainingSettings,
     answer_logits,
     continuations,
     measure_acceptance,
@@ -73,7 +73,7 @@ def test_distillation_raises_acceptance(
     lesson = teach(target, texts, tmp_path / "lesson")
     drafter = tiny(1, 5)
     before = measure_acceptance(target, {"drafter": drafter}, texts)["drafter"]
-    settings = Settings(steps=120, lr=1e-2, warmup_steps=5, decay_steps=40)
+    settings = TrainingSettings(steps=120, lr=1e-2, warmup_steps=5, decay_steps=40)
     losses = distill(drafter, [lesson], settings, seed=0, checkpoint=tmp_path / "run.pt")
     assert losses[-1] < losses[0]
     after = measure_acceptance(target, {"drafter": drafter.eval(), "target": target}, texts)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwise.train import Settings, fit
+from draftwise.train import TrainingSettings, fit
 from draftwise_lab.zoo import cross_entropy, deepen, make_llama, pack
 
 VOCAB = 64
@@ -46,7 +46,7 @@ def test_a_deeper_model_computes_the_same() -> None:
 
 def test_a_deeper_model_learns_in_its_new_layers() -> None:
     deep = deepen(tiny(), 2)
-    fit(deep, cross_entropy, batch, Settings(steps=2, warmup_steps=1))
+    fit(deep, cross_entropy, batch, TrainingSettings(steps=2, warmup_steps=1))
     assert deep.model.layers[1].mlp.down_proj.weight.abs().sum() > 0
 
 

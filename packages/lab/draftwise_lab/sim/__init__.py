@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from draftwise_lab.sim.play import Run as Run
     from draftwise_lab.sim.play import Trail as Trail
     from draftwise_lab.sim.play import best_plan as best_plan
-    from draftwise_lab.sim.play import first_impressions as first_impressions
     from draftwise_lab.sim.play import fixed_path as fixed_path
     from draftwise_lab.sim.play import fold as fold
     from draftwise_lab.sim.play import guides_of as guides_of
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from draftwise_lab.sim.play import make_plans as make_plans
     from draftwise_lab.sim.play import parse_lengths as parse_lengths
     from draftwise_lab.sim.play import play as play_all
+    from draftwise_lab.sim.play import score_prompts as score_prompts
     from draftwise_lab.sim.play import totals as totals
     from draftwise_lab.sim.plots import prepare as prepare
     from draftwise_lab.sim.presets import DOMAINS as DOMAINS
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from draftwise_lab.sim.regret import metasd_leading_term as metasd_leading_term
     from draftwise_lab.sim.regret import regret_curve as regret_curve
     from draftwise_lab.sim.regret import ucbspec_bound as ucbspec_bound
-    from draftwise_lab.sim.request import GLANCE as GLANCE
     from draftwise_lab.sim.request import GLANCE_WEIGHT as GLANCE_WEIGHT
     from draftwise_lab.sim.request import MAX_BACKLOG as MAX_BACKLOG
+    from draftwise_lab.sim.request import PROBE_TOKENS as PROBE_TOKENS
     from draftwise_lab.sim.request import Reading as Reading
     from draftwise_lab.sim.request import SimulatedRequest as SimulatedRequest
     from draftwise_lab.sim.text import PROMPT_TOKENS as PROMPT_TOKENS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from draftwise import registry
-from draftwise.protocols import Looking, Mixing, PlayingAll, Policy, PricingPlans, StopRule
+from draftwise.protocols import Mixing, PlayingAll, Policy, PricingPlans, ProbingPolicy, StopRule
 from draftwise.types import NONE, PLAIN, Decision, DraftwiseError, Evidence, Floats, Ints, Plan
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.request import SimulatedRequest
@@ -125,16 +125,16 @@ def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
     return guides
 
 
-def first_impressions(
+def score_prompts(
     request: SimulatedRequest, policy: Policy, *, everyone: bool
 ) -> Iterator[Evidence]:
     """What the prompt tells, as the engine asks it: a policy that takes looks chooses them.
 
     The policy has to learn each before the next is asked for.
     """
-    asks_itself = isinstance(policy, Looking) and not everyone
+    asks_itself = isinstance(policy, ProbingPolicy) and not everyone
     yield request.prompt_evidence(request.retrieving if asks_itself else None)
-    if asks_itself and isinstance(policy, Looking) and (looks := policy.curious()):
+    if asks_itself and isinstance(policy, ProbingPolicy) and (looks := policy.drafters_to_probe()):
         yield request.prompt_evidence(looks)
 
 
@@ -157,7 +157,7 @@ def play(
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
     told_s = 0.0  # seconds that rows have told so far; the first row carries the prompt's
     if contestant.feedback.partition(":")[0] in {"free", "panoramic"}:
-        for evidence in first_impressions(request, policy, everyone=revealer.panoramic):
+        for evidence in score_prompts(request, policy, everyone=revealer.panoramic):
             for made, feedback in revealer.reveal(Decision(0, 1.0, 0), evidence):
                 policy.learn(made, feedback)
     while not request.is_done:
@@ -170,7 +170,7 @@ def play(
             evidence = request.play(
                 plans[decision.plan], scores_everyone=everyone,
                 mixer=policy.mixer if isinstance(policy, Mixing) else None,
-                looks=policy.curious() if isinstance(policy, Looking) else (),
+                looks=policy.drafters_to_probe() if isinstance(policy, ProbingPolicy) else (),
             )  # fmt: skip
         for made, feedback in revealer.reveal(decision, evidence):
             policy.learn(made, feedback)

@@ -115,7 +115,7 @@ def _as_played(writers: list[str]) -> Plan:
     return Plan(found[0][0], len(writers), "fixed" if len(found) == 1 else MIXED)
 
 
-GLANCE = 32
+PROBE_TOKENS = 32
 """Tokens at the end of a text from which the engine makes a first impression, or takes a look."""
 
 LEAST_PIECE = 32
@@ -161,7 +161,7 @@ class Reading:
         self._ends[name] = max(self._ends[name], position - 1)
         return self._step_s[name] + (missed - 1) * self._read_s[name] if missed > 0 else 0.0
 
-    def glance(self, name: str, position: int) -> tuple[float, int, float]:
+    def probe(self, name: str, position: int) -> tuple[float, int, float]:
         """Seconds of a look at the text's end, the positions it scores, and what they count for.
 
         Where more was missed than a look reads, the cache stays as it was.
@@ -171,8 +171,12 @@ class Reading:
         ((4.1, 32, 0.25), (4.1, 32, 0.25))
         """
         missed = position - self._ends[name] - 1
-        if missed > GLANCE:
-            return self._step_s[name] + (GLANCE - 1) * self._read_s[name], GLANCE, GLANCE_WEIGHT
+        if missed > PROBE_TOKENS:
+            return (
+                self._step_s[name] + (PROBE_TOKENS - 1) * self._read_s[name],
+                PROBE_TOKENS,
+                GLANCE_WEIGHT,
+            )
         return self.catch_up(name, position), max(missed, 0), 1.0
 
 
@@ -227,7 +231,7 @@ class SimulatedRequest:
         scores = {name: s for name, s in found.items() if s is not None}
         for name in scores.keys() - self._retrieval.keys():
             self._ends[name] = 0
-            self.seconds += self._reading.glance(name, 0)[0]
+            self.seconds += self._reading.probe(name, 0)[0]
         return Evidence(
             PLAIN, 0, 0, scores, emitted_start=PROMPT_TOKENS, costs=self._costs,
             matches=self._matches(), num_left=self._text.limit,
@@ -296,7 +300,7 @@ class SimulatedRequest:
         for name in names:
             if name not in self._reading:
                 continue
-            seconds, num, weight = self._reading.glance(name, self.position)
+            seconds, num, weight = self._reading.probe(name, self.position)
             self.seconds += seconds
             start = max(self._ends[name], self.position - num)
             if start < self.position:

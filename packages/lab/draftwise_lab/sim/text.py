@@ -63,7 +63,7 @@ class Track:
         if guide is None:
             return most
         num = 0
-        while num < most and guide.goes_on(self._step(start, num, length)):
+        while num < most and guide.should_continue(self._step(start, num, length)):
             num += 1
         return num
 

@@ -36,7 +36,7 @@ from draftwise.train.data import (
 from draftwise.train.drafter import measure_acceptance
 from draftwise.train.eagle import acceptance_by_depth, eagle_loss, new_head
 from draftwise.train.head import HeadOptions, Setting, judge_texts, make_head
-from draftwise.train.loop import Settings, fit
+from draftwise.train.loop import TrainingSettings, fit
 from draftwise_lab.zoo import recipe as r
 from draftwise_lab.zoo.copying import prime_copying
 from draftwise_lab.zoo.corpus import (
@@ -76,11 +76,11 @@ class Site:
         """A packed model of this build, loaded as a user's."""
         return AutoModelForCausalLM.from_pretrained(self.work / name).to(self.device).eval()
 
-    def settings(self, phase: r.Phase) -> Settings:
+    def settings(self, phase: r.Phase) -> TrainingSettings:
         """How a phase trains, with its share of the steps."""
         steps = max(2, round(phase.steps * self.scale))
         decay = steps // 2 if phase.decay == "half" else steps if phase.decay else 0
-        return Settings(steps, phase.lr, min(40, steps // 2), decay, bf16=True)
+        return TrainingSettings(steps, phase.lr, min(40, steps // 2), decay, bf16=True)
 
     def heldout(self, target: PreTrainedModel, domain: str) -> list[Text]:
         return heldout_answers(target, self.tokenizer, domain, self.work)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from draftwise.lines import replacing, write_text
 from draftwise.train.data import Batch, Text, answer_logits, groups, pad, shuffled
 from draftwise.train.drafter import distillation_loss
-from draftwise.train.loop import Progress, Settings, fit
+from draftwise.train.loop import Progress, TrainingSettings, fit
 
 Logits = NDArray[np.float16]
 
@@ -103,7 +103,7 @@ def lesson_batches(
 def distill(
     drafter: PreTrainedModel,
     lessons: Sequence[Lesson],
-    settings: Settings,
+    settings: TrainingSettings,
     *,
     seed: int,
     checkpoint: Path | None = None,

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwise.checks import optional, whole
 from draftwise.drafters.eagle import features_of
-from draftwise.drafters.model_session import Behind, Feed, NeuralSession, Reading
+from draftwise.drafters.model_session import DraftInput, NeuralSession, ShiftedKVCache, TreeLevel
 from draftwise.drafters.protocol import Context
 from draftwise.nn.cache import Span
 from draftwise.nn.heads.dflash import DFlashHead, load_dflash_head
@@ -62,10 +62,10 @@ class DFlashDrafter:
 
     def start(self) -> NeuralSession:
         """An empty cache and nothing scored."""
-        return NeuralSession(self.name, DFlashReader(self.head, self.max_length))
+        return NeuralSession(self.name, DFlashRunner(self.head, self.max_length))
 
 
-class DFlashReader(Behind):
+class DFlashRunner(ShiftedKVCache):
     """One head on its cache: keys and values of the target's states, never of a draft.
 
     A block behind token s looks at the states after the tokens before s, and its n-th slot from
@@ -73,7 +73,7 @@ class DFlashReader(Behind):
     """
 
     remembers = True
-    glance = None
+    probe_tokens = None
     shows_hidden = resumes = False
 
     def __init__(self, head: DFlashHead, max_length: int) -> None:
@@ -100,7 +100,7 @@ class DFlashReader(Behind):
         """States that are not in the cache."""
         return end - 1 - self._cache.lengths[context.row]
 
-    def read(self, readings: Sequence[Reading]) -> tuple[Tensor, None]:
+    def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         """Blocks behind the last ``num`` tokens of each text; of the last, all for a draft."""
         states, first = self._fill(readings, self._read_texts(readings)), self._head.block.first
         for states_of, reading in zip(states, readings, strict=True):
@@ -113,14 +113,14 @@ class DFlashReader(Behind):
         """The next slot, whatever was drawn."""
         return torch.stack([self._ahead[row].pop(0) for row in rows]), None
 
-    def read_level(self, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
+    def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
         """Raises ValueError: no tree can be made of slots that do not see each other's tokens."""
         raise ValueError("DFlash heads draft chains: ask for a plan without a tree")
 
     def settle(self, context: Context, base: int, agreed: int) -> None:
         """Nothing of a draft was stored."""
 
-    def _read_texts(self, readings: Sequence[Reading]) -> list[tuple[Tensor, Tensor]]:
+    def _read_texts(self, readings: Sequence[DraftInput]) -> list[tuple[Tensor, Tensor]]:
         """Put into the cache what the target said of each text up to the token before the last.
 
         Returns each layer's keys and values [R, G, used, d] of these texts.
@@ -150,7 +150,7 @@ class DFlashReader(Behind):
         return held
 
     def _fill(
-        self, readings: Sequence[Reading], held: Sequence[tuple[Tensor, Tensor]]
+        self, readings: Sequence[DraftInput], held: Sequence[tuple[Tensor, Tensor]]
     ) -> list[Tensor]:
         """States [num, S, h] of the blocks behind the last ``num`` tokens of each text."""
         device = held[0][0].device

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.model_session import Feed, NeuralSession, Reading
+from draftwise.drafters.model_session import DraftInput, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
 from draftwise.nn.heads.medusa import MedusaHeads, load_medusa_heads
 from draftwise.nn.model import CausalModel
@@ -58,17 +58,17 @@ class MedusaDrafter:
 
     def start(self) -> NeuralSession:
         """Nothing scored yet."""
-        return NeuralSession(self.name, MedusaReader(self.heads, self._tap, self.max_length))
+        return NeuralSession(self.name, MedusaRunner(self.heads, self._tap, self.max_length))
 
 
-class MedusaReader:
+class MedusaRunner:
     """Heads on the target's last states; there is no cache, and nothing drafted is read.
 
     The state after token s gives, by head i, q of position s + 2 + i.
     """
 
     remembers = False
-    glance = None
+    probe_tokens = None
     shows_hidden = resumes = False
 
     def __init__(self, heads: MedusaHeads, tap: int, max_length: int) -> None:
@@ -104,7 +104,7 @@ class MedusaReader:
         """Any state can be looked at again."""
         return max(0, end - 1)
 
-    def read(self, readings: Sequence[Reading]) -> tuple[Tensor, None]:
+    def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         """Head 0 on the text; of its last state all that a draft will need."""
         states = [self._states(r.context, r.end - 1 - r.num, r.num) for r in readings]
         ahead = max(reading.ahead for reading in readings)
@@ -118,7 +118,7 @@ class MedusaReader:
         """The next head, whatever was drawn."""
         return torch.stack([self._ahead[row].pop(0) for row in rows]), None
 
-    def read_level(self, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
+    def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
         """Raises ValueError: no tree can be made of heads that do not see each other's tokens."""
         raise ValueError("Medusa heads draft chains: ask for a plan without a tree")
 

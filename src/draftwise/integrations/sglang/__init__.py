@@ -7,6 +7,6 @@ no SGLang.
 """
 
 from draftwise.integrations.sglang.plugin import plug_in
-from draftwise.integrations.sglang.policy import CONFIG, Settings, StepsPolicy, read_settings
+from draftwise.integrations.sglang.policy import CONFIG, SglangSettings, StepsPolicy, read_settings
 
-__all__ = ["CONFIG", "Settings", "StepsPolicy", "plug_in", "read_settings"]
+__all__ = ["CONFIG", "SglangSettings", "StepsPolicy", "plug_in", "read_settings"]

@@ -19,7 +19,7 @@ from platformdirs import user_cache_dir
 from draftwise import __version__
 from draftwise.controller.compiled import warm_up
 from draftwise.errors import DraftwiseError
-from draftwise.integrations.sglang.policy import Settings, StepsPolicy, read_settings
+from draftwise.integrations.sglang.policy import SglangSettings, StepsPolicy, read_settings
 from draftwise.integrations.vllm.state import StateFile, state_path
 
 logger = logging.getLogger("sglang.draftwise")
@@ -72,7 +72,7 @@ def with_policy(worker: Any, _algorithm: Any, server_args: Any) -> Any:
     return worker_class(worker, settings, given)
 
 
-def worker_class(base: Any, settings: Settings, given: Any) -> Any:
+def worker_class(base: Any, settings: SglangSettings, given: Any) -> Any:
     """A subclass of SGLang's ``EAGLEWorkerV2`` whose adaptive controller has draftwise's policy."""
 
     class DraftwiseWorker(base):  # type: ignore[misc]
@@ -123,7 +123,7 @@ def agreement() -> tuple[Callable[[int], int], bool]:
     return agree, group.rank_in_group == 0
 
 
-def state_file(settings: Settings, given: Any) -> StateFile | None:
+def state_file(settings: SglangSettings, given: Any) -> StateFile | None:
     """Where what was learnt is kept: apart for each device, model, dtype and parallelism."""
     if settings.state is None:
         return None

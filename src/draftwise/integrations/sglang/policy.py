@@ -46,7 +46,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SglangSettings:
     """A config file: candidates by the smallest batch that they are for, and "draftwise"."""
 
     tiers: Mapping[int, Sequence[int]]
@@ -64,7 +64,7 @@ class Settings:
         return sorted(set(self.tiers[lowest]))
 
 
-def read_settings(path: str | None) -> Settings | None:
+def read_settings(path: str | None) -> SglangSettings | None:
     """The settings of a config file, or None where it has no "draftwise" entry."""
     if path is None:
         return None
@@ -82,7 +82,7 @@ def read_settings(path: str | None) -> Settings | None:
     report_s = own.get("report_s", 60)
     if isinstance(report_s, bool) or not isinstance(report_s, int | float) or report_s <= 0:
         raise DraftwiseError(f'{where}: "report_s" is a number of seconds above 0')
-    return Settings(_read_tiers(found, where), own.get("state", "auto"), float(report_s))
+    return SglangSettings(_read_tiers(found, where), own.get("state", "auto"), float(report_s))
 
 
 def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
@@ -134,7 +134,7 @@ class StepsPolicy:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: SglangSettings,
         *,
         clock: Callable[[], float] = time.perf_counter,
         agree: Callable[[int], int] = int,

@@ -16,7 +16,7 @@ DRAFTERS = (RETRIEVAL, MODEL)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PluginOptions:
     """How draftwise drafts inside one vLLM server.
 
     drafters: those that are used; ``model`` needs a speculative config. max_draft: tokens of a
@@ -32,7 +32,7 @@ class Options:
     state: str | None = "auto"
 
 
-def parse_options(given: Any) -> Options:
+def parse_options(given: Any) -> PluginOptions:
     """The value of ``additional_config["draftwise"]`` (None = all defaults) as options.
 
     Raises DraftwiseError for an unknown name, listing the valid ones, or a value of another kind.
@@ -46,7 +46,7 @@ def parse_options(given: Any) -> Options:
             f"additional_config['draftwise'] is {given!r}: write an object, such as "
             '{"draftwise": {"max_draft": 8}}'
         )
-    valid = [field.name for field in fields(Options)]
+    valid = [field.name for field in fields(PluginOptions)]
     for name in given:
         if name not in valid:
             raise DraftwiseError(
@@ -61,7 +61,7 @@ def parse_options(given: Any) -> Options:
             values[name] = whole_number(name, given[name], least, most)
     if not isinstance(values.get("state", ""), str | None) or values.get("state") == "":
         raise DraftwiseError(f"state is {values['state']!r}: write a file's path, 'auto' or null")
-    return Options(**values)
+    return PluginOptions(**values)
 
 
 def drafters_of(given: Any) -> tuple[str, ...]:

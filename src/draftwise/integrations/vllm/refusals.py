@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise.errors import DraftwiseError
 from draftwise.install import hint
-from draftwise.integrations.vllm.options import MAX_DRAFT, MODEL, RETRIEVAL, Options
+from draftwise.integrations.vllm.options import MAX_DRAFT, MODEL, RETRIEVAL, PluginOptions
 
 if TYPE_CHECKING:  # it imports numba, which the plug-in must not (see there)
     from draftwise.controller.controller import Limits
@@ -22,7 +22,7 @@ def is_null(speculative: Any) -> bool:
     return bool(speculative.method == "custom_class" and speculative.model == NULL_PROPOSER)
 
 
-def limits_of(config: Any, options: Options, *, asynchronous: bool = False) -> Limits:
+def limits_of(config: Any, options: PluginOptions, *, asynchronous: bool = False) -> Limits:
     """What the controller may do in a server: a step stays within the largest CUDA graph.
 
     Above that size vLLM runs a step without a graph, which takes longer than drafts bring.
@@ -40,7 +40,7 @@ def limits_of(config: Any, options: Options, *, asynchronous: bool = False) -> L
     )
 
 
-def check_arguments(args: Any, options: Options, *, asynchronous: bool) -> None:
+def check_arguments(args: Any, options: PluginOptions, *, asynchronous: bool) -> None:
     """Raise DraftwiseError for arguments that cannot work, before vLLM reads the model's config.
 
     args: vLLM's ``EngineArgs``; its speculative config is None where nothing was given.

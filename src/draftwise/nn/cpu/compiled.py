@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from draftwise.nn.cache import RaggedCache, Storage
+from draftwise.nn.cache import RaggedCache, RowKVCache
 from draftwise.nn.cpu.layout import is_packed
 
 WIDTHS = (1, 2, 5, 9, 17)
@@ -55,10 +55,10 @@ class CompiledSteps:
         self._packs = is_half and not is_packed(module)
         self._widths = [w for w in sorted(widths) if w > 1 or not self._packs]
         self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._shelf: dict[int, list[Storage]] = {}
+        self._shelf: dict[int, list[RowKVCache]] = {}
         self.spent_s = self.spent_cpu_s = 0.0
 
-    def take(self, num_tokens: int) -> Storage:
+    def take(self, num_tokens: int) -> RowKVCache:
         """Storage that many requests can have, one after another, of a power of two of slots.
 
         Recorded CUDA graphs know addresses, not tensors: a new storage would be recorded anew.
@@ -66,14 +66,14 @@ class CompiledSteps:
         slots = max(LEAST_SLOTS, 1 << (num_tokens - 1).bit_length())
         free = self._shelf.setdefault(slots, [])
         if not free:
-            return Storage(slots)
+            return RowKVCache(slots)
         storage = free.pop()
         with torch.inference_mode():  # where it was made; no NaN may stay in it
             for tensor in (*storage.keys.values(), *storage.values.values()):
                 tensor.zero_()
         return storage
 
-    def give(self, storage: Storage) -> None:
+    def give(self, storage: RowKVCache) -> None:
         if storage.keys:
             self._shelf.setdefault(storage.num_slots, []).append(storage)
 
@@ -90,7 +90,7 @@ class CompiledSteps:
 
     def __call__(
         self,
-        storage: Storage,
+        storage: RowKVCache,
         *feed: Tensor | Mapping[str, Tensor | None] | None,
         taps: Sequence[int],
     ) -> StepOutput | None:

@@ -41,7 +41,7 @@ class State:
         return sum(tensor.numel() * tensor.element_size() for tensor in both)
 
 
-class Trace:
+class StateCheckpoint:
     """What one forward over R rows found, was given and left.
 
     Kernels that are not known leave only the end: ``rewinds`` is False then.
@@ -146,7 +146,7 @@ class _Step:
 
     start: int
     tokens: Sequence[int]
-    trace: Trace | None
+    trace: StateCheckpoint | None
     row: int
     before: State
     end: State | None = None
@@ -165,7 +165,7 @@ class States:
     def __init__(self, is_used: bool = False) -> None:
         self._base: dict[int, tuple[int, State]] = {}  # a position, and the state there
         self._steps: dict[int, list[_Step]] = {}
-        self.trace = Trace((), 0)
+        self.trace = StateCheckpoint((), 0)
         self.is_used = is_used  # whether the model has any
 
     def open(self, row: int) -> None:
@@ -198,7 +198,7 @@ class States:
         """A forward feeds these rows these tokens from there on."""
         self._run_again(rows, starts)
         before = [self._at(row, start) for row, start in zip(rows, starts, strict=True)]
-        self.trace = Trace(before, max(map(len, fed)))
+        self.trace = StateCheckpoint(before, max(map(len, fed)))
         for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
             steps = [step for step in self._steps[row] if step.start < start]
             if steps:
@@ -231,7 +231,7 @@ class States:
         fed = [steps[-1] for steps in self._steps.values() if steps]
         for step in [step for step in fed if step.trace is self.trace]:
             step.end, step.trace = step.state(step.start + len(step.tokens)), None
-        self.trace = Trace((), 0)
+        self.trace = StateCheckpoint((), 0)
 
     def settle(self, row: int, length: int) -> None:
         """The row never goes back behind this length: forget what only that would need."""

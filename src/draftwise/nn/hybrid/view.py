@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from draftwise.nn.hybrid.kernels import FAMILIES, Call, Family, Kernel, given
-from draftwise.nn.hybrid.states import Trace
+from draftwise.nn.hybrid.states import StateCheckpoint
 
 _ASKS = {"get_conv_state", "update_conv_state", "get_recurrent_state", "get_linear_cache"}
 """What a layer with a state calls a cache's method by."""
@@ -26,11 +26,11 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Tables of a module that the library adds to when states are asked for: each view has its own."""
 
 
-class Watch:
+class KernelRecorder:
     """Where the kernels of a view put what they were given: the trace of the forward that runs."""
 
     def __init__(self) -> None:
-        self.trace: Trace | None = None
+        self.trace: StateCheckpoint | None = None
 
     def kernel(self, family: Family, chunk: Kernel, step: Kernel) -> Kernel:
         """The chunk kernel, noted; short feeds from a state go through the step kernel."""
@@ -49,7 +49,7 @@ class Watch:
         return noted
 
 
-def shadow(module: nn.Module, watch: Watch) -> nn.Module:
+def shadow(module: nn.Module, watch: KernelRecorder) -> nn.Module:
     """The module, or a view of it if any of its layers calls a kernel that is known."""
     return _view(module, watch, {})
 
@@ -65,7 +65,7 @@ def keeps_states(module: nn.Module) -> bool:
     )
 
 
-def _view(module: nn.Module, watch: Watch, seen: dict[int, nn.Module]) -> nn.Module:
+def _view(module: nn.Module, watch: KernelRecorder, seen: dict[int, nn.Module]) -> nn.Module:
     if id(module) in seen:  # layers that are shared, as Zamba's
         return seen[id(module)]
     seen[id(module)] = module
@@ -86,7 +86,7 @@ def _view(module: nn.Module, watch: Watch, seen: dict[int, nn.Module]) -> nn.Mod
     return view
 
 
-def _watched_forward(module: nn.Module, watch: Watch) -> Callable[..., Any] | None:
+def _watched_forward(module: nn.Module, watch: KernelRecorder) -> Callable[..., Any] | None:
     """A layer's ``forward`` with its kernels noted; None = it calls none, or is not its class's."""
     if "forward" in module.__dict__:  # of accelerate: it is bound to the module itself
         return None

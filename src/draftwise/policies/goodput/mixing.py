@@ -74,7 +74,7 @@ class Prices:
         return most, best
 
 
-class Mixer:
+class GoodputMixer:
     """Before each token of one draft: its writer, ``drafter`` or a match, or that it ends.
 
     Source: this project's own (DESIGN section 7). The writer's continuation promises the

@@ -12,10 +12,10 @@ from draftwise.policies.base import check_feedback, one_hot
 from draftwise.policies.goodput.acceptance import Rates
 from draftwise.policies.goodput.confidences import Bins
 from draftwise.policies.goodput.experience import Experience, Recall
-from draftwise.policies.goodput.looks import Looks
 from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable
-from draftwise.policies.goodput.mixing import RATE_SHARE, Mixer, Prices
+from draftwise.policies.goodput.mixing import RATE_SHARE, GoodputMixer, Prices
 from draftwise.policies.goodput.pricing import PlanCosts
+from draftwise.policies.goodput.probes import ProbeScheduler
 from draftwise.policies.goodput.seen import SeenValues
 from draftwise.policies.state import dump, load
 from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Plan, Scores
@@ -74,14 +74,14 @@ class Goodput:
         self._costs = PlanCosts(plans if plans is not None else [Plan(NONE, 0)] * num_plans)
         self._row = {name: row for row, name in enumerate(self._costs.names)}
         self._rates = Rates(len(self._row), discount, prior)
-        self._looks = Looks(len(self._row), 1.0 / max(1.0 - discount, 1e-3))
+        self._looks = ProbeScheduler(len(self._row), 1.0 / max(1.0 - discount, 1e-3))
         self._seen = SeenValues(num_plans, prior, discount)
         self._tables: dict[str, MatchTable] = {}
         self._bins: dict[str, Bins] = {}
         self._matches: dict[str, int] = {}
         self._mix, self._wants_looks, self._left = mix, looks, ANSWER_TOKENS
         self._recall: Recall | None = None
-        self.mixer: Mixer | None = None
+        self.mixer: GoodputMixer | None = None
         self._believed, self._ladders = self._rates.of(), dict[str, list[float]]()
         self._made: Floats | None = None
         self._reading_s: Floats = np.zeros(len(self._row))
@@ -118,7 +118,7 @@ class Goodput:
         """Tokens a second of the best plan, over those of plain decoding; blind, none."""
         return 1.0 if self._is_blind else float(self._prices().max()) * self._costs.target_s[0]
 
-    def curious(self, num_rows: int = 1) -> list[str]:
+    def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
         """LM drafters to be scored on the last tokens now, though they were not played.
 
         None where there is only one: playing it tells as much, and may bring tokens.
@@ -210,7 +210,7 @@ class Goodput:
         if recall is not None:
             recall.add_matches(name, alphas, matches)
 
-    def _mixer(self, prices: Floats, best: int) -> Mixer | None:
+    def _mixer(self, prices: Floats, best: int) -> GoodputMixer | None:
         """For the coming draft; None where there is no LM drafter, or a tree is best."""
         costs = self._costs
         if costs.sizes[best] != costs.lengths[best] or not self._has_lms:
@@ -218,7 +218,7 @@ class Goodput:
         row = int(costs.drafters[int((prices * self._is_lm).argmax())])
         name, writers = costs.names[row], (costs.names[row], *self._tables)
         draft_s = {n: float(costs.draft_s[self._row[n]]) for n in writers if n in self._row}
-        return Mixer(
+        return GoodputMixer(
             name,
             costs.longest,
             float(self._believed[row]),

@@ -12,7 +12,7 @@ from draftwise.policies.goodput.pricing import PlanCosts, expected_tokens
 from draftwise.policies.state import Kept
 from draftwise.types import Floats
 
-LOOK_TOKENS = 32
+PROBE_TOKENS_PAID = 32
 """Tokens that a look reads, at most."""
 
 HASTY = 0.25
@@ -61,7 +61,7 @@ def _unknown() -> Floats:
     return row
 
 
-class Looks(Kept):
+class ProbeScheduler(Kept):
     """Whom to score on the last tokens of the text, though it did not draft them.
 
     Source: this project's own; the value of information (Howard 1966), and the rule of ski rental:
@@ -124,9 +124,9 @@ class Looks(Kept):
         """
         if catching_up is None:
             catching_up = self.catching_up(costs.read_s, left)
-        unread, num = self._end - self._read, np.minimum(LOOK_TOKENS, self._end - self._told)
-        read = np.minimum(LOOK_TOKENS, unread)
-        num = np.where(unread > LOOK_TOKENS, HASTY, 1.0) * num + 1e-3
+        unread, num = self._end - self._read, np.minimum(PROBE_TOKENS_PAID, self._end - self._told)
+        read = np.minimum(PROBE_TOKENS_PAID, unread)
+        num = np.where(unread > PROBE_TOKENS_PAID, HASTY, 1.0) * num + 1e-3
         narrow = np.maximum((weights + 1.0) * (num + weights) / num - 1.0, _LEAST_WEIGHT)
         place = _place(rates, narrow)
         spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)

@@ -15,7 +15,7 @@ from draftwise.protocols import Mixer, StopRule
 from draftwise.types import DraftStep
 
 
-class Fuse:
+class GuardedCallback:
     """A callback whose first exception is kept in ``error``; from then on it is not asked again.
 
     checked: what is made of its answer, called with it and the arguments; raises DraftwiseError for
@@ -51,7 +51,7 @@ class Fuse:
         return num
 
 
-def fused_stop(stop_when: Callable[..., Any]) -> Fuse:
+def guarded_stop(stop_when: Callable[..., Any]) -> GuardedCallback:
     """``stop_when`` of one request: whatever is true ends its answer, and so does an exception."""
 
     def checked(answer: Any, *_: Any) -> bool:
@@ -60,10 +60,10 @@ def fused_stop(stop_when: Callable[..., Any]) -> Fuse:
         except (ValueError, TypeError, RuntimeError) as error:
             raise BadValue("what stop_when returned", answer, "True or False") from error
 
-    return Fuse(stop_when, checked, lambda *_: True)
+    return GuardedCallback(stop_when, checked, lambda *_: True)
 
 
-def fused_process(process: Callable[..., Any]) -> Fuse:
+def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
     """``process`` of one request: returns [V] logits, or leaves them as they are."""
 
     def checked(answer: Any, text: Sequence[int], logits: Tensor) -> Tensor:
@@ -78,17 +78,17 @@ def fused_process(process: Callable[..., Any]) -> Fuse:
             )
         return found.to(logits)
 
-    return Fuse(process, checked, lambda text, logits: logits)
+    return GuardedCallback(process, checked, lambda text, logits: logits)
 
 
-class FusedMixer:
-    """A mixer that ends every draft from its first exception on, of which ``blow`` is told.
+class GuardedMixer:
+    """A mixer that ends every draft from its first exception on, of which ``on_error`` is told.
 
     Raises whatever reading its ``drafter`` and ``length`` raises.
     """
 
-    def __init__(self, mixer: Mixer, blow: Callable[[Exception], None]) -> None:
-        self._mixer, self._blow, self._is_broken = mixer, blow, False
+    def __init__(self, mixer: Mixer, on_error: Callable[[Exception], None]) -> None:
+        self._mixer, self._disable, self._is_broken = mixer, on_error, False
         self.drafter, self.length = str(mixer.drafter), int(mixer.length)
 
     def pick(
@@ -105,7 +105,7 @@ class FusedMixer:
             return picked
         except Exception as error:
             self._is_broken = True
-            self._blow(error)
+            self._disable(error)
             return None
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
@@ -116,11 +116,11 @@ class FusedMixer:
             return max(0, int(self._mixer.num_siblings(step, room)))
         except Exception as error:
             self._is_broken = True
-            self._blow(error)
+            self._disable(error)
             return 0
 
 
-class FusedGuide:
+class GuardedStopRule:
     """A guide that ends every draft from its first exception on, with one warning.
 
     The tokens drawn before it stay in the draft: dropping them for what the guide made of them
@@ -130,21 +130,21 @@ class FusedGuide:
     def __init__(self, guide: StopRule, rule: str) -> None:
         self._guide, self._rule, self._is_broken = guide, rule, False
         self.needs_probs, self.is_pure = guide.needs_probs, guide.is_pure
-        self.always_goes_on, self.waits_for_hidden = guide.always_goes_on, guide.waits_for_hidden
+        self.never_stops, self.waits_for_hidden = guide.never_stops, guide.waits_for_hidden
 
     @property
     def needs_hidden(self) -> int:
         """The size of the hidden states that the guide reads, 0 = none."""
         return self._guide.needs_hidden
 
-    def goes_on(self, step: DraftStep) -> bool:
+    def should_continue(self, step: DraftStep) -> bool:
         """What the guide says, as long as it can."""
         if self._is_broken:
             return False
         try:
-            return bool(self._guide.goes_on(step))
+            return bool(self._guide.should_continue(step))
         except Exception as error:
-            self._blow(error)
+            self._disable(error)
             return False
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
@@ -153,9 +153,9 @@ class FusedGuide:
             try:
                 self._guide.learn(num_drafted, num_accepted)
             except Exception as error:
-                self._blow(error)
+                self._disable(error)
 
-    def _blow(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         self._is_broken = True
         warnings.warn(
             f"rule {self._rule!r} raised {error!r}: its request drafts no more with it",

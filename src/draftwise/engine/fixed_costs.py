@@ -9,7 +9,7 @@ import numpy as np
 
 from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Drafter
-from draftwise.engine.costs import CostMeter
+from draftwise.engine.costs import MeasuredCostModel
 from draftwise.engine.drafting import Pool
 from draftwise.nn.model import CausalModel
 from draftwise.types import Costs
@@ -18,8 +18,8 @@ TOKEN_SHARE = 0.02
 """What one more token of a row adds to a target forward, as a share of a forward of one."""
 
 
-class PricedMeter:
-    """A ``Meter`` and a clock that moves by the forwards it is told of, by their price alone.
+class FixedCostModel:
+    """A ``CostModel`` and a clock that moves by the forwards it is told of, by their price alone.
 
     A target forward over T tokens a row lasts ``1 + TOKEN_SHARE (T - 1)``, a draft step what the
     drafter's size lets expect. Everything else takes no time. So what is chosen follows from the
@@ -35,16 +35,16 @@ class PricedMeter:
         """The time so far."""
         return self._now
 
-    def saw_target(self, rows: int, tokens: int, context: int, seconds: float) -> float:
+    def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         """A target forward happened; how long it took is no matter."""
         self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)
         return 1.0
 
-    def saw_draft(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
+    def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """So did draft steps."""
         self._now += steps * self._relative[drafter]
 
-    def saw_read(self, drafter: str, tokens: int, seconds: float) -> None:
+    def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
         """So did the reading of a text."""
         self._now += TOKEN_SHARE * tokens * self._relative[drafter]
 
@@ -64,7 +64,7 @@ def pool_of(
     """What an engine drafts with, on the clocks that are given or on one of prices."""
     prices = {drafter.name: drafter.relative_cost for drafter in drafters}
     if not deterministic:
-        return Pool(target, drafters, CostMeter(prices), clock, cost_clock)
-    meter = PricedMeter(prices)
+        return Pool(target, drafters, MeasuredCostModel(prices), clock, cost_clock)
+    cost_model = FixedCostModel(prices)
     # an account would carry what happened in one answer to the next
-    return Pool(target, drafters, meter, meter.clock, meter.clock, Guard(math.inf))
+    return Pool(target, drafters, cost_model, cost_model.clock, cost_model.clock, Guard(math.inf))
