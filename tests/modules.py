@@ -1,4 +1,4 @@
-"""The module behind a public name, for tests that replace something inside it."""
+"""The module after a public name, for tests that replace something inside it."""
 
 from __future__ import annotations
 

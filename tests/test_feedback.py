@@ -146,7 +146,7 @@ def test_prefix_may_keep_to_the_lengths_it_always_determines(name: str) -> None:
 
 
 def test_longer_lengths_are_seen_in_bad_rounds_only() -> None:
-    """Always a x 4 at alpha = .9 by enumeration: what is shown of a x 8 has the mean of a count
+    """Always a x 4 at alpha = 0.9 by enumeration: what is shown of a x 8 has the mean of a count
     given a rejection, 1.37, while its true mean is 5.13; all that is shown of the shorter ones is
     right. ``longer=false`` exists for this."""
     law = [(0.9**a * 0.1, a) for a in range(4)] + [(0.9**4, 4)]
@@ -206,7 +206,7 @@ def test_free_waits_for_a_plans_whole_length_whatever_the_alphas_say() -> None:
 
 
 def test_free_is_unbiased_about_drafters_that_did_not_play() -> None:
-    """``lookup`` has alpha 1 at half of all positions and .6 elsewhere, at random; ``a`` plays and
+    """``lookup`` has alpha 1 at half of all positions and 0.6 elsewhere, at random; ``a`` plays and
     emits 1 to 3 tokens a round. The mean shown is that of all positions."""
     rng = np.random.default_rng(0)
     alphas = np.where(rng.random(9000) < 0.5, 1.0, 0.6)
@@ -242,7 +242,7 @@ def test_free_is_always_delivered() -> None:
 
 
 def test_free_expected_length_of_the_played_plan_uses_its_verdict() -> None:
-    """1 + alphas through the first rejection: (1 + .9 + .3) / 9, and for a x 1 (1 + .9) / 9."""
+    """1 + alphas through the first rejection: (1 + 0.9 + 0.3) / 9, and for a x 1 (1 + 0.9) / 9."""
     feedback = reveal_one(
         make("free", "expected-length"), played(3, 4, 1, {"a": scores([0.9, 0.3])})
     )
@@ -282,7 +282,7 @@ def test_panoramic_flush_gives_what_is_known() -> None:
     assert revealer.reveal(*panorama(1, 10, [0.5], [0.0], 0)) == []
     [(decision, feedback)] = revealer.flush()
     assert decision.round == 1
-    # The played plan is valued by its own verdict: 1 + .5; b by its product: 1.
+    # The played plan is valued by its own verdict: 1 + 0.5; b by its product: 1.
     assert shown(feedback) == pytest.approx({0: 1.5 / 3, 1: 1 / 3})
     assert revealer.flush() == []
 
@@ -301,8 +301,8 @@ def test_panoramic_per_token_is_the_token_level_game() -> None:
 
 
 def test_hedgespec_example_7_censoring() -> None:
-    """Drafter 1: alpha 1, then 0: always 2 tokens. Drafter 2: .6, .6, then .9. Cut to chunks of 2
-    it is given 1 + .6 + .36 = 1.96 and loses; over 8 tokens it has more than 2 and wins."""
+    """Drafter 1: alpha 1, then 0: always 2 tokens. Drafter 2: 0.6, 0.6, then 0.9. Cut to chunks of
+    2 it is given 1 + 0.6 + 0.36 = 1.96 and loses; over 8 tokens it has more than 2 and wins."""
     plans = [Plan("one", 8), Plan("two", 8)]
     told = {"one": scores([1.0, 0.0] * 4), "two": scores([0.6, 0.6] + [0.9] * 6)}
     round_ = Decision(0, 0.5, 1), Evidence(plans[0], 8, 1, told, emitted_start=10)
@@ -393,8 +393,8 @@ def test_panoramic_hybrid_starts_with_acceptance() -> None:
 
 
 def test_panoramic_hybrid_values_all_plans_alike() -> None:
-    """While the loss is acceptance, ``none`` has no value: .5 (one of two tokens) beside alphas of
-    .4 would win."""
+    """While the loss is acceptance, ``none`` has no value: 0.5 (one of two tokens) beside alphas of
+    0.4 would win."""
     plans = [PLAIN, Plan("a", 1)]
     revealer = make("panoramic:hybrid=1", "expected-length", plans)
     rounds = [
@@ -488,7 +488,7 @@ def test_qfi_d_learns_in_order_what_a_policy_without_delay_learns() -> None:
 
 
 def test_switching_cost_by_hand() -> None:
-    """MetaSD H.1 at .01 a token: b comes first after 6 emitted tokens, a again after 3 more."""
+    """MetaSD H.1 at 0.01 a token: b comes first after 6 emitted tokens, a again after 3 more."""
     plans = [Plan("a", 2), Plan("b", 2), PLAIN]
     revealer = make("bandit:switching=0.01", "length", plans)
     got = []
@@ -576,7 +576,7 @@ def test_bad_specs_say_what_is_valid(text: str, message: str) -> None:
 
 
 def test_a_tree_says_nothing_of_chains_nor_a_chain_of_trees() -> None:
-    """How many tokens a chain would have had behind a tree's first children is not known."""
+    """How many tokens a chain would have had after a tree's first children is not known."""
     chain, tree = Plan("a", 4), Plan("a", 4, tree=TreeShape(2, 8))
     for played, asked in ((chain, tree), (tree, chain), (tree, tree)):
         assert drafted_by(asked, Evidence(played, num_drafted=4, num_accepted=1)) is None

@@ -224,7 +224,7 @@ def test_blend_by_hand() -> None:
 
 
 def test_blend_of_a_plan_that_did_not_play() -> None:
-    """Accepted .5 + .25 expected of 2 drafted; a stop rule's length is not known."""
+    """Accepted 0.5 + 0.25 expected of 2 drafted; a stop rule's length is not known."""
     value = make_reward("blend")(counterfactual(Plan("a", 2), [0.5, 0.5]))
     assert value == 0.5 * 0.75 / 8 + 0.5 * 0.75 / 2
     other = Plan("a", 2, "max-confidence:0.8")

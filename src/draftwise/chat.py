@@ -129,7 +129,7 @@ def check_unicode(what: str, *texts: str) -> None:
 
 
 def turn_ends(tokenizer: Any) -> frozenset[int]:
-    """The special token that the template writes behind an assistant's turn; empty if it has none.
+    """The special token that the template writes after an assistant's turn; empty if it has none.
 
     A generation config need not name it: a base model's, for one, that was tuned to chat.
     """

@@ -127,7 +127,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def parse_tree(text: str) -> TreeShape | None:
-    """``4x16`` (children behind a token x tokens in all) to a shape, ``chain`` to None.
+    """``4x16`` (children after a token x tokens in all) to a shape, ``chain`` to None.
 
     >>> parse_tree("4x16")
     TreeShape(top_k=4, total_tokens=16)

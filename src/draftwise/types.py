@@ -33,7 +33,7 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How wide a draft is: children tried behind a token, and tokens in all (EAGLE-2's names)."""
+    """How wide a draft is: children tried after a token, and tokens in all (EAGLE-2's names)."""
 
     top_k: int
     total_tokens: int
@@ -249,7 +249,7 @@ class Draft:
     mass (a deterministic proposal); None altogether if all are. sources: each token's writer.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
     confidences: as in ``Evidence``; a draft that has them begins with a chain, and the siblings of
-    the chain's tokens follow, each with the confidence of its chain's token. asides: behind nodes
+    the chain's tokens follow, each with the confidence of its chain's token. asides: after nodes
     of a chain (-1 = the text), what its
     drafter would have drawn from where others wrote or none did: to score it, not to verify.
     """

@@ -25,7 +25,7 @@ def build(corpus: Path, target: Path, out: Path) -> Store:
 
 
 def goes_on(store: Store, text: str) -> list[str]:
-    """How the corpus goes on behind a text, for a tokenizer of bytes: letters are 94 tokens."""
+    """How the corpus goes on after a text, for a tokenizer of bytes: letters are 94 tokens."""
     _, first, last = store.find([ord(letter) - 33 for letter in text])
     return ["".join(chr(t + 33) for t in row) for row in store.continuations(first, last, 99, 3)]
 

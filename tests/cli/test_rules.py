@@ -26,7 +26,7 @@ def test_guide_and_rule_are_one_option(generate: Run) -> None:
 
 
 def test_rules_inside_rules(generate: Run) -> None:
-    """Behind + another rule, and ; for the comma between the options of one."""
+    """After + another rule, and ; for the comma between the options of one."""
     one_token = drafted(generate, "--rule", ALWAYS)
     assert drafted(generate, "--rule", f"any-of:rules={NEVER}+{ALWAYS}") == one_token
     nested = "adaedl:gamma=0.3;threshold=2;epsilon=0"

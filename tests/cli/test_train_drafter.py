@@ -256,7 +256,7 @@ def test_states_that_do_not_fit_are_computed_as_they_are_needed(
 
 
 def test_expected_speed_by_hand() -> None:
-    """alpha .5, a draft step of a fifth: 1.5 / 1.2 and 1.75 / 1.4 tokens a target forward."""
+    """alpha 0.5, a draft step of a fifth: 1.5 / 1.2 and 1.75 / 1.4 tokens a target forward."""
     assert speedups(0.5, np.ones(3), 0.2).tolist() == pytest.approx([1.5 / 1.2, 1.75 / 1.4])
     assert break_even(np.array([1.0, 1.5]), 0.5) == 1.0
     assert break_even(np.ones(9), 0.3) == pytest.approx(0.3, abs=2e-3)

@@ -122,7 +122,7 @@ def byte_letters(text: str) -> str:
 
 
 class Alternating:
-    """A process under which answers alternate: behind an even token stands an odd one."""
+    """A process under which answers alternate: after an even token stands an odd one."""
 
     def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
         masked = logits.clone()

@@ -100,7 +100,7 @@ def test_after_rounds_unplayed_the_draft_is_that_of_one_who_always_played(
 @pytest.mark.usefixtures("_without_gradients")
 @pytest.mark.parametrize("num", [20, 120])
 def test_a_look_reads_the_end_of_a_text_alone(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its price says; and a draft behind it is that of a head which never looked."""
+    """As its price says; and a draft after it is that of a head which never looked."""
     text = (PROMPTS[2] + plain_greedy(PROMPTS[2], 100))[:num]
     fed, sound = list[int](), eagle_module.read
 

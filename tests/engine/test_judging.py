@@ -83,7 +83,7 @@ def test_such_rounds_have_the_law_of_the_target() -> None:
 def test_nothing_is_drafted_behind_a_token_that_ends_the_answer(
     rule: str, temperature: float
 ) -> None:
-    """Whatever was drawn behind it is not verified either."""
+    """Whatever was drawn after it is not verified either."""
     module = tiny_model(vocab_size=8)
     target = CausalModel(module, "target")
     drafter = LMDrafter("same", CausalModel(module, "same"), target)

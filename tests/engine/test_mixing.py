@@ -100,7 +100,7 @@ def test_the_default_policy_mixes_alone_and_in_company() -> None:
 
 @pytest.mark.parametrize("name", RETRIEVAL)
 def test_a_peek_is_what_reading_the_draft_would_have_found(name: str) -> None:
-    """The match behind text and draft, against a session that has the draft as its text."""
+    """The match after text and draft, against a session that has the draft as its text."""
     (drafter,) = drafters([name])
     text = PROMPTS[0] + PROMPTS[3] + [5, 9]
     context = Context(0, list(text), SamplingParams(), None)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from models import near_copy
 
 SIZE, NEW = 8, 120
 PROMPTS = [[5, 6, 7, 8] * 5, [11, 12, 11], [*range(20, 75)]]
-"""Below the window, and behind it."""
+"""Below the window, and after it."""
 CONFIGS = {
     "mistral": hf.MistralConfig,
     "gemma2": hf.Gemma2Config,

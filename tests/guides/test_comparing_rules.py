@@ -51,7 +51,7 @@ def test_simple_reward_by_hand(accepted: int, expected: dict[int, float]) -> Non
 
 
 def test_blend_counts_what_each_would_have_drafted() -> None:
-    """3 accepted of 8; svip would have drafted 5: .5 * 3/8 + .5 * 3/5, and 2 of length 2."""
+    """3 accepted of 8; svip would have drafted 5: 0.5 * 3/8 + 0.5 * 3/5, and 2 of length 2."""
     found = shown(":rules=true", "blend", Evidence(PLANS[1], 8, 3, stops={"svip": 5}))
     assert found == pytest.approx(
         {0: 0.0, 1: 3 / 16 + 3 / 16, 2: 3 / 16 + 3 / 10, 3: 2 / 16 + 1 / 2}

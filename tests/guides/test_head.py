@@ -56,7 +56,7 @@ def depth_of(spec: str, acceptances: list[float], length: int = 20) -> int:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        # 1 - .8 = .2; 1 - .8 * .7 = .44; 1 - .56 * .5 = .72; stop where it is above h
+        # 1 - 0.8 = 0.2; 1 - 0.8 * 0.7 = 0.44; 1 - 0.56 * 0.5 = 0.72; stop where it is above h
         ("h=0.1", 1),
         ("h=0.3", 2),
         ("h=0.5", 3),

@@ -19,13 +19,13 @@ def entropy_of(*probs: float) -> float:
 
 
 def step_of(*probs: float, depth: int = 1, before: float = math.nan) -> DraftStep:
-    """What is known behind a token drawn from q = ``probs`` (its first entry is the token's)."""
+    """What is known after a token drawn from q = ``probs`` (its first entry is the token's)."""
     top, second = sorted(probs)[-1:-3:-1]
     return DraftStep(depth, 8, probs[0], top, entropy_of(*probs), top - second, before)
 
 
 HALVES, SURE = (0.5, 0.5), (0.9, 0.1)
-# H in nats: .693 of (.5, .5), .500 of (.8, .2), .423 of (.85, .15), .325 of (.9, .1)
+# H in nats: 0.693 of (0.5, 0.5), 0.500 of (0.8, 0.2), 0.423 of (0.85, 0.15), 0.325 of (0.9, 0.1)
 
 CASES: list[tuple[str, DraftStep, bool]] = [
     # max-confidence: stop when max q < 0.8
@@ -38,10 +38,10 @@ CASES: list[tuple[str, DraftStep, bool]] = [
     ("svip", step_of(0.85, 0.15), False),
     ("svip:0.7", step_of(0.85, 0.15), True),
     ("svip", step_of(0.1, 0.9), True),
-    # svip-difference: stop when sqrt(H) - sqrt(H before) > 0.2; sqrt(H) is .833 behind (.5, .5)
-    ("svip-difference", step_of(*HALVES, depth=2, before=0.40), False),  # .8326 - .6325 = .2001
-    ("svip-difference", step_of(*HALVES, depth=2, before=0.42), True),  # .833 - .648 = .185
-    ("svip-difference", step_of(*HALVES, depth=2, before=0.25), False),  # .833 - .5 = .333
+    # svip-difference: stop when sqrt(H) - sqrt(H before) > 0.2; sqrt(H) is 0.833 after (0.5, 0.5)
+    ("svip-difference", step_of(*HALVES, depth=2, before=0.40), False),  # 0.8326 - 0.6325 = 0.2001
+    ("svip-difference", step_of(*HALVES, depth=2, before=0.42), True),  # 0.833 - 0.648 = 0.185
+    ("svip-difference", step_of(*HALVES, depth=2, before=0.25), False),  # 0.833 - 0.5 = 0.333
     ("svip-difference:0.4", step_of(*HALVES, depth=2, before=0.25), True),
     ("svip-difference", step_of(*SURE, depth=2, before=2.0), True),  # it fell
     ("svip-difference", step_of(*HALVES), True),  # nothing before the first token
@@ -51,8 +51,8 @@ CASES: list[tuple[str, DraftStep, bool]] = [
     ("logit-margin", step_of(0.4, 0.3, 0.3), False),
     ("logit-margin:0.05", step_of(0.4, 0.3, 0.3), True),
     # adaedl: stop when 1 - sqrt(0.2 H) < lambda, at first 0.7: H > 0.45
-    ("adaedl", step_of(0.85, 0.15), True),  # 1 - sqrt(.0845) = .709
-    ("adaedl", step_of(0.8, 0.2), False),  # 1 - sqrt(.1001) = .684
+    ("adaedl", step_of(0.85, 0.15), True),  # 1 - sqrt(0.0845) = 0.709
+    ("adaedl", step_of(0.8, 0.2), False),  # 1 - sqrt(0.1001) = 0.684
     ("adaedl:0.68", step_of(0.8, 0.2), True),
     ("adaedl:gamma=0.1", step_of(0.8, 0.2), True),
     # any-of: one rule is enough
@@ -84,7 +84,7 @@ def test_lambda_moves_as_printed() -> None:
     for drafted, accepted in ((4, 1), (4, 4), (4, 4), (4, 3)):
         rule.learn(drafted, accepted)
         found.append(rule.threshold)
-    # r = .25 < alpha: up by .5 * .1; r = 1: down, twice; r = alpha: sign 0, nothing
+    # r = 0.25 < alpha: up by 0.5 * 0.1; r = 1: down, twice; r = alpha: sign 0, nothing
     assert found == pytest.approx([0.55, 0.5, 0.45, 0.45])
 
 

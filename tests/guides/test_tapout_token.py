@@ -15,7 +15,7 @@ from draftwise.stop_rules import TapOutToken
 from draftwise.types import Decision, DraftStep, Feedback
 
 STOPS, GOES = "max-confidence:1", "max-confidence:0"
-"""Rules that always stop behind the first token, and never."""
+"""Rules that always stop after the first token, and never."""
 
 
 class Noted:

@@ -119,7 +119,7 @@ def test_a_head_computes_what_the_librarys_layers_do(generation: int, rope: str)
 
 
 def test_logits_are_the_authors() -> None:
-    """EAGLE-1 asks the target's head at once; EAGLE-3 its own, behind its norm."""
+    """EAGLE-1 asks the target's head at once; EAGLE-3 its own, after its norm."""
     states = torch.randn(4, 32)
     first, third = eagle_head(target(), 1, own=False), eagle_head(target(), 3)
     assert torch.equal(first.logits(states), target().module.lm_head(states))

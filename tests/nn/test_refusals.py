@@ -170,7 +170,7 @@ def test_windows_that_no_check_reaches_are_crossed_in_a_twin() -> None:
 
 
 def test_texts_end_where_a_rope_changes_tables() -> None:
-    """Longrope in a type whose ``generate`` keeps keys of the first table behind the switch."""
+    """Longrope in a type whose ``generate`` keeps keys of the first table after the switch."""
     config = hf.LlamaConfig(
         **SIZE,
         max_position_embeddings=64,

@@ -17,7 +17,7 @@ feeds = module_of(read_again)
 
 SWITCH, NEW = 24, 40
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 20 + SWITCH)], [*range(1, 31)]]
-"""They begin below the switch, at it, and behind it."""
+"""They begin below the switch, at it, and after it."""
 SIZE = {name: value for name, value in SMALL.items() if name != "max_position_embeddings"}
 
 
@@ -68,7 +68,7 @@ def expected(target: Any) -> list[list[int]]:
 
 
 def test_the_second_table_makes_another_text(target: Any, expected: list[list[int]]) -> None:
-    """Teeth: with one table the same weights go on otherwise behind the switch."""
+    """Teeth: with one table the same weights go on otherwise after the switch."""
     late = longrope(switch=200)
     late.load_state_dict(target.state_dict())
     texts = [generated(late, prompt) for prompt in PROMPTS[:2]]
@@ -138,7 +138,7 @@ def test_a_sliding_window_beside_it() -> None:
 
 
 def test_the_self_check_crosses_the_switch(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Teeth: keys of the first table that stay behind the switch are seen, in a twin."""
+    """Teeth: keys of the first table that stay after the switch are seen, in a twin."""
 
     def catch_up(extend: Any, feed: Any, again: Any) -> Any:
         return extend(feed)

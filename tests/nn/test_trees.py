@@ -56,7 +56,7 @@ def error(module: Any, text: list[int], logits: torch.Tensor) -> float:
 
 
 def node_errors(model: CausalModel, feeds: list[list[int]]) -> list[float]:
-    """Trees in a ragged batch, a chain among them, behind texts that garbage had followed."""
+    """Trees in a ragged batch, a chain among them, after texts that garbage had followed."""
     texts, fed = tokens(1, *TEXTS), tokens(2, *map(len, PARENTS))
     cache = model.new_cache(len(texts), 60)
     model.extend(cache, [0, 1, 2], texts, keep=1)

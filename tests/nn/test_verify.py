@@ -131,7 +131,7 @@ def test_siblings_that_are_drawn_and_a_token_that_is_tried_twice() -> None:
 
 
 def test_p_that_is_not_finite_keeps_nothing_and_says_minus_one() -> None:
-    """A broken place behind an accepted token ends the row there; one off the path is no matter."""
+    """A broken place after an accepted token ends the row there; one off the path is no matter."""
     good, bad = np.array([0.5, 0.5], np.float32), np.array([np.nan, np.nan], np.float32)
     chain = Draft.chain([0, 1], None, "x")
     tree = Draft(np.array([0, 1]), None, ["x"] * 2, np.array([-1, -1]))

@@ -171,7 +171,7 @@ def test_draft_all_says_that_it_plays_all() -> None:
 
 
 def test_random_is_uniform() -> None:
-    """9,000 draws of 1/3: a standard error of .005; .025 is 5 of them (false alarm 2e-6)."""
+    """9,000 draws of 1/3: a standard error of 0.005; 0.025 is 5 of them (false alarm 2e-6)."""
     policy = Random(3, np.random.default_rng(0))
     drawn = np.bincount([policy.choose().plan for _ in range(9000)], minlength=3) / 9000
     np.testing.assert_allclose(drawn, 1 / 3, atol=0.025)

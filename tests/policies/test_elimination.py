@@ -30,7 +30,7 @@ def play(policy: SequentialHalving | PETC, values: list[float], rounds: int) -> 
 
 def test_phases_by_hand() -> None:
     """K = 4, T = 16: log2 K = 2 phases; n_0 = floor(16 / (4 * 2)) = 2, n_1 = floor(16 / 4) = 4.
-    Values .2 .8 .6 .4: plans 1 and 2 survive, then plan 1."""
+    Values 0.2 0.8 0.6 0.4: plans 1 and 2 survive, then plan 1."""
     plans = play(SequentialHalving(4, budget=16), [0.2, 0.8, 0.6, 0.4], 20)
     assert plans == [0, 1, 2, 3] * 2 + [1, 2] * 4 + [1] * 4
 
@@ -54,7 +54,7 @@ def test_the_better_half_is_kept_not_the_worse() -> None:
 
 
 def test_means_are_of_the_phase_alone() -> None:
-    """Plan 0 leads the first phase by 1 to .9 and loses the second by 0 to .5."""
+    """Plan 0 leads the first phase by 1 to 0.9 and loses the second by 0 to 0.5."""
     policy = SequentialHalving(4, period=1)
     first = {0: 1.0, 1: 0.9, 2: 0.1, 3: 0.0}
     for plan, value in [*first.items(), (0, 0.0), (1, 0.5)]:

@@ -61,8 +61,9 @@ def test_a_label_tells_texts_apart_that_look_alike() -> None:
 
 
 def test_one_step_by_hand() -> None:
-    """One feature: b = ln(.55 / .45), p = .55; 8 alphas of mean 1 weigh .25 each: n = 2. h = .2475,
-    v = 5: the mean moves by 5 * 2 * .45 / (1 + 2 * .2475 * 5), the variance to 1 / (.2 + .495)."""
+    """One feature: b = ln(0.55 / 0.45), p = 0.55; 8 alphas of mean 1 weigh 0.25 each: n = 2. h =
+    0.2475, v = 5: the mean moves by 5 * 2 * 0.45 / (1 + 2 * 0.2475 * 5), the variance to 1 / (0.2 +
+    0.495)."""
     known = Experience(["a"])
     known.add(0, features([7]), 1.0, 8.0)
     state = known.state()["drafters"]["a"]

@@ -49,8 +49,8 @@ def learn(of: Goodput, *told: Feedback) -> Goodput:
 
 
 def test_fresh_prices_by_hand() -> None:
-    """a = .55, T = 1, c = .05 (defaults, no evidence): V(1) = 1.55 / 1.05, V(2) = (1 + .55 +
-    .3025) / 1.1, V(4) = (1 + .55 + .3025 + .166375 + .09150625) / 1.2."""
+    """a = 0.55, T = 1, c = 0.05 (defaults, no evidence): V(1) = 1.55 / 1.05, V(2) = (1 + 0.55 +
+    0.3025) / 1.1, V(4) = (1 + 0.55 + 0.3025 + 0.166375 + 0.09150625) / 1.2."""
     expected = [1.55 / 1.05, 1.8525 / 1.1, 2.11038125 / 1.2]
     assert prices(policy())[1:4].tolist() == pytest.approx(expected)
 
@@ -58,7 +58,7 @@ def test_fresh_prices_by_hand() -> None:
 def two_rates(alphas: list[float], fading: float = 1.0, prior: float = 0.55) -> float:
     """The two rates and their weights as plain loops; what was learnt fades by ``fading`` then.
 
-    prior: by then; it was .55 while they were learnt.
+    prior: by then; it was 0.55 while they were learnt.
     """
     rates, errors = [], []
     for g in (0.97, 0.8):
@@ -73,9 +73,9 @@ def two_rates(alphas: list[float], fading: float = 1.0, prior: float = 0.55) -> 
 
 
 def test_rate_by_hand() -> None:
-    """Alphas 1, 0, .5. Slow: num = .97^2 + .5 = 1.4409, den = .97^2 + .97 + 1 = 2.9109; fast: num =
-    .8^2 + .5 = 1.14, den = 2.44. Both foretold .55 and .7; the third was foretold as 2.07 / 3.97
-    and as 1.9 / 3.8 = .5, so the fast one is ahead by (2.07 / 3.97 - .5)^2."""
+    """Alphas 1, 0, 0.5. Slow: num = 0.97^2 + 0.5 = 1.4409, den = 0.97^2 + 0.97 + 1 = 2.9109; fast:
+    num = 0.8^2 + 0.5 = 1.14, den = 2.44. Both foretold 0.55 and 0.7; the third was foretold as 2.07
+    / 3.97 and as 1.9 / 3.8 = 0.5, so the fast one is ahead by (2.07 / 3.97 - 0.5)^2."""
     played = learn(policy(), evidence(scores=lm([1.0, 0.0, 0.5])))
     slow, fast = (1.4409 + 1.1) / 4.9109, (1.14 + 1.1) / 4.44
     odds = 0.12 / 0.88 * np.exp(3 * (2.07 / 3.97 - 0.5) ** 2)
@@ -213,7 +213,7 @@ def test_nothing_but_retrieval_and_no_match_still_chooses() -> None:
 
 
 def test_without_evidence_it_ranks_by_seen_values() -> None:
-    """Value 1 seen once: (1 + 1.1) / 3; discounted and seen again as 0: (.97 + 1.1) / 3.97."""
+    """Value 1 seen once: (1 + 1.1) / 3; discounted and seen again as 0: (0.97 + 1.1) / 3.97."""
     of = policy()
     seen = np.arange(len(PLANS)) == 2
     for value in (1.0, 0.0):
@@ -237,8 +237,9 @@ def test_state_carries_prices_and_context() -> None:
 
 
 def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
-    """Eight zeros, then 3 tokens emitted without it: all that was learnt counts .97^3. The pool of
-    LM drafters has a mean of .55 * 4 / (4 + 8 * .97^3), a little below .2, which lowers the prior.
+    """Eight zeros, then 3 tokens emitted without it: all that was learnt counts 0.97^3. The pool of
+    LM drafters has a mean of 0.55 * 4 / (4 + 8 * 0.97^3), a little below 0.2, which lowers the
+    prior.
     """
     failed = learn(policy(), evidence(scores=lm([0.0] * 8)))
     unscored = Feedback(
@@ -292,7 +293,8 @@ def test_a_look_that_read_little_counts_for_little() -> None:
 
 
 def test_what_was_missed_is_paid_for_over_the_tokens_that_are_left() -> None:
-    """100 tokens of .01 s to read, 20 left: .05 s a token more; V(1) = 1 / (1.05 / 1.55 + .05)."""
+    """100 tokens of 0.01 s to read, 20 left: 0.05 s a token more; V(1) = 1 / (1.05 / 1.55 +
+    0.05)."""
     costs = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001}, read_s={"lm": 0.01})
     of = learn(policy(), evidence(emitted_start=100, costs=costs, num_left=20))
     assert prices(of)[1] == pytest.approx(1 / (1.05 / 1.55 + 0.05))

@@ -46,7 +46,7 @@ def test_a_look_is_due_where_it_may_bring_more_than_it_costs() -> None:
 
 
 def test_what_is_not_known_is_worth_more_than_what_is() -> None:
-    """Acceptance .3: of weight 1 it may well be .9, of weight 30 it is not."""
+    """Acceptance 0.3: of weight 1 it may well be 0.9, of weight 30 it is not."""
     assert due(0.3, 1.0) == [0]
     assert due(0.3, 30.0) == []
 

@@ -34,8 +34,9 @@ def step(depth: int, confidence: float = NAN) -> DraftStep:
 
 
 def test_bins_by_hand() -> None:
-    """Confidences .7, .95, (a copy), .7 with alphas 1, 0, 1, .5: the bin of .7 gets 1 and .5, the
-    second discounting the first by .995, and 0 as what followed; that of .95 gets 0 and no next."""
+    """Confidences 0.7, 0.95, (a copy), 0.7 with alphas 1, 0, 1, 0.5: the bin of 0.7 gets 1 and 0.5,
+    the second discounting the first by 0.995, and 0 as what followed; that of 0.95 gets 0 and no
+    next."""
     bins = Bins()
     bins.add([0.7, 0.95, NAN, 0.7], [1.0, 0.0, 1.0, 0.5])
     middle, high = bin_of(0.7), bin_of(0.95)
@@ -48,14 +49,15 @@ def test_bins_by_hand() -> None:
 
 
 def test_gain_by_hand() -> None:
-    """T = 1, 1.5, 3.5: with a = .8 one more token brings .8 - .5 - .1 = .2, two bring .8 + .64 -
-    2.5 - .2 < 0. A free third one makes three of them .8 + .64 + .512 - 2.5 - .3 < 0: still .2."""
+    """T = 1, 1.5, 3.5: with a = 0.8 one more token brings 0.8 - 0.5 - 0.1 = 0.2, two bring 0.8 +
+    0.64 - 2.5 - 0.2 < 0. A free third one makes three of them 0.8 + 0.64 + 0.512 - 2.5 - 0.3 < 0:
+    still 0.2."""
     prices = Prices(1.0, [1.0, 1.5, 3.5], {"lm": 0.1})
     assert prices.gain(0, 1.0, [0.8] * 3, "lm") == pytest.approx(0.2)
 
 
 def test_a_step_of_the_costs_is_jumped_over_where_it_pays() -> None:
-    """The second token alone costs .9 and brings .85; the four behind it are free."""
+    """The second token alone costs 0.9 and brings 0.85; the four after it are free."""
     stairs = Prices(1.0, [1.0, 1.9, 1.9, 1.9, 1.9, 1.9], {"lm": 0.0})
     assert stairs.gain(0, 1.0, [0.85], "lm") < 0
     assert stairs.gain(0, 1.0, [0.85] * 5, "lm") > 1
@@ -85,8 +87,8 @@ def test_a_draft_ends_where_it_is_no_longer_believed() -> None:
 
 
 def test_copied_tokens_count_by_their_match() -> None:
-    """After a copied token the drafter's next is believed as a first one; what was copied with .3
-    leaves less to gain than what was copied with .95."""
+    """After a copied token the drafter's next is believed as a first one; what was copied with 0.3
+    leaves less to gain than what was copied with 0.95."""
     sure, unsure = mixer(draft_s=0.25), mixer(draft_s=0.25, ladder={5: 0.4})
     assert sure.pick(step(0), {"copy": 20}) == "copy"
     assert sure.pick(step(1), {}) == "lm"

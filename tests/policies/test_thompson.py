@@ -26,8 +26,8 @@ def learn(policy: ThompsonBernoulli | ThompsonGaussian, plan: int, values: list[
 
 
 def test_gaussian_posterior_by_hand() -> None:
-    """Prior N(.5, .5^2), noise .5, values .9 and .7: precision 4 + 2 * 4 = 12, mean (4 * .5 + 4 *
-    1.6) / 12 = .7."""
+    """Prior N(0.5, 0.5^2), noise 0.5, values 0.9 and 0.7: precision 4 + 2 * 4 = 12, mean (4 * 0.5 +
+    4 * 1.6) / 12 = 0.7."""
     mean, sd = gaussian_posterior(np.array([1.6]), np.array([2.0]), 0.5, 0.5, 0.5)
     assert mean.tolist() == pytest.approx([0.7])
     assert sd.tolist() == pytest.approx([12**-0.5])
@@ -87,7 +87,7 @@ def test_bernoulli_posterior_and_law() -> None:
 
 
 def test_bernoulli_law_with_much_evidence() -> None:
-    """Beta(601, 401) against Beta(651, 351), sd .015: two cells each, and still right."""
+    """Beta(601, 401) against Beta(651, 351), sd 0.015: two cells each, and still right."""
     policy = ThompsonBernoulli(2, np.random.default_rng(0))
     for plan, successes in ((0, 600), (1, 650)):
         learn(policy, plan, [1.0] * successes + [0.0] * (1000 - successes))
@@ -97,7 +97,7 @@ def test_bernoulli_law_with_much_evidence() -> None:
 
 
 def test_what_is_drawn_follows_the_probabilities() -> None:
-    """20,000 draws: a standard error of at most .0036; .018 is 5 of them (false alarm 1e-6)."""
+    """20,000 draws: a standard error of at most 0.0036; 0.018 is 5 of them (false alarm 1e-6)."""
     policy = ThompsonGaussian(3, np.random.default_rng(0))
     learn(policy, 0, [0.9, 0.3])
     learn(policy, 1, [0.6])
@@ -126,7 +126,7 @@ def test_argmax_law_is_the_sum_over_cells_of_its_docstring() -> None:
 
 
 def test_bernoulli_law_tells_two_sure_plans_apart() -> None:
-    """Beta at n = 10,000 with means .900 and .902: .32 and .68 by samples."""
+    """Beta at n = 10,000 with means 0.900 and 0.902: 0.32 and 0.68 by samples."""
     policy = ThompsonBernoulli(2, np.random.default_rng(0))
     policy._tally.sums[:], policy._tally.counts[:] = [9000.0, 9020.0], 10_000.0
     policy._stale[:] = True

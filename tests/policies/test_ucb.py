@@ -38,10 +38,10 @@ def test_ucb1_indices_are_metasd_algorithm_2_line_7() -> None:
 
 
 def test_ucb1_plays_each_once_then_the_best_index() -> None:
-    """Values .6, .5, .1 in rounds 1-3; then t = 3 and every n = 1: the bonus is shared, plan 0.
+    """Values 0.6, 0.5, 0.1 in rounds 1-3; then t = 3 and every n = 1: the bonus is shared, plan 0.
 
-    It gets 0: mean .3, n = 2, t = 4. Indices at beta 1: .3 + sqrt(ln 4) = 1.477, .5 + sqrt(2 ln 4)
-    = 2.165, .1 + 1.665 = 1.765: plan 1.
+    It gets 0: mean 0.3, n = 2, t = 4. Indices at beta 1: 0.3 + sqrt(ln 4) = 1.477, 0.5 + sqrt(2 ln
+    4) = 2.165, 0.1 + 1.665 = 1.765: plan 1.
     """
     policy = UCB1(num_plans=3, beta=1.0)
     plans = []
@@ -54,8 +54,8 @@ def test_ucb1_plays_each_once_then_the_best_index() -> None:
 
 
 def test_ucb1_beta_decides_between_greed_and_curiosity() -> None:
-    """n = (9, 1), means (.6, .5), t = 10: the bonuses are beta * .715 and beta * 2.146, so the
-    second plan is due exactly when beta * 1.431 > .1, i.e. beta > .0699."""
+    """n = (9, 1), means (0.6, 0.5), t = 10: the bonuses are beta * 0.715 and beta * 2.146, so the
+    second plan is due exactly when beta * 1.431 > 0.1, i.e. beta > 0.0699."""
     for beta, due in ((0.01, 0), (0.069, 0), (0.071, 1), (1.0, 1)):
         policy = UCB1(num_plans=2, beta=beta)
         for plan, value in [(0, 0.6)] * 9 + [(1, 0.5)]:
@@ -124,7 +124,7 @@ def test_ucbspec_leaves_an_arm_as_often_as_its_proof_says() -> None:
 
 def test_ucb_tuned_indices_are_tapouts() -> None:
     """mean + sqrt(ln t / n min(1/4, V)), V = variance + sqrt(2 ln t / n); one V on each side of
-    1/4: at n = 4, t = 8 it is .01 + 1.02; at n = 900, .01 + .068 = .078."""
+    1/4: at n = 4, t = 8 it is 0.01 + 1.02; at n = 900, 0.01 + 0.068 = 0.078."""
     means, counts = np.array([0.5, 0.4]), np.array([4.0, 900.0])
     expected = []
     for mean, n in zip(means, counts, strict=True):
@@ -135,9 +135,9 @@ def test_ucb_tuned_indices_are_tapouts() -> None:
 
 
 def test_ucb_tuned_uses_the_empirical_variance() -> None:
-    """Values 0, 1 (mean .5, variance .25) against .505 always, 4,000 times each: ln t / n = .00225,
-    sqrt(2 ln t / n) = .067, so V is above 1/4 and .067: bonuses .0237 and .0123, and the lower mean
-    is due. Without subtracting the squared mean both would get .0237."""
+    """Values 0, 1 (mean 0.5, variance 0.25) against 0.505 always, 4,000 times each: ln t / n =
+    0.00225, sqrt(2 ln t / n) = 0.067, so V is above 1/4 and 0.067: bonuses 0.0237 and 0.0123, and
+    the lower mean is due. Without subtracting the squared mean both would get 0.0237."""
     policy = UCBTuned(2)
     for _ in range(2000):
         for plan, value in ((0, 0.0), (0, 1.0), (1, 0.505), (1, 0.505)):
@@ -153,9 +153,9 @@ def test_ucb_tuned_uses_the_empirical_variance() -> None:
 
 
 def test_discounted_ucb_by_hand() -> None:
-    """discount .5: plan 0 gives 1, then 0; plan 1 gives .6. n_0 = (.5 + 1) .5 = .75, sum_0 =
-    .5 .5 1 = .25, mean 1/3; n_1 = 1. t = 3, beta .1: 1/3 + .1 sqrt(2 ln 3 / .75) = .504 against
-    .6 + .1 sqrt(2 ln 3) = .748."""
+    """discount 0.5: plan 0 gives 1, then 0; plan 1 gives 0.6. n_0 = (0.5 + 1) 0.5 = 0.75, sum_0 =
+    0.5 0.5 1 = 0.25, mean 1/3; n_1 = 1. t = 3, beta 0.1: 1/3 + 0.1 sqrt(2 ln 3 / 0.75) = 0.504
+    against 0.6 + 0.1 sqrt(2 ln 3) = 0.748."""
     policy = DiscountedUCB(2, beta=0.1, discount=0.5)
     for plan, value in ((0, 1.0), (0, 0.0), (1, 0.6)):
         policy.learn(*bandit(plan, value, 2))
@@ -191,7 +191,7 @@ def test_discounted_ucb_does_not_end_in_playing_all_plans_alike() -> None:
 
 def test_discounted_means_do_not_fall_to_0() -> None:
     """What line 9 of Algorithm 6 would do as printed: the sum stays below 1 / (1 - discount) while
-    the plain count grows, so after 1,000 ones its mean is .05."""
+    the plain count grows, so after 1,000 ones its mean is 0.05."""
     policy = DiscountedUCB(1, discount=0.98)
     for _ in range(1000):
         policy.learn(*bandit(0, 1.0, 1))
@@ -199,8 +199,8 @@ def test_discounted_means_do_not_fall_to_0() -> None:
 
 
 def test_sliding_ucb_by_hand() -> None:
-    """Window 3: rounds 2 to 4 hold plan 0 worth .2, plan 1 worth .6 and .4. t = 4, beta .1: .2 + .1
-    sqrt(2 ln 4) = .367 against .5 + .1 sqrt(ln 4) = .618."""
+    """Window 3: rounds 2 to 4 hold plan 0 worth 0.2, plan 1 worth 0.6 and 0.4. t = 4, beta 0.1: 0.2
+    + 0.1 sqrt(2 ln 4) = 0.367 against 0.5 + 0.1 sqrt(ln 4) = 0.618."""
     policy = SlidingUCB(2, beta=0.1, window=3)
     for plan, value in ((0, 1.0), (0, 0.2), (1, 0.6), (1, 0.4)):
         policy.learn(*bandit(plan, value, 2))
@@ -233,7 +233,7 @@ def test_sliding_ucb_tries_the_longest_unplayed_first() -> None:
     ids=["discounted", "sliding"],
 )
 def test_a_change_of_the_best_plan_is_found(policy: Any) -> None:
-    """The plans swap their values of .8 and .3 after 300 rounds; UCB1 with 300 rounds of evidence
+    """The plans swap their values of 0.8 and 0.3 after 300 rounds; UCB1 with 300 rounds of evidence
     would hold on to the old one for 500 more (until the means cross)."""
     plain, shares = UCB1(2, beta=0.01), []
     for each in (policy, plain):

@@ -36,9 +36,9 @@ def bandit(plan: int, prob: float, value: float, num_plans: int) -> tuple[Decisi
 
 
 def test_exp3spec_two_rounds_by_hand() -> None:
-    """Eq. (6) and lines 3-4, K = 2. Round 1: p = 1/2 each; plan 0 is worth .25, its loss estimate
-    .75 / .5 = 1.5. Round 2: eta = sqrt(ln 2 / 4), p_0 = 1 / (1 + exp(1.5 eta)). Plan 1 is worth 1:
-    loss 0. Round 3: eta = sqrt(ln 2 / 6)."""
+    """Eq. (6) and lines 3-4, K = 2. Round 1: p = 1/2 each; plan 0 is worth 0.25, its loss estimate
+    0.75 / 0.5 = 1.5. Round 2: eta = sqrt(ln 2 / 4), p_0 = 1 / (1 + exp(1.5 eta)). Plan 1 is worth
+    1: loss 0. Round 3: eta = sqrt(ln 2 / 6)."""
     policy = EXP3Spec(2, generator())
     assert policy.probabilities().tolist() == [0.5, 0.5]
     policy.learn(*bandit(0, 0.5, 0.25, 2))
@@ -136,8 +136,8 @@ def test_normalhedge_figure_7_by_hand() -> None:
 
 
 def test_normalhedge_two_rounds_by_hand() -> None:
-    """Round 1: p = 1/3; values (.9, .3, .3) give R = (.4, -.2, -.2), so p = (1, 0, 0). Round 2:
-    values (.7, 1, 0) against .7: R = (.4, .1, -.9)."""
+    """Round 1: p = 1/3; values (0.9, 0.3, 0.3) give R = (0.4, -0.2, -0.2), so p = (1, 0, 0). Round
+    2: values (0.7, 1, 0) against 0.7: R = (0.4, 0.1, -0.9)."""
     policy = NormalHedge(3, generator())
     for values in ([0.9, 0.3, 0.3], [0.7, 1.0, 0.0]):
         policy.learn(Decision(0, 1.0, 1), Feedback(np.array(values), ALL3))
@@ -171,8 +171,8 @@ def test_normalhedge_takes_rounding_for_no_lead() -> None:
 
 
 def test_exp3_two_rounds_by_hand() -> None:
-    """MetaSD Algorithm 7, K = 2, gamma = .4. Plan 0 is worth .5 at p = .5: w_0 = exp(.4 * 1 / 2);
-    p_0 = .6 w_0 / (w_0 + 1) + .2. Then plan 1 is worth 1: w_1 = exp(.4 / (2 p_1))."""
+    """MetaSD Algorithm 7, K = 2, gamma = 0.4. Plan 0 is worth 0.5 at p = 0.5: w_0 = exp(0.4 * 1 /
+    2); p_0 = 0.6 w_0 / (w_0 + 1) + 0.2. Then plan 1 is worth 1: w_1 = exp(0.4 / (2 p_1))."""
     policy = EXP3(2, generator(), gamma=0.4)
     assert policy.probabilities().tolist() == pytest.approx([0.5, 0.5])
     policy.learn(*bandit(0, 0.5, 0.5, 2))
@@ -219,7 +219,7 @@ def test_adanormalhedge_does_not_overflow_or_vanish() -> None:
 
 
 def test_adanormalhedge_two_rounds_by_hand() -> None:
-    """Values (1, 0) at p = 1/2: R = (.5, -.5), C = (.5, .5). Then plan 1 alone: no regret."""
+    """Values (1, 0) at p = 1/2: R = (0.5, -0.5), C = (0.5, 0.5). Then plan 1 alone: no regret."""
     policy = AdaNormalHedge(2, generator())
     policy.learn(Decision(0, 0.5, 1), Feedback(np.array([1.0, 0.0]), np.ones(2, dtype=bool)))
     policy.learn(*bandit(1, 0.5, 0.3, 2))

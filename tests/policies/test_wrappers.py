@@ -198,7 +198,7 @@ def test_evidence_survives_json_whole() -> None:
 
 @pytest.mark.parametrize("spec", ["delayed:base=goodput,rounds=3", "batched:base=goodput,skip=1"])
 def test_evidence_in_flight_is_saved_and_loaded(spec: str) -> None:
-    """A pricing policy behind a queue goes on with the same prices after a round trip."""
+    """A pricing policy after a queue goes on with the same prices after a round trip."""
     policy = make_policy(spec, 3, plans=PLANS)
     nothing = np.zeros(3), np.zeros(3, dtype=bool)
     for seed in range(8):

@@ -1,4 +1,4 @@
-"""The command as a process: what it says, how it ends, and what a killed one leaves behind."""
+"""The command as a process: what it says, how it ends, and what a killed one leaves after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""500 requests by a crowd: none lost, doubled or wrong, and nothing is left behind."""
+"""500 requests by a crowd: none lost, doubled or wrong, and nothing is left after."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def a_head(target: Any, **changes: Any) -> EagleHead:
 
 
 def drafted(head: EagleHead, states: torch.Tensor, tokens: list[int], start: int) -> torch.Tensor:
-    """States along a draft behind slot ``start``, whose tokens are those of the text."""
+    """States along a draft after slot ``start``, whose tokens are those of the text."""
     cache = RaggedCache(1, 80)
     hidden = head.fuse(states[: start + 1])
     (found,) = read(head, cache, [0], [tokens[1 : start + 2]], [hidden])

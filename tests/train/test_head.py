@@ -100,7 +100,7 @@ def test_the_share_of_the_target_s_tokens_is_not_judged() -> None:
 
 
 def test_the_loss_by_hand() -> None:
-    """Labels .9 and .2, odds 0 and ln 3 (so .5 and .75), rejections three times as heavy."""
+    """Labels 0.9 and 0.2, odds 0 and ln 3 (so 0.5 and 0.75), rejections three times as heavy."""
 
     class Odds(torch.nn.Module):
         def forward(self, hidden: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def test_the_divergence_by_hand() -> None:
 
 
 def test_calibration_by_hand(tmp_path: Path) -> None:
-    """Three predictions near .1, true .5, and one of .9, true 1: (3 * .4 + .1) / 4."""
+    """Three predictions near 0.1, true 0.5, and one of 0.9, true 1: (3 * 0.4 + 0.1) / 4."""
     found = reliability(np.array([0.5, 0.5, 0.5, 1.0]), np.array([0.1, 0.1, 0.1, 0.9]))
     assert found.ece == pytest.approx((3 * 0.4 + 0.1) / 4)
     assert found.counts.tolist() == [0, 3, 0, 0, 0, 0, 0, 0, 0, 1]
@@ -202,7 +202,7 @@ def test_chains_are_drafts_and_stand_where_the_models_agree() -> None:
 
 
 def test_the_bias_of_products_by_hand() -> None:
-    """A head that always says .5, of drafts that stand with .8 and .5 a token."""
+    """A head that always says 0.5, of drafts that stand with 0.8 and 0.5 a token."""
     head = AcceptanceHead(2, 0)
     with torch.no_grad():
         for weights in head.parameters():

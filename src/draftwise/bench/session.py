@@ -103,7 +103,7 @@ class Encoder:
         return len(self._cut)
 
     def prompt(self, item: Item, answers: Sequence[Sequence[int]]) -> list[int]:
-        """Ids of the next turn, behind the turns and answers before it."""
+        """Ids of the next turn, after the turns and answers before it."""
         said = [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in answers]
         asked = item.turns[: len(answers) + 1]
         if item.category and getattr(self._tokenizer, "chat_template", None):

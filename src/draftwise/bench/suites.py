@@ -21,7 +21,7 @@ _COPY_SHIFT = 5
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that is asked: its turns are put one after another, each behind the answers.
+    """One thing that is asked: its turns are put one after another, each after the answers.
 
     id: the question's own, or its place in the domain. category: as in the file, where it is finer
     than the domain.

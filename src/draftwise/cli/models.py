@@ -34,7 +34,7 @@ _GIVEN = {"num_plans", "rng", "plans", "request_tokens", "reward", "home"} | {
 """Parameters that the engine fills in: they are not written in specs."""
 
 _MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
-"""Drafters that are a model: where it lies, and the options behind that."""
+"""Drafters that are a model: where it lies, and the options after that."""
 
 
 @command

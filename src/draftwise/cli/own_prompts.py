@@ -45,7 +45,7 @@ def make(
     seed: t.Seed = 0,
     hardware: o.Hardware,
 ) -> None:
-    """Let an instruct model write prompts: what it says behind the bare beginning of a user turn.
+    """Let an instruct model write prompts: what it says after the bare beginning of a user turn.
 
     No data is needed (Magpie, arXiv 2406.08464). Unfinished, short, repetitive and repeated turns,
     and those in another script than the template's, are left out, and counted. A stopped run goes

@@ -58,7 +58,7 @@ LONGEST_CONTEXT = 8
 LONGEST_MATCH = 32
 MAX_HITS = 8
 PATIENCE = 32  # places looked at in a bucket: other contexts may share it
-CATCH_UP = 64  # an extension indexes a text that is at most this much behind
+CATCH_UP = 64  # an extension indexes a text that lags by at most this many tokens
 
 ADDRESS, CAPACITY, LENGTH, INDEXED, TENANT = range(5)  # columns of the table of running texts
 NUM_COLUMNS = 8  # a row fills a cache line
@@ -350,7 +350,7 @@ def index_text(table: Int64, slot: int, until: int) -> None:
 def index_texts(table: Int64, max_tokens: int) -> tuple[int, bool]:
     """Index what is left of the running texts, in order of slots.
 
-    Returns what is left of max_tokens, and whether a text is still behind.
+    Returns what is left of max_tokens, and whether a text still lags.
     """
     for slot in range(len(table)):
         num = table[slot, LENGTH] - table[slot, INDEXED]

@@ -156,7 +156,7 @@ class RetrievalIndex(ABC):
     ) -> None:
         """Append what a step emitted: counts[i] tokens to slots[i], one after another in tokens.
 
-        A text that is at most 64 tokens behind is then indexed to its end, others by ``work``.
+        A text that lags by at most 64 tokens is then indexed to its end, others by ``work``.
         """
 
     @abstractmethod
@@ -199,7 +199,7 @@ class RetrievalIndex(ABC):
 
     @abstractmethod
     def _index_texts(self, max_tokens: int) -> tuple[int, bool]:
-        """Index running texts; what is left of max_tokens, and whether a text is still behind."""
+        """Index running texts; what is left of max_tokens, and whether a text still lags."""
 
     @abstractmethod
     def _remember(self, tenant: int, text: Int32, start: int, end: int) -> None:

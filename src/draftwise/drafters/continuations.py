@@ -92,7 +92,7 @@ def tree(
 
 @functools.lru_cache(maxsize=4096)
 def describe(depth: int, length: int, counts: tuple[int, ...]) -> DraftStep:
-    """What a guide sees behind a token that was chosen with these counts, its own first.
+    """What a guide sees after a token that was chosen with these counts, its own first.
 
     >>> describe(1, 5, (3, 1)).margin
     0.5
@@ -122,8 +122,8 @@ def pruned(
 ) -> tuple[Ints, Ints]:
     """A tree's tokens and parents without what is drafted in vain.
 
-    That is what stands behind a token that ends the answer, a token that can have no probability,
-    and all that stands behind one. num_allowed: how many of a path's tokens stand before such one.
+    That is what stands after a token that ends the answer, a token that can have no probability,
+    and all that stands after one. num_allowed: how many of a path's tokens stand before such one.
 
     >>> pruned(np.array([5, 2, 7, 8]), np.array([-1, -1, 1, 0]), {2})[1].tolist()
     [-1, -1, 0]

@@ -67,7 +67,7 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
 
 
 def _first_keys(text: NDArray[Any], num_symbols: int, depth: int) -> tuple[NDArray[np.uint64], int]:
-    """Each suffix's first symbols as one integer, and how many they are; behind the end is 0."""
+    """Each suffix's first symbols as one integer, and how many they are; after the end is 0."""
     bits = num_symbols.bit_length()
     width = max(1, min(64 // bits, depth))
     keys = np.zeros(len(text), dtype=np.uint64)
@@ -209,7 +209,7 @@ class Store:
         return tokens
 
     def continuations(self, first: int, last: int, num: int, depth: int) -> Rows:
-        """How the corpus went on behind these suffixes; of many, ``num`` at even distances."""
+        """How the corpus went on after these suffixes; of many, ``num`` at even distances."""
         places = self._suffixes[_spread(first, last, num)].astype(np.int64)
         behind = places[:, None] - np.arange(1, depth + 1)
         rows: list[list[int]] = self._tokens[np.maximum(behind, 0)].tolist()
@@ -231,7 +231,7 @@ def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:
 
 def _common_bytes(one: bytes, other: bytes) -> int:
     """How many bytes two strings have in common at their beginning."""
-    one = one.ljust(len(other), b"\0")  # only at the end of a file, behind the last separator
+    one = one.ljust(len(other), b"\0")  # only at the end of a file, after the last separator
     differs = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
     return len(one) - (differs.bit_length() + 7) // 8
 

@@ -157,14 +157,14 @@ class EagleRunner(ShiftedKVCache):
         return self._head.logits(torch.cat(kept)), None
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
-        """One slot more of each row, behind the state that the head itself made up."""
+        """One slot more of each row, after the state that the head itself made up."""
         last = [self._last[row] for row in rows]
         states = read(self._head, self._cache, rows, list(tokens[:, None]), last)
         self._last.update(zip(rows, states, strict=True))
         return self._head.logits(torch.cat(states)), None
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        """A level of each tree, each token behind the state of what it continues."""
+        """A level of each tree, each token after the state of what it continues."""
         states = []
         for row, feed in zip(rows, feeds, strict=True):
             is_first = len(feed.tokens) == len(feed.tree.positions)

@@ -19,7 +19,7 @@ from draftwise.types import DraftwiseError
 SINK = 4
 """StreamingLLM's own default."""
 ROOM = 128
-"""Slots for a draft behind the window: a longer one (TapOut's longest, say) is cut to it."""
+"""Slots for a draft after the window: a longer one (TapOut's longest, say) is cut to it."""
 
 _LONGEST = 1 << 24
 
@@ -63,7 +63,7 @@ class Window:
         return self.sink + self.window + ROOM
 
     def skipped(self, num_tokens: int) -> int:
-        """Tokens behind the sink that are left out of a text of this length."""
+        """Tokens after the sink that are left out of a text of this length."""
         block = self.window // 2
         surplus = max(0, num_tokens - self.sink - self.window)
         return -(-surplus // block) * block
@@ -123,7 +123,7 @@ class LMDrafter:
 class LMRunner:
     """One causal LM on its cache, which holds what was read of each text and of its draft.
 
-    With a window, the cache holds what is read of the text: behind the sink, the slot of a token is
+    With a window, the cache holds what is read of the text: after the sink, the slot of a token is
     its position less those skipped.
     """
 
@@ -182,7 +182,7 @@ class LMRunner:
         return self._cache.lengths[context.row]
 
     def first(self, context: Context) -> int:
-        """Behind the gap, if there is one."""
+        """After the gap, if there is one."""
         skipped = self._skipped[context.row]
         return self._window.sink + skipped + 1 if self._window is not None and skipped else 0
 
@@ -196,7 +196,7 @@ class LMRunner:
         lengths = [self._cache.lengths[row] for row in rows]
         fed = [self._unread(reading) for reading in readings]
         for row, reading, tokens in zip(rows, readings, fed, strict=True):
-            if reading.most is not None:  # behind a text as long as the positions, over its end
+            if reading.most is not None:  # after a text as long as the positions, over its end
                 room = self._cache.capacity - len(tokens)
                 self._cache.lengths[row] = min(self._cache.lengths[row], room)
         starts = [self._cache.lengths[row] for row in rows]
@@ -216,7 +216,7 @@ class LMRunner:
         return self._shared.spread(logits.flat), self._hidden(logits)
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        """A level of each tree, behind those before it."""
+        """A level of each tree, after those before it."""
         # a level may be wider than what is shared
         fed = [feed.tokens.clamp(max=self._shared.own - 1) for feed in feeds]
         trees = [feed.tree for feed in feeds]

@@ -24,7 +24,7 @@ from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 class TreeLevel:
     """A level of a tree that is read next.
 
-    tokens: [n]. tree: how they stand behind the text. above: [n] which token of the level before
+    tokens: [n]. tree: how they stand after the text. above: [n] which token of the level before
     each continues (of the first level, the text's end: 0).
     """
 
@@ -38,7 +38,7 @@ Growing = Generator[TreeLevel, Tensor, tuple[Tensor, Tensor]]
 
 
 def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
-    """A tree behind ``base`` tokens that the network has read; logits: [V] after them.
+    """A tree after ``base`` tokens that the network has read; logits: [V] after them.
 
     Source: EAGLE-2 (Li et al. 2024), section 4: the ``top_k`` likeliest tokens of a level, by the
         product of probabilities along their path, get ``top_k`` children each; when the depth is
@@ -113,10 +113,10 @@ PROBE_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class DraftInput:
-    """What is read of one text and the draft behind it, up to ``end`` tokens of both.
+    """What is read of one text and the draft after it, up to ``end`` tokens of both.
 
     num: the last so many positions up to ``end`` whose logits are wanted, at least 1. ahead: tokens
-    that will be drawn behind them. most: of what was not read yet, only the last tokens.
+    that will be drawn after them. most: of what was not read yet, only the last tokens.
     """
 
     context: Context
@@ -163,7 +163,7 @@ class DraftModelRunner(Protocol):
         ...
 
     def crop(self, row: int, length: int) -> None:
-        """Another text goes on behind the first ``length`` tokens."""
+        """Another text goes on after the first ``length`` tokens."""
         ...
 
     def copy(self, source: int, row: int, length: int) -> None:
@@ -191,7 +191,7 @@ class DraftModelRunner(Protocol):
         ...
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Read a token [R] behind what was read of each row: [R, V] logits, [R, D] states."""
+        """Read a token [R] after what was read of each row: [R, V] logits, [R, D] states."""
         ...
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
@@ -199,7 +199,7 @@ class DraftModelRunner(Protocol):
         ...
 
     def settle(self, context: Context, base: int, agreed: int) -> None:
-        """Text and draft agree on ``agreed`` tokens; it began behind ``base`` (0 = none)."""
+        """Text and draft agree on ``agreed`` tokens; it began after ``base`` (0 = none)."""
         ...
 
 
@@ -259,7 +259,7 @@ def text_span(reading: DraftInput) -> SampledSpan:
 def drawn_span(
     context: Context, drafted: Sequence[int | Tensor], device: torch.device
 ) -> SampledSpan:
-    """The row of the token behind a draft, of which the host may not know all."""
+    """The row of the token after a draft, of which the host may not know all."""
     if not context.sampling.reads_text:
         return context.span(1, len(context.tokens))
     if context.sampling.process is not None:
@@ -335,7 +335,7 @@ class Chain:
                 self._step = DraftStep(len(self.tokens), self.length)
 
     def _match(self, length: int, token: int) -> int:
-        """A match's length; 0 where what follows it cannot stand behind this draft."""
+        """A match's length; 0 where what follows it cannot stand after this draft."""
         if not length or self.context.sampling.process is None:
             return length
         stands = self.context.num_allowed([*self.tokens, token]) > len(self.tokens)
@@ -392,7 +392,7 @@ class Chain:
         self.is_over = self.is_over or self._is_full
 
     def add_offpath(self, node: int, q: Dists, row: int) -> None:
-        """Note what the drafter would have drawn from behind a node, to score it."""
+        """Note what the drafter would have drawn from after a node, to score it."""
         drawn_from = q.q(row)
         self.offpath_probs.append((node, q.tokens[row] if drawn_from is None else drawn_from))
 
@@ -447,7 +447,7 @@ def described(q: Dists, logits: Tensor, tokens: Tensor) -> Tensor:
 def draw_blindly(
     reader: DraftModelRunner, chains: Sequence[Chain], heard: DraftLogits
 ) -> DeviceRead[None]:
-    """Draw whole drafts on the device; what stands behind an end token is left out."""
+    """Draw whole drafts on the device; what stands after an end token is left out."""
     longest = max(chain.length for chain in chains)
     uniforms = _uniforms(chains, longest, heard.logits)
     steps: list[tuple[list[int], Tensor, Dists]] = []
@@ -515,7 +515,7 @@ def _look(
 ) -> DeviceRead[None]:
     """Let the chains keep what they drew, with what their rules read of it.
 
-    after: what was heard behind the tokens of these chains, if it was read already.
+    after: what was heard after the tokens of these chains, if it was read already.
     """
     has_facts = any(chain.needs_facts for chain in chains)
     wanted = [tokens, *([heard.described(tokens)] if has_facts else [])]
@@ -596,7 +596,7 @@ def _hear_drawn(
 
 
 def _hear_mixed(reader: DraftModelRunner, chains: Sequence[Chain]) -> DraftLogits:
-    """Read what was drawn, and what a mixer had copied behind it."""
+    """Read what was drawn, and what a mixer had copied after it."""
     nums = []
     for chain in chains:
         end = len(chain.context.tokens) + len(chain.tokens)
@@ -703,7 +703,7 @@ def _rows(p: Sequence[int | Tensor]) -> Tensor:
 
 @dataclass(slots=True)
 class _ScoredRow:
-    """told: the first position that was not scored yet. drafted: what was, behind ``base`` tokens.
+    """told: the first position that was not scored yet. drafted: what was, after ``base`` tokens.
     scores: what was not reported yet."""
 
     told: int = 0

@@ -32,7 +32,7 @@ class Context:
     request's draft stream. targets: p at the positions ``targets_start``, ``targets_start + 1``,
     ... of the text, at most ``MAX_TARGETS`` of the latest: tokens where the request is greedy (-1 =
     not finite), else [V] rows on the device. features: the target's hidden states along the text
-    but for its last token, where some drafter looks at them. eos: tokens behind which nothing is
+    but for its last token, where some drafter looks at them. eos: tokens after which nothing is
     drafted. num_prompt: of the text, by default all that there is at first. seen: how often tokens
     occurred, where that is penalised. tenant: whose earlier answers it may draft from, and whose it
     joins. is_private: it joins none. drafters: those that may draft for it, None = all; where there
@@ -74,7 +74,7 @@ class Context:
         parents: Ints | None = None,
         skip: int = 0,
     ) -> SampledSpan:
-        """Rows of logits behind ``start`` tokens of the text; see ``SampledSpan``."""
+        """Rows of logits after ``start`` tokens of the text; see ``SampledSpan``."""
         if not self.sampling.reads_text:
             return SampledSpan(self.sampling, num_rows, blame=self.blame)
         if self.seen is None and self.sampling.penalises:
@@ -113,7 +113,7 @@ class Context:
 
 
 Peek = Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
-"""Drafted tokens -> by retrieval drafter, the match behind them in tokens and what follows it."""
+"""Drafted tokens -> by retrieval drafter, the match after them in tokens and what follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class DraftSession(Protocol):
         ...
 
     def crop(self, context: Context, length: int) -> None:
-        """Another request goes on in an open row, behind its text's first ``length`` tokens."""
+        """Another request goes on in an open row, after its text's first ``length`` tokens."""
         ...
 
     def copy(self, source: int, row: int, length: int) -> None:
@@ -199,7 +199,7 @@ class DraftSession(Protocol):
 
 @runtime_checkable
 class CatchingUpSession(Protocol):
-    """A session that has to read a text before it can draft behind it."""
+    """A session that has to read a text before it can draft after it."""
 
     def num_uncached_tokens(self, context: Context) -> int:
         """Tokens of the text, but for its last, that were not read yet."""

@@ -52,7 +52,7 @@ class Finder(Protocol):
     """Where one row's text is searched for; its own memory and what it shares with others."""
 
     resumes: bool
-    """Whether prompt and answer are alike to it, so that a next turn goes on behind the last."""
+    """Whether prompt and answer are alike to it, so that a next turn goes on after the last."""
 
     def begin(self, context: Context) -> None:
         """Called once, before anything is read: the text so far is the prompt."""
@@ -167,7 +167,7 @@ class RetrievalSession:
     def tree(
         self, context: Context, num_tokens: int, *, top_k: int | None = None, length: int = 16
     ) -> TokenTree:
-        """The likeliest ``num_tokens`` nodes behind the match, by frequency; see ``tree``."""
+        """The likeliest ``num_tokens`` nodes after the match, by frequency; see ``tree``."""
         rows = self._row(context).match.rows(min(length, num_tokens))
         return tree(rows, num_tokens, top_k=top_k, length=length)
 

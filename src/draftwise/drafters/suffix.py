@@ -1,7 +1,7 @@
 """An index of growing texts that finds where a text's ending occurred before, newest first.
 
 Hash chains as in Lempel-Ziv compressors: for each order (1, 2, 4, 8 tokens) a table maps the
-hash of a context to the latest place behind it, and each place links to the one before. Adding a
+hash of a context to the latest place after it, and each place links to the one before. Adding a
 token costs four table writes whatever the history; an occurrence is confirmed by comparing tokens,
 32 at once, so hash collisions cost time and nothing else.
 
@@ -115,7 +115,7 @@ class SuffixIndex:
         self._num_pieces = self.num_tokens = 0
 
     def append(self, number: int, token: int, keys: tuple[int, ...]) -> int:
-        """Add a token behind the context ``keys`` to a text; return the text's number.
+        """Add a token after the context ``keys`` to a text; return the text's number.
 
         Number 0 begins a new text, and so does one that was dropped.
         """
@@ -141,7 +141,7 @@ class SuffixIndex:
         return number
 
     def find(self, ending: Tail, above: int = 0) -> tuple[int, list[tuple[Piece, int]]]:
-        """The longest match of more than ``above`` tokens, and the places behind it, newest first.
+        """The longest match of more than ``above`` tokens, and the places after it, newest first.
 
         Of the newest ``num_matches`` occurrences of the longest order that occurs, those count
         that agree with the ending longest; (0, []) if there are none.
@@ -158,7 +158,7 @@ class SuffixIndex:
         return 0, []
 
     def _longest(self, level: int, place: int, ending: Tail) -> tuple[int, list[tuple[Piece, int]]]:
-        """From this place back, the newest behind the context that agree with the ending longest.
+        """From this place back, the newest after the context that agree with the ending longest.
 
         (0, []) if this bucket has other contexts only.
         """
@@ -188,7 +188,7 @@ class SuffixIndex:
         return longest, places
 
     def _new_piece(self, cut: Piece | None) -> tuple[int, Piece]:
-        """A new text; behind one that was cut, it begins with a copy of its end."""
+        """A new text; after one that was cut, it begins with a copy of its end."""
         piece = Piece()
         if cut is not None:
             piece.tokens.extend(cut.tokens[-LONGEST_MATCH:])
@@ -217,7 +217,7 @@ class SuffixDrafter:
     longer match proposes, the request's own on a tie. Differs: hash chains instead of suffix trees
     or automata (``suffix_index`` says why); frequencies are those among the newest ``num_matches``
     occurrences of the longest match, up to 32 tokens; the longer match wins, not the higher score.
-    Index: contexts of 1, 2, 4 and 8 tokens, and the longest match among the places behind them.
+    Index: contexts of 1, 2, 4 and 8 tokens, and the longest match among the places after them.
 
     An output is shared round by round, after the round's rows were scored, so requests that run
     together help each other and an answer that is never finished is not lost; prompts are not

@@ -188,7 +188,7 @@ class Sessions:
         return self._look_up(context, lambda session: int(session.match_length(context)))
 
     def peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Each retrieval drafter's match behind the draft, and what follows it."""
+        """Each retrieval drafter's match after the draft, and what follows it."""
         size = self._vocab_size
         return self._look_up(
             context, lambda session: checked_match(session.peek(context, drafted), size)

@@ -206,7 +206,7 @@ def tail(scores: Scores, position: int) -> tuple[Floats, Floats]:
 class ScoreHistory:
     """The alphas and ratios of every drafter, from the oldest position that is still asked for.
 
-    State: by drafter, (alpha, ratio) by position; ``ends``, the position behind the last scored.
+    State: by drafter, (alpha, ratio) by position; ``ends``, the position after the last scored.
 
     >>> from draftwise.types import PLAIN, Scores
     >>> ledger = Ledger(["a"])

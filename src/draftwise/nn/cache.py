@@ -125,7 +125,7 @@ class RowKVCache:
         )
         for block, places in self.blocks or self._joined():
             num, heads, _, size = block.shape
-            # zeros: garbage behind a row's length must at least be finite
+            # zeros: garbage after a row's length must at least be finite
             rest = block.new_zeros((num, heads, num_slots - (length - first), size))
             block = torch.cat((block[:, :, kept], rest), dim=2)
             new.blocks.append((block, places))
@@ -151,7 +151,7 @@ Shelf: TypeAlias = "CompiledSteps"
 
 
 def allocate(like: Tensor, num_slots: int) -> Tensor:
-    """[1, H, slots, D] zeros: garbage behind a row's length must at least be finite."""
+    """[1, H, slots, D] zeros: garbage after a row's length must at least be finite."""
     _, heads, _, size = like.shape
     return like.new_zeros((1, heads, num_slots, size))
 
@@ -159,7 +159,7 @@ def allocate(like: Tensor, num_slots: int) -> Tensor:
 BLOCK = 8
 """Tokens by which a row's storage grows, or an eighth of it where that is more."""
 SPARE = 32
-"""Tokens, or a window where that is less, by which a row can be cut back behind what is settled."""
+"""Tokens, or a window where that is less, by which a row can be cut back after what is settled."""
 
 Near = tuple[Sequence[int], Sequence[int]]
 """Of each row the first slot that layers read that forget, and the end."""
@@ -174,7 +174,7 @@ class Windows:
     chunk: int = 0
 
     def first(self, position: int) -> int:
-        """The first slot that a token there, or behind, may look at."""
+        """The first slot that a token there, or after, may look at."""
         firsts = [position - self.window + 1] if self.window else []
         if self.chunk:
             firsts.append(position // self.chunk * self.chunk)
@@ -186,7 +186,7 @@ class Windows:
         return end - storage.first <= storage.num_slots <= 2 * wanted
 
     def slide(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """With room up to ``end``, and without what no token behind ``settled`` may look at.
+        """With room up to ``end``, and without what no token after ``settled`` may look at.
 
         length: of the row, of which the rest is copied.
         """
@@ -212,7 +212,7 @@ class Windows:
 def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tensor:
     """[R, 1, T, used] of a mask [R or 1, 1, T, all slots]: each row from its first slot on.
 
-    ends: of each row, behind the last slot that it reads.
+    ends: of each row, after the last slot that it reads.
     """
     if len(set(firsts)) == 1:
         return mask[..., firsts[0] :]
@@ -236,14 +236,14 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The first slot behind them, which is how many slots they may look at."""
+        """The first slot after them, which is how many slots they may look at."""
         return self.start + self.count
 
 
 class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     """Keys and values of rows that come and go, each with a length and storage of its own.
 
-    ``lengths`` says how many tokens of each row are valid; whatever lies behind is garbage that no
+    ``lengths`` says how many tokens of each row are valid; whatever lies after is garbage that no
     forward looks at, so a rejected draft is removed by lowering a number. A row's storage grows by
     blocks as its text grows, and is freed when it is closed, without touching the others.
     ``docs/kv_cache.md`` draws it. Closed rows have length 0.
@@ -383,7 +383,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     def reachable(self, row: int, length: int) -> int:
         """How far a row can be cut back to at most so many tokens; 0 = read it from the beginning.
 
-        For keys and values that is any length behind which windows are still whole, for states the
+        For keys and values that is any length after which windows are still whole, for states the
         last one that is known.
         """
         found = max(0, self.states.reachable(row, length))
@@ -466,7 +466,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self._recent[span.row] = windows.slide(recent, settled, span.start, span.end)
 
     def _is_whole(self, row: int, length: int) -> bool:
-        """Whether nothing is gone that a token behind so many may look at."""
+        """Whether nothing is gone that a token after so many may look at."""
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
     def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:

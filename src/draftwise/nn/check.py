@@ -242,7 +242,7 @@ def _grows_trees(model: CausalModel) -> bool:
 
 @torch.inference_mode()
 def _tree_error(model: CausalModel) -> float:
-    """As above, for a tree of five tokens, two branches of three, behind a text of one."""
+    """As above, for a tree of five tokens, two branches of three, after a text of one."""
     generator = torch.Generator().manual_seed(1)
     text, *fed = torch.randint(0, model.vocab_size, (6,), generator=generator).tolist()
     cache = model.new_cache(num_rows=1, capacity=8)

@@ -46,7 +46,7 @@ from draftwise.types import Ints
 class Logits:
     """What a ragged forward returned, all rows one after another.
 
-    flat: [M, V]; ends: [R], the place in it behind each row's last. hidden: for each tap of the
+    flat: [M, V]; ends: [R], the place in it after each row's last. hidden: for each tap of the
     model, R tensors [num_fed, D]: hidden states after every token that was fed to the row, those
     fed without logits included. num_fed: tokens of all rows.
     """
@@ -346,7 +346,7 @@ class CausalModel:
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype, self.device)
         self.packs = self._masks.is_packable  # until the self-check says otherwise
-        self.forgets = True  # what lies behind a window, where layers have one; as above
+        self.forgets = True  # what lies after a window, where layers have one; as above
         self._sight = AttentionInputs(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
@@ -380,7 +380,7 @@ class CausalModel:
     ) -> RaggedCache:
         """An empty cache with ``num_rows`` rows open, each of at most ``capacity`` tokens.
 
-        forgets: whether layers with windows may drop what no token behind ``settle`` looks at.
+        forgets: whether layers with windows may drop what no token after ``settle`` looks at.
         """
         turns = LongRopeState() if self.switch else None
         windows = self.windows if forgets else None

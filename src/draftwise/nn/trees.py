@@ -31,7 +31,7 @@ class Branches:
 
 
 def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> Branches:
-    """A tree behind ``base`` tokens of text, of which the last ``num_fed`` (default all) are fed.
+    """A tree after ``base`` tokens of text, of which the last ``num_fed`` (default all) are fed.
 
     parents: for each token, -1 = the text, or an earlier token.
 
@@ -49,7 +49,7 @@ def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> B
 
 
 def draft_branches(draft: Draft, base: int) -> Branches | None:
-    """A draft fed together with the text's last token, behind ``base`` others; None for a chain."""
+    """A draft fed together with the text's last token, after ``base`` others; None for a chain."""
     if draft.parents is None:
         return None
     parents = [-1, *(draft.parents + 1).tolist()]

@@ -17,7 +17,7 @@ _MOST = 1e15
 
 
 class Kept:
-    """Whose memory is ``KEPT``: the names in a file, which stay, and the attributes behind them."""
+    """Whose memory is ``KEPT``: the names in a file, which stay, and the attributes after them."""
 
     KEPT: ClassVar[Fields]
 

@@ -49,7 +49,7 @@ class UCB1(UpperBounds):
     Differs: (1) a plan is owed its first try until something was SEEN of it, so late feedback and
         replayed decisions are right; (2) every seen value counts, not only the played plan's; (3)
         TapOut's t is the round being chosen, one more than MetaSD's and this one: its bonus is
-        larger by a factor sqrt(ln (t + 1) / ln t), 3% in round 10 and .1% in round 200.
+        larger by a factor sqrt(ln (t + 1) / ln t), 3% in round 10 and 0.1% in round 200.
     Feedback: bandit or richer, in any order.
     State: a Tally: counts, sums, chosen float64[K] (values are unitless); rounds learned.
     Errors: ValueError if beta is not from 1e-6 to 1e6.

@@ -68,7 +68,7 @@ class Constraint:
     """``SamplingParams.process`` that leaves only what the grammar allows next.
 
     State: a matcher and the answer's tokens that it has read. Paths of a draft are asked about in
-    any order: it goes back to what the new path shares with the last one. Behind a token that the
+    any order: it goes back to what the new path shares with the last one. After a token that the
     grammar forbids nothing is masked: that token has probability 0 and ends the draft.
     """
 
@@ -78,7 +78,7 @@ class Constraint:
         self._read: list[int] = []
 
     def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
-        """[V] logits behind ``text`` (prompt and answer so far), with -inf where forbidden.
+        """[V] logits after ``text`` (prompt and answer so far), with -inf where forbidden.
 
         Raises DraftwiseError for a grammar that is too large to follow.
         """

@@ -31,7 +31,7 @@ class Middleware:
     hosts: names that ``Host`` may have, in lower case; without any, or with ``*``, all may. A web
     page whose name leads to this machine's own address is kept out by it (DNS rebinding).
 
-    Bodies are read here, whole, so that the size is known before anything looks at them; behind
+    Bodies are read here, whole, so that the size is known before anything looks at them; after
     the body ``receive`` only tells of the client's leaving.
     """
 

@@ -1,4 +1,4 @@
-"""INSIDE a draft: when to stop drafting; each a leaf behind the protocol ``StopRule``."""
+"""INSIDE a draft: when to stop drafting; each a leaf after the protocol ``StopRule``."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class AnyOf(Several):
 
 
 class TapOutToken(Several):
-    """Behind each token a bandit of that position picks the rule which decides whether to go on.
+    """After each token a bandit of that position picks the rule which decides whether to go on.
 
     Source: TapOut, sections 3.1 to 3.3, token level: ``bandit=ucb1:beta=1`` (UCB1) or
         ``bandit=thompson-bernoulli`` (Beta-Bernoulli Thompson sampling); the rules of table 1.
@@ -87,7 +87,7 @@ class TapOutToken(Several):
     Differs: (1) that reward is read as it is printed, of the token AT the position, which is drawn
         before the rule is picked: it tells rules apart only through noise and through the drafts
         that reach the position, so expect a nearly uniform mix of rules (the paper too finds the
-        token level weaker, section 4.2.1); tokens behind the first rejection count as not accepted;
+        token level weaker, section 4.2.1); tokens after the first rejection count as not accepted;
         (2) every rule sees every step and hears of every draft, so AdaEDL's lambda learns from
         drafts that other rules ended; (3) the last position of the longest length has no bandit, as
         there is nothing left to decide.

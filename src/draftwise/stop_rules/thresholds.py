@@ -112,7 +112,7 @@ class SvipDifference(Looking):
 
     Source: TapOut, table 1 and appendix A.1 (SVIPDifference, threshold 0.2), H in nats.
     Update: none. Differs: the first token of a draft has none before it (the text's last token was
-    the target's), so the rule goes on behind it. State: none. Cost: O(V) a token. Errors:
+    the target's), so the rule goes on after it. State: none. Cost: O(V) a token. Errors:
     ValueError if the threshold is not a number.
 
     >>> rule = SvipDifference(0.2)
@@ -142,7 +142,7 @@ class AdaEdl(Looking):
         first lambda, ``threshold`` 0.7, are this project's, the last so that it starts about where
         SVIP's 0.6 stops (sqrt(H) = 0.67); (2) its running ``accept_rate`` (with beta1) is left
         out, as the printed update of lambda does not read it; (3) as printed, lambda moves by
-        (1 - beta2) epsilon a draft, .001 here, and it begins anew in each request: by .05 at most
+        (1 - beta2) epsilon a draft, 0.001 here, and it begins anew in each request: by 0.05 at most
         over an answer of 50 drafts, so the rule is nearly constant unless epsilon is larger.
     State: lambda, as ``threshold``: float, unitless. Cost: O(V) a token.
     Errors: ValueError if alpha or beta2 is not in [0, 1], or gamma or epsilon is below 0.

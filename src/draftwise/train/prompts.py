@@ -65,7 +65,7 @@ TOPICS = (
     "You extract facts from texts, and answer questions about given passages.",
     "You play roles, give advice and talk about everyday life.",
 )
-"""System prompts behind which user turns are sampled; the empty one is the template's own."""
+"""System prompts after which user turns are sampled; the empty one is the template's own."""
 MIN_CHARS, MAX_PACKED = 12, 5.0
 SAME = 0.7
 """Share of common word triples from which on two prompts count as the same."""
@@ -158,7 +158,7 @@ def sample_prompts(
 ) -> Iterator[tuple[int, str | None]]:
     """(index, text) of ``num`` user turns from ``first`` on; None where one did not end in time.
 
-    Sampled at temperature 1 behind the system prompts of ``TOPICS``, in turn.
+    Sampled at temperature 1 after the system prompts of ``TOPICS``, in turn.
     """
     prefixes, ends = [], set()
     for topic in TOPICS:

@@ -17,7 +17,7 @@ __all__ = ["pair", "questions", "speculator"]
 
 @dataclass(frozen=True)
 class Bench:
-    """What `draftwise bench` left behind."""
+    """What `draftwise bench` left after."""
 
     folder: Path
     arguments: tuple[str, ...]

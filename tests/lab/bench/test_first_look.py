@@ -1,4 +1,4 @@
-"""The first look: what it leaves behind, also when it is ended early."""
+"""The first look: what it leaves after, also when it is ended early."""
 
 from __future__ import annotations
 

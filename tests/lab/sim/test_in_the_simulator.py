@@ -24,14 +24,14 @@ def text_of(entropies: list[float]) -> Text:
 
 
 def test_a_played_rule_is_taught() -> None:
-    """All of four tokens are accepted: lambda falls by (1 - .9) * .01."""
+    """All of four tokens are accepted: lambda falls by (1 - 0.9) * 0.01."""
     rule, plan = AdaEdl(), Plan("a", 4, "adaedl")
     SimulatedRequest(text_of([]), [plan], COSTS, {"adaedl": rule}).play(plan)
     assert rule.threshold == pytest.approx(0.7 - 0.1 * 0.01, abs=1e-12)
 
 
 def test_entropies_come_with_the_one_before() -> None:
-    """Roots 0, 0.1, 0.5: the jump is behind the third token; the first has none before it."""
+    """Roots 0, 0.1, 0.5: the jump is after the third token; the first has none before it."""
     plan = Plan("a", 4, "svip-difference")
     for entropies, expected in (([0.0, 0.01, 0.25], 3), ([4.0, 4.0, 4.0, 4.0], 4)):
         guides = {plan.rule: make_guide(plan.rule)}

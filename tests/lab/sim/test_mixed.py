@@ -37,7 +37,7 @@ class Script:
 
 
 def confident(text: Text) -> Text:
-    """``a`` says how sure it is: .5, .6, .7, .. along the text."""
+    """``a`` says how sure it is: 0.5, 0.6, 0.7, .. along the text."""
     track = text.tracks["a"]
     sure = 0.5 + 0.01 * np.arange(len(track.alphas))
     return replace(text, tracks={**text.tracks, "a": replace(track, max_probs=sure)})

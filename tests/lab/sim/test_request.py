@@ -113,7 +113,7 @@ def test_an_old_backlog_is_forgotten() -> None:
 
 
 def test_stop_rules_look_at_the_token_kept_last() -> None:
-    """Confidence 0.9, 0.5, 0.9: the rule stops behind the second token, retrieval never."""
+    """Confidence 0.9, 0.5, 0.9: the rule stops after the second token, retrieval never."""
     num = 16
     tops = np.array([0.9, 0.5, *[0.9] * (num - 2)])
     sure = Track(tops, tops, runs_of(np.ones(num, dtype=bool)), max_probs=tops)

@@ -144,7 +144,7 @@ def test_traces_are_settings(npz: Path, tmp_path: Path) -> None:
 
 
 def test_regimes_are_those_of_the_study() -> None:
-    """Target 1 / 1 + .06 k / 1 + .35 k; drafters .04 / .12 / .04, big .15 / .2 / .15."""
+    """Target 1 / 1 + 0.06 k / 1 + 0.35 k; drafters 0.04 / 0.12 / 0.04, big 0.15 / 0.2 / 0.15."""
     names = ["all", "big", "sam"]
     for regime, slope, small, big in (
         ("gpu", 0.0, 0.04, 0.15),

@@ -68,7 +68,7 @@ def head_ways(folders: Sequence[Path], thresholds: Sequence[float], lag: bool) -
 class Run:
     """One prompt answered one way: SpecDec++'s N, N_target, N_discarded, N_draft, and seconds.
 
-    num_draft_forwards: forwards of the drafter; a head that stops behind a token has read it, and
+    num_draft_forwards: forwards of the drafter; a head that stops after a token has read it, and
     so has one more of them than tokens in its draft. oracle: |S| + 1, the target forwards of
     theorem 4.1. seconds: without the prompt's; of a batch its share.
     """

@@ -174,7 +174,7 @@ def _greedy_differs(made: Any, module: Any, num_tokens: int) -> str:
 
 
 def _largest_gap(module: Any, prompt: Sequence[int], text: Sequence[int]) -> float:
-    """How far behind the best logit the chosen ones are at most, over the largest logit."""
+    """How far below the best logit the chosen ones are at most, over the largest logit."""
     logits = _plain(module, [*prompt, *text[:-1]])[len(prompt) - 1 :]
     chosen = logits.gather(1, logits.new_tensor(text).long()[:, None])[:, 0]
     return float(((logits.amax(1) - chosen) / logits.abs().amax().clamp_min(1e-6)).max())

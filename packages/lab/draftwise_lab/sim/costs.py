@@ -56,7 +56,7 @@ _BIG, _RETRIEVAL = "big", ("pld3", "sam", "lookup")
 
 
 def _regime(slope: float, small: float, big: float, read_share: float) -> CostTable:
-    """Target forward of one token = 1; ``slope`` for each further one; retrieval .002."""
+    """Target forward of one token = 1; ``slope`` for each further one; retrieval 0.002."""
     draft_s = {_BIG: big, **dict.fromkeys(_RETRIEVAL, 0.002)}
     table = {1: (1.0, 1.0 + slope)}
     return CostTable(table, draft_s, other_s=small, read_share=read_share)
@@ -68,7 +68,7 @@ REGIMES: dict[str, CostTable] = {
     "loaded": _regime(0.35, 0.04, 0.15, 0.03),
 }
 """Three shapes that real machines have: memory-bound, a few cores, a busy server. A token more that
-a drafter reads costs .002 to .035 of its step: the bundled drafters take .035 on one core."""
+a drafter reads costs 0.002 to 0.035 of its step: the bundled drafters take 0.035 on one core."""
 
 
 def load_costs(spec: str) -> CostTable:

@@ -69,7 +69,7 @@ def can_mix(text: Text, mixer: Mixer | None) -> bool:
 def draft_mixed(text: Text, mixer: Mixer, start: int) -> Drafted:
     """A draft whose mixer names each token's writer before it, as in the engine.
 
-    Differs from it: behind a token that will be rejected, matches, confidences and alphas are those
+    Differs from it: after a token that will be rejected, matches, confidences and alphas are those
     of the verified text.
     """
     length = min(mixer.length, text.limit - start - 1)
@@ -143,7 +143,7 @@ class Reading:
         return name in self._ends
 
     def draft_s(self, name: str, position: int, own: int, copied: int = 0) -> float:
-        """Seconds of a draft behind ``position`` tokens: ``own`` steps, the first of them over what
+        """Seconds of a draft after ``position`` tokens: ``own`` steps, the first of them over what
         was missed unless that is much, and ``copied`` tokens of others read on the way."""
         missed = position - self._ends[name] - 1
         seconds = own * self._step_s[name] + (missed + copied) * self._read_s[name]

@@ -32,12 +32,12 @@ def load_dflash(
 
 
 class DFlashDrafter:
-    """A DFlash head: a block of masks behind the last token, filled in one forward.
+    """A DFlash head: a block of masks after the last token, filled in one forward.
 
     Source: DFlash (Chen et al. 2026, arXiv 2602.06036). Differs: tokens are sampled, and each is
     verified with the q that it was sampled from, after temperature, top-k and top-p, where the
     authors are greedy; q of a later token knows nothing of those drafted before it. Where a text
-    was not drafted on by this head, it is scored by a block behind each token. Index: none. Memory:
+    was not drafted on by this head, it is scored by a block after each token. Index: none. Memory:
     keys and values of its layers; D floats a token and tapped layer, which all heads share. Time:
     one forward of a block, whatever the length. probs: as ``LMDrafter``.
 
@@ -68,7 +68,7 @@ class DFlashDrafter:
 class DFlashRunner(ShiftedKVCache):
     """One head on its cache: keys and values of the target's states, never of a draft.
 
-    A block behind token s looks at the states after the tokens before s, and its n-th slot from
+    A block after token s looks at the states after the tokens before s, and its n-th slot from
     ``block.first`` on gives q of position s + 1 + n.
     """
 
@@ -101,7 +101,7 @@ class DFlashRunner(ShiftedKVCache):
         return end - 1 - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
-        """Blocks behind the last ``num`` tokens of each text; of the last, all for a draft."""
+        """Blocks after the last ``num`` tokens of each text; of the last, all for a draft."""
         states, first = self._fill(readings, self._read_texts(readings)), self._head.block.first
         for states_of, reading in zip(states, readings, strict=True):
             if reading.ahead > 1:
@@ -152,7 +152,7 @@ class DFlashRunner(ShiftedKVCache):
     def _fill(
         self, readings: Sequence[DraftInput], held: Sequence[tuple[Tensor, Tensor]]
     ) -> list[Tensor]:
-        """States [num, S, h] of the blocks behind the last ``num`` tokens of each text."""
+        """States [num, S, h] of the blocks after the last ``num`` tokens of each text."""
         device = held[0][0].device
         ends = [(row, at) for row, r in enumerate(readings) for at in range(r.end - r.num, r.end)]
         tokens = [token for r in readings for token in r.context.tokens[r.end - r.num : r.end]]

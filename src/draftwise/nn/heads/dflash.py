@@ -83,9 +83,9 @@ class DFlashHead(BorrowingHead):
             store(number, *layer.self_attn.keys_and_values(fused, cos, sin))
 
     def forward(self, last: Tensor, positions: Tensor, attend: AttendBlock, longest: int) -> Tensor:
-        """States [N, S, h] of blocks behind the tokens ``last`` [N], which stand at ``positions``.
+        """States [N, S, h] of blocks after the tokens ``last`` [N], which stand at ``positions``.
 
-        Slots from ``block.first`` on say what stands behind the last token. longest: blocks end
+        Slots from ``block.first`` on say what stands after the last token. longest: blocks end
         before it.
         """
         slots = torch.arange(self.block.size, device=last.device)

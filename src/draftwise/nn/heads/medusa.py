@@ -42,7 +42,7 @@ class MedusaHeads(nn.ModuleList):
     def logits(self, states: Tensor, num: int) -> Tensor:
         """[num, R, V] of the first ``num`` heads from the target's last states [R, D].
 
-        Head i, counted from 0, speaks of the token i + 2 places behind that of the state.
+        Head i, counted from 0, speaks of the token i + 2 places after that of the state.
         """
         return torch.stack([head(states) for head, _ in zip(self, range(num), strict=False)])
 

@@ -161,7 +161,7 @@ KIND = "MTP head"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How one family names its weights: a pattern with the layer's number, and names behind it."""
+    """How one family names its weights: a pattern with the layer's number, and names after it."""
 
     family: str
     pattern: str

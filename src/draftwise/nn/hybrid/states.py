@@ -234,7 +234,7 @@ class States:
         self.trace = StateCheckpoint((), 0)
 
     def settle(self, row: int, length: int) -> None:
-        """The row never goes back behind this length: forget what only that would need."""
+        """The row never goes back after this length: forget what only that would need."""
         if not self._steps[row]:
             return
         first = self.reachable(row, length)

@@ -40,10 +40,10 @@ class Rates(Kept):
 
     Source: this project's own; the two memories are weighted as in Hedge.
     Update: by drafter num, den <- g num + w alpha, g den + w for each alpha of weight w, once with
-        the slow g = ``discount`` and once with the fast .8; what is not scored fades by the slow g
+        the slow g = ``discount`` and once with the fast 0.8; what is not scored fades by the slow g
         for each emitted token. rate = (num + n e) / (den + n), with e the drafter's prior and n its
         weight (of the fast rate 2). Where nothing is remembered of drafters, an unknown one is
-        granted less as all fail: e = prior * min(1, m / .2), m = (4 prior + pool num) / (4 + pool
+        granted less as all fail: e = prior * min(1, m / 0.2), m = (4 prior + pool num) / (4 + pool
         den), the pool's num and den adding up all drafters' alphas.
     State: [6, D] num, den slow, num, den fast, squared errors of slow and fast; the pool's num and
         den; priors and their weights.

@@ -108,7 +108,7 @@ class Experience:
         self.num_answers += 1
 
     def predict(self, seen: Features) -> tuple[Floats, Floats]:
-        """[D] acceptance behind such a text, and how many alphas that counts for."""
+        """[D] acceptance after such a text, and how many alphas that counts for."""
         variance = self._variance.take(seen.ids, axis=1) @ seen.squares
         logit = _BIAS + self._mean.take(seen.ids, axis=1) @ seen.values
         rates = 1.0 / (1.0 + np.exp(-logit / np.sqrt(1.0 + _PROBIT * variance)))
@@ -116,7 +116,7 @@ class Experience:
         return rates, 1.0 / (1.0 / MOST_WEIGHT + rates * (1.0 - rates) * variance)
 
     def add(self, drafter: int, seen: Features, alpha: float, num: float) -> None:
-        """A drafter's mean alpha behind such a text, over so many tokens."""
+        """A drafter's mean alpha after such a text, over so many tokens."""
         mean, variance = self._mean[drafter], self._variance[drafter]
         old, own, weight = variance.take(seen.ids), mean.take(seen.ids), TOKEN_WEIGHT * num
         spread, logit = float(old @ seen.squares), _BIAS + float(own @ seen.values)

@@ -65,7 +65,7 @@ class MatchTable:
                 self.rates[row] = (num + held) / (den + self.weight)
 
     def ladder(self, num: int) -> list[float]:
-        """Acceptance of a token behind a match of 1, 2, .. ``num`` tokens.
+        """Acceptance of a token after a match of 1, 2, .. ``num`` tokens.
 
         >>> [round(alpha, 3) for alpha in MatchTable().ladder(5)]
         [0.3, 0.45, 0.55, 0.55, 0.65]

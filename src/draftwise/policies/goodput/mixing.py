@@ -84,7 +84,7 @@ class GoodputMixer:
         that followed that bin; after a copied one it is multiplied by that of the match. Everything
         it looks at was known before the token is drawn, and what was drawn stays: lossless
         (``docs/verification.md``).
-    ladders: by retrieval drafter, the acceptance of a token behind a match of 1, 2, .. tokens.
+    ladders: by retrieval drafter, the acceptance of a token after a match of 1, 2, .. tokens.
     State: that probability, and the acceptance of the drafter's next token.
     Cost: O(length) a token and offer, some microseconds.
     """

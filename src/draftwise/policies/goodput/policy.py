@@ -35,7 +35,7 @@ class Goodput:
         under a constant acceptance probability are Leviathan et al. (2023).
     Update: per LM drafter a discounted rate of its alphas, over some 33 tokens and over some five,
         weighted by how well each has predicted (``acceptance``). One that was not scored fades
-        towards its prior: .55, or what requests before this one say of such texts
+        towards its prior: 0.55, or what requests before this one say of such texts
         (``experience``). Per retrieval drafter a rate in each of six buckets of match length. V =
         (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the product of the
         rates of match lengths m, m + 1, ..; 1 / V grows by the seconds a token of catching up;

@@ -24,7 +24,7 @@ class PlanCosts:
 
     A longer forward than any measured costs what the longest does: an overestimate would end
     drafting, and with it all learning. Where nothing was measured a target forward takes 1 s, and
-    a draft step .05 of it; where catching up was not, a drafter's forward is believed to grow with
+    a draft step 0.05 of it; where catching up was not, a drafter's forward is believed to grow with
     its tokens as the target's does.
     target_s: by tokens. draft_s, read_s: [D] of a draft step, of a missed token that is read.
     seconds: [K]. batch_s: as in ``Costs``. names: [D]; places: by row of
@@ -138,7 +138,7 @@ def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
 def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[float]:
     """[longest + 1] emitted tokens of a round of retrieval by length; 0 without a match.
 
-    ladder: acceptance behind a match of 1, 2, .. tokens; each accepted one makes it longer, and a
+    ladder: acceptance after a match of 1, 2, .. tokens; each accepted one makes it longer, and a
     match longer than the ladder counts as one that ends with it.
 
     >>> retrieved_tokens([0.5, 0.5, 0.5], 1, 2)
