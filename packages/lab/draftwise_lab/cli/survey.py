@@ -257,7 +257,7 @@ def _short(error: BaseException) -> str:
     return text[:160]
 
 
-_HEAD = Path(__file__).with_name("models.md").read_text("utf-8")
+_HEAD = Path(__file__).with_name("models_page.txt").read_text("utf-8")
 _TAIL = """
 ## Refused, and why
 
