@@ -40,7 +40,7 @@ def byte_fallback() -> Any:
     parts = [
         decoders.Replace("▁", " "),
         decoders.ByteFallback(),
-        decoders.GuardedCallback(),
+        decoders.Fuse(),
         decoders.Strip(" ", 1, 0),
     ]
     return _of_pieces([*BYTES, *WORDS], decoders.Sequence(parts))
@@ -48,7 +48,7 @@ def byte_fallback() -> Any:
 
 def byte_fallback_unstripped() -> Any:
     """As Gemma."""
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.GuardedCallback()]
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     return _of_pieces([*BYTES, *WORDS], decoders.Sequence(parts))
 
 

@@ -95,7 +95,7 @@ class PrefixCache:
 def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
     """Tokens that two texts have in common at their beginning.
 
-    >>> common(np.array([1, 2, 3]), [1, 2, 4, 5])
+    >>> common_prefix_length(np.array([1, 2, 3]), [1, 2, 4, 5])
     2
     """
     num = min(len(wanted), len(text))

@@ -209,7 +209,7 @@ class ScoreHistory:
     State: by drafter, (alpha, ratio) by position; ``ends``, the position after the last scored.
 
     >>> from draftwise.types import PLAIN, Scores
-    >>> ledger = Ledger(["a"])
+    >>> ledger = ScoreHistory(["a"])
     >>> ledger.note(Evidence(PLAIN, 0, 0, {"a": Scores(7, np.array([0.5, 0.25]), np.ones(2))}))
     >>> ledger.run("a", 8, 4)[0].tolist(), ledger.ends
     ([0.25], {'a': 9})

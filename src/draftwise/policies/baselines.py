@@ -27,7 +27,7 @@ class FixedPlan(Kept):
     State: the number of rounds. Cost: O(1).
     Errors: ValueError if ``plan`` is not in 0 .. K-1.
 
-    >>> Fixed(num_plans=3, plan=2).choose()
+    >>> FixedPlan(num_plans=3, plan=2).choose()
     Decision(plan=2, prob=1.0, round=1)
     """
 

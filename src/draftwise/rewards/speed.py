@@ -57,7 +57,7 @@ class GoodputReward:
 
     >>> from draftwise.types import PLAIN
     >>> import numpy as np
-    >>> empty, reward = np.zeros(0), Goodput()
+    >>> empty, reward = np.zeros(0), GoodputReward()
     >>> [reward(Outcome(PLAIN, 1, empty, empty, empty, 0, 0, seconds)) for seconds in (1.0, 2.0)]
     [0.5, 0.25]
     """

@@ -64,7 +64,7 @@ class AnyOf(Several):
 
     >>> from draftwise.registry import make_guide
     >>> rule = make_guide("any-of:rules=svip:0.5+max-confidence:0.6")
-    >>> rule.goes_on(DraftStep(depth=1, length=5, max_prob=0.7, entropy=0.3))
+    >>> rule.should_continue(DraftStep(depth=1, length=5, max_prob=0.7, entropy=0.3))
     False
     """
 
@@ -98,7 +98,7 @@ class TapOutToken(Several):
     >>> from draftwise.registry import make_guide
     >>> guide = make_guide("tapout-token:rules=max-confidence:0.9+logit-margin:0.0")
     >>> def play(num_accepted: int) -> bool:
-    ...     _, answer = [guide.goes_on(DraftStep(d, 3, max_prob=0.5, margin=0.1)) for d in (0, 1)]
+    ...     _, answer = [guide.should_continue(DraftStep(d, 3, max_prob=0.5, margin=0.1)) for d in (0, 1)]
     ...     guide.learn(2, num_accepted)
     ...     return answer
     >>> play(0), play(2), play(2)  # the first rule stops, the second goes on and is liked

@@ -29,7 +29,7 @@ class Fixed(Looking):
 
     Source: Leviathan et al. (2023). State: none. Cost: O(1).
 
-    >>> Fixed().goes_on(DraftStep(depth=3, length=5))
+    >>> Fixed().should_continue(DraftStep(depth=3, length=5))
     True
     """
 
@@ -46,7 +46,7 @@ class MaxConfidence(Looking):
     itself stays in the draft, so the output's law is untouched. State: none. Cost: O(V) a token.
     Errors: ValueError if the threshold is not in [0, 1].
 
-    >>> MaxConfidence(0.8).goes_on(DraftStep(depth=1, length=5, max_prob=0.7))
+    >>> MaxConfidence(0.8).should_continue(DraftStep(depth=1, length=5, max_prob=0.7))
     False
     """
 
@@ -65,7 +65,7 @@ class LogitMargin(Looking):
     margin is one of probabilities. Update: none. Differs: none. State: none. Cost: O(V) a token.
     Errors: ValueError if the threshold is not in [0, 1].
 
-    >>> LogitMargin(0.2).goes_on(DraftStep(depth=1, length=5, margin=0.1))
+    >>> LogitMargin(0.2).should_continue(DraftStep(depth=1, length=5, margin=0.1))
     False
     """
 
@@ -93,9 +93,9 @@ class Svip(Looking):
     Update: none. Differs: none known; the paper names no unit for H, and 0.6 is a threshold for
     nats. State: none. Cost: O(V) a token. Errors: ValueError if the threshold is below 0.
 
-    >>> Svip(0.6).goes_on(DraftStep(depth=1, length=5, entropy=0.35))
+    >>> Svip(0.6).should_continue(DraftStep(depth=1, length=5, entropy=0.35))
     True
-    >>> Svip(0.6).goes_on(DraftStep(depth=1, length=5, entropy=0.37))
+    >>> Svip(0.6).should_continue(DraftStep(depth=1, length=5, entropy=0.37))
     False
     """
 
@@ -116,9 +116,9 @@ class SvipDifference(Looking):
     ValueError if the threshold is not a number.
 
     >>> rule = SvipDifference(0.2)
-    >>> rule.goes_on(DraftStep(depth=2, length=5, entropy=0.25, entropy_before=0.16))
+    >>> rule.should_continue(DraftStep(depth=2, length=5, entropy=0.25, entropy_before=0.16))
     True
-    >>> rule.goes_on(DraftStep(depth=2, length=5, entropy=0.25, entropy_before=0.04))
+    >>> rule.should_continue(DraftStep(depth=2, length=5, entropy=0.25, entropy_before=0.04))
     False
     """
 
@@ -149,11 +149,11 @@ class AdaEdl(Looking):
 
     >>> rule = AdaEdl(0.6, gamma=0.25, epsilon=0.5)
     >>> step = DraftStep(depth=1, length=5, entropy=0.49)  # 1 - 0.5 * 0.7 = 0.65
-    >>> rule.goes_on(step)
+    >>> rule.should_continue(step)
     True
     >>> for _ in range(2):
     ...     rule.learn(num_drafted=4, num_accepted=1)
-    >>> rule.goes_on(step), round(rule.threshold, 3)
+    >>> rule.should_continue(step), round(rule.threshold, 3)
     (False, 0.7)
     """
 

@@ -68,7 +68,7 @@ class MatchTable:
         """Acceptance of a token after a match of 1, 2, .. ``num`` tokens.
 
         >>> [round(alpha, 3) for alpha in MatchTable().ladder(5)]
-        [0.3, 0.45, 0.55, 0.55, 0.65]
+        [0.2, 0.4, 0.6, 0.6, 0.65]
         """
         one, two, four, eight, sixteen, more = self.rates
         rungs = [one, two, four, four, *[eight] * 4, *[sixteen] * 8, *[more] * (num - 16)]

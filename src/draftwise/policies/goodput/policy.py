@@ -55,6 +55,7 @@ class Goodput:
 
     >>> plans = [Plan("none", 0), Plan("small", 1), Plan("small", 4)]
     >>> policy = Goodput(num_plans=3, plans=plans)
+    >>> from draftwise.types import Costs
     >>> costs = Costs(target_s=np.array([1.0]), draft_s={"small": 0.9})
     >>> policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(3), np.zeros(3, dtype=bool),
     ...     Evidence(plans[0], 0, 0, costs=costs)))
