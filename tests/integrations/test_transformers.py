@@ -79,7 +79,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @covers(
-    "greedy text", "`max_new_tokens`", "`eos_token_id`", "padding on the left", "`max_time`",
+    "greedy and sampled text", "`max_new_tokens`", "`eos_token_id`", "left padding", "`max_time`",
     "`repetition_penalty`", "`no_repeat_ngram_size`", "`min_new_tokens`",
     "your `logits_processor`", "your `stopping_criteria`",
 )  # fmt: skip
@@ -111,7 +111,7 @@ def test_stop_strings_end_an_answer_where_generate_does(model: Any, ours: Any) -
     assert answers.tolist() == expected.tolist()
 
 
-@covers("sampled text", "`temperature`", "`top_k`", "`top_p`", "`min_p`")
+@covers("greedy and sampled text", "`temperature`", "`top_k`", "`top_p`", "`min_p`")
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"repetition_penalty": 3.0}]
 )
@@ -215,7 +215,7 @@ def test_callables_of_others_are_given_what_they_were_before(model: Any, ours: A
 
 @covers(
     "`num_beams`", "`output_scores`", "`output_hidden_states`", "`guidance_scale`",
-    "`cache_implementation`", "padding on the right", "`assistant_model`",
+    "`cache_implementation`", "right padding", "`assistant_model`",
     "`prompt_lookup_num_tokens`", "`use_mtp`", "`penalty_alpha`", "`dola_layers`",
 )  # fmt: skip
 @pytest.mark.parametrize(
