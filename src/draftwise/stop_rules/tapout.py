@@ -98,7 +98,8 @@ class TapOutToken(Several):
     >>> from draftwise.registry import make_guide
     >>> guide = make_guide("tapout-token:rules=max-confidence:0.9+logit-margin:0.0")
     >>> def play(num_accepted: int) -> bool:
-    ...     _, answer = [guide.should_continue(DraftStep(d, 3, max_prob=0.5, margin=0.1)) for d in (0, 1)]
+    ...     steps = [DraftStep(d, 3, max_prob=0.5, margin=0.1) for d in (0, 1)]
+    ...     _, answer = [guide.should_continue(step) for step in steps]
     ...     guide.learn(2, num_accepted)
     ...     return answer
     >>> play(0), play(2), play(2)  # the first rule stops, the second goes on and is liked
