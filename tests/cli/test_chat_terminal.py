@@ -75,6 +75,9 @@ class Person:
             self.types("\x03")
             if self.sees("\n> ", 3):
                 break
+            self.types("\x01")  # to the line's beginning: a key that changes nothing
+            if self.sees("\n> ", 1):
+                break
         return self.reads("\n> ", 1)
 
     def says(self, text: str, seen: str = "\n> ") -> str:
