@@ -31,7 +31,7 @@ _FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left")
 class Goodput:
     """Play the plan that promises the most tokens per second, from what is free to know.
 
-    Source: this project's own (DESIGN section 7); no paper has it. The expected tokens of a draft
+    Source: this project; no paper has it. The expected tokens of a draft
         under a constant acceptance probability are Leviathan et al. (2023).
     Update: per LM drafter a discounted rate of its alphas, over some 33 tokens and over some five,
         weighted by how well each has predicted (``acceptance``). One that was not scored fades
