@@ -35,7 +35,7 @@ NUM_OUTCOMES = 4
 NUM_MATCHES = 7
 """Buckets of a matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17 or more tokens."""
 NUM_KINDS = 5
-"""Kinds of retrieval: matching places disagree, agree; after 1, 2, 3 or more tokens of the model."""
+"""Kinds of retrieval: places disagree; agree; after 1, 2, 3 or more tokens of the model."""
 
 DISCOUNT = 0.9995
 """Discount of a shared table, for each observation."""
@@ -273,7 +273,7 @@ def _learn_match(
     draft: Int32, match: int, kind: int, most: int, emitted: Int32, begin: int,
     tables: Tables, factors: Floats,
 ) -> int:  # fmt: skip
-    """Score at most ``most`` retrieved tokens against emitted[begin:]; return how many were right."""
+    """Score at most ``most`` retrieved tokens against emitted[begin:]; return the number right."""
     for j in range(most):
         is_rejected = draft[j] != emitted[begin + j]
         _count(tables.matches[kind, bucket_of(match + j)], factors, OWN, is_rejected)
@@ -333,7 +333,7 @@ def learn(
         num_model, num_match = facts[PLAYED_MODEL], facts[PLAYED_MATCH]
         branches, offered = facts[BRANCHES], facts[OFFERED]
         kept = 0
-        # if the model's draft was not verified, only its first position is observed without selection
+        # if the model's draft was not verified, only its first position is free of selection
         for j in range(min(count, offered, num_model + 1)):
             is_rejected = tokens[MODEL, j] != emitted[begin + j]
             _count(tables.model[facts[LAST], facts[GROUP], j], factors, MODEL, is_rejected)

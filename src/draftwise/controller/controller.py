@@ -347,7 +347,7 @@ class Controller:
         return number % min(every, IDLE_MOST) == 0
 
     def _most_tokens(self, num: int) -> int:
-        """Most drafted tokens of a step: the engine's limit, and little beyond the measured range."""
+        """Most drafted tokens of a step: the engine's limit, little beyond the measured range."""
         if not self.costs.is_known:
             return 0
         length = self.limits.max_draft * (2 if self.limits.branches else 1)
@@ -370,7 +370,7 @@ class Controller:
             self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
 
     def _learn_lengths(self) -> None:
-        """Learn what each length of the model's draft would have been worth at the latest choice."""
+        """Learn what each length of the model's draft was worth at the latest choice."""
         if self._to_learn is not None and self.limits.model:
             slots, price = self._to_learn
             self._look_ahead.learn(

@@ -76,9 +76,9 @@ over predicted seconds of the latest steps."""
 class Step:
     """Facts of one step of the engine.
 
-    num_requests: requests that decoded. num_tokens: tokens in it, verified drafts and prefill
-    included. seconds: time of the engine, without the controller's own work. num_drafted: tokens that
-    the model drafter wrote for each request during the step (0: it did not draft).
+    num_requests: requests that decoded. num_tokens: all tokens, verified drafts and prefill
+    included. seconds: time of the engine, without the controller's own work. num_drafted: tokens
+    that the model drafter wrote for each request during the step (0: it did not draft).
     num_context: tokens of all texts before the step; None: the controller's own count.
     num_prefill: prompt tokens in the step. own_seconds: time that the controller's calls added to
     the step.
@@ -213,7 +213,7 @@ def fill_seconds(
     requests: int, context: int, length: int, num: int, edges: Ints, scales: Floats, mean: Floats,
     out: Floats,
 ) -> None:  # fmt: skip
-    """out[x] for x = 0 .. num: seconds of a step of requests + x tokens and a draft of ``length``."""
+    """out[x], x = 0 .. num: seconds of a step of requests + x tokens and a draft of ``length``."""
     total = mean[BASE] + mean[REQUESTS] * scales[REQUESTS] * requests
     total += mean[CONTEXT] * scales[CONTEXT] * context
     if length > 0:

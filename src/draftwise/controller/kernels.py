@@ -280,7 +280,7 @@ def go_on(
     nexts: Int64,
     out: Int32,
 ) -> tuple[int, int]:
-    """Write the continuation with most votes; return its length and the votes for its first token."""
+    """Write the continuation with most votes; return its length and its first token's votes."""
     agree = num
     for depth in range(limit):
         if num == 1:
@@ -435,7 +435,10 @@ def extend(
 
 @compiled
 def remember(ring: Ring, newest: int, tenant: int, text: Int32, start: int, end: int) -> int:
-    """Add text[start:end] to the history, a separator before a new text; return the newest place."""
+    """Add text[start:end] to the history, with a separator before a new text.
+
+    Returns the newest place.
+    """
     tokens, owners, _, _ = ring
     mask = len(tokens) - 1
     shift = shift_for(len(tokens))

@@ -52,7 +52,7 @@ class LookAhead:
         return int(best_length(self.means, longest, num_requests, rate, fixed_s, each_s))
 
     def probe(self, length: int, costs: StepCosts) -> int:
-        """``length``, or every PROBE_EVERY decisions a longer one, to price and score that length."""
+        """``length``, or every PROBE_EVERY decisions a longer one, to price and score it."""
         self._num_decisions += 1
         if length and self._num_decisions % PROBE_EVERY == 0:
             return min(length + PROBE_LONGER, self.lengths(costs.longest))

@@ -102,7 +102,7 @@ class RetrievalIndex(ABC):
     def open(
         self, slot: int, tokens: Sequence[int] | Int32, *, tenant: int = 0, shares: bool = True
     ) -> None:
-        """Copy a new request's text [n] and index its first 2,048 tokens; ``work`` indexes the rest."""
+        """Copy a new request's text [n] and index its first 2,048 tokens (``work``: the rest)."""
         text = np.asarray(tokens, dtype=np.int32)
         if slot < 0 or self._is_open(slot):
             raise ValueError(f"slot {slot} is already open: close it first")
@@ -209,7 +209,7 @@ class RetrievalIndex(ABC):
 def make_index(
     max_draft: int = 16, history_tokens: int = 1 << 18, *, compiled: bool | None = None
 ) -> RetrievalIndex:
-    """The compiled index if numba is installed, otherwise (or with compiled=False) the plain one."""
+    """The compiled index where numba is installed, otherwise the plain one."""
     if compiled if compiled is not None else HAS_NUMBA:
         return CompiledIndex(max_draft, history_tokens)
     return PlainIndex(max_draft, history_tokens)
