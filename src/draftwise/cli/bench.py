@@ -60,14 +60,14 @@ Methods = Annotated[
         "peers; repeatable. Default: all groups.",
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A prompt of each domain, in 5 minutes.")]
+Quick = Annotated[bool, typer.Option("--quick", help="One prompt of each domain, in 5 minutes.")]
 Out = Annotated[
     Path,
     typer.Option(
         "--out",
         "-o",
         metavar="FOLDER",
-        help="Folder for results, trace and report; goes on there.",
+        help="Folder for results, trace and report. An interrupted bench resumes there.",
     ),
 ]
 Tokens = Annotated[
@@ -77,20 +77,21 @@ Tokens = Annotated[
         "--max-new-tokens",
         "-n",
         metavar="N",
-        help="Of each answer. Default: 128 (quick: 64).",
+        help="Maximum number of tokens per answer. Default: 128 (quick: 64).",
     ),
 ]
-Repeats = Annotated[int, typer.Option(help="Times that everything is asked.")]
+Repeats = Annotated[int, typer.Option(help="Number of repeats of every prompt.")]
 Prompts = Annotated[int | None, typer.Option(help="Prompts of each domain. Default: 4 (quick: 1).")]
 Domains = Annotated[
-    list[str] | None, typer.Option("--domain", help="Of the suite only this; repeatable.")
+    list[str] | None,
+    typer.Option("--domain", help="Use only this domain; repeatable."),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(help="Stop measuring after so many minutes, with what there is."),
+    typer.Option(help="Stop measuring after this many minutes."),
 ]
 Clock = Annotated[
-    str, typer.Option(help="wall; or cpu: this process's own seconds, on a machine others use.")
+    str, typer.Option(help="wall, or cpu: CPU time of this process, for shared machines.")
 ]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Leave out report.html.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")]
@@ -125,7 +126,7 @@ def bench(
     hardware: o.Hardware,
     compile_: o.Compile = False,
 ) -> None:
-    """Time draftwise, every preset, fixed plans and transformers' own ways, side by side."""
+    """Time draftwise, its presets, fixed plans and transformers' own methods side by side."""
     usual = _QUICK if is_quick else _USUAL
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes

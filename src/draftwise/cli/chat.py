@@ -26,14 +26,10 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
     from draftwise.train.adapt import DrafterAdapter
 
-ChatSystem = Annotated[
-    str | None, typer.Option("--system", metavar="TEXT", help="A system message.")
-]
+ChatSystem = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")]
 Adapt = Annotated[
     bool,
-    typer.Option(
-        "--adapt", help="EAGLE heads go on learning from the answers while you type (experimental)."
-    ),
+    typer.Option("--adapt", help="Train EAGLE heads on the answers while you type (experimental)."),
 ]
 PARAMS = RequestParams(max_new_tokens=512)
 SETTINGS = Settings(target="smollm2", scope="session")
@@ -61,7 +57,7 @@ def chat(
     chat_template: o.ChatTemplate = None,
     adapt: Adapt = False,
 ) -> None:
-    """Talk with a model; each token in the colour of the drafter that wrote it.
+    """Chat with a model in the terminal; tokens are coloured by drafter.
 
     Enter sends a message; without a terminal, each line of stdin is one. /help lists the commands.
     """

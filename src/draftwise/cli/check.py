@@ -41,7 +41,7 @@ Prompts = Annotated[
         "--batch",
         "-b",
         metavar="FILE",
-        help="Prompts: one a line, or jsonl with `prompt` or `messages`. Default: those of `demo`.",
+        help="One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
     ),
 ]
 Widths = Annotated[
@@ -49,13 +49,13 @@ Widths = Annotated[
     typer.Option(
         "--widths",
         metavar="N,N",
-        help="Tokens of the forwards that are compared with forwards over one token.",
+        help="Widths in tokens of the forwards that are compared with width one.",
     ),
 ]
 MaxNewTokens = Annotated[
     int,
     typer.Option(
-        "--max-new-tokens", "-n", metavar="N", min=1, help="Tokens of an answer, at most."
+        "--max-new-tokens", "-n", metavar="N", min=1, help="Maximum number of tokens per answer."
     ),
 ]
 
@@ -73,12 +73,12 @@ def check(
     as_json: o.AsJson = False,
     hardware: o.Hardware,
 ) -> None:
-    """Are answers with drafts those without, in this dtype and on this device? By what margin?
+    """Compare answers with and without drafts in this dtype and on this device.
 
     Every prompt is answered greedily twice, plainly and with drafts of every drafter and length;
-    then the plain answer is read again, one token at a time and several. Exit code 0: equal, or
-    different only where two tokens tie to within rounding (half precision); 1: tokens differ in
-    float32, or logits by more than rounding explains; 2: refused.
+    then the plain answer is recomputed in forwards of one and of several tokens. Exit code 0:
+    equal, or different only where two tokens tie to within rounding (half precision); 1: tokens
+    differ in float32, or logits by more than rounding explains; 2: refused.
     """
     with quiet():
         with refused_values():

@@ -47,7 +47,7 @@ def models(
     quick: o.QuickCheck = False,
     write: o.WritePage = None,
 ) -> None:
-    """List what can be loaded; or load a target and drafters, check and describe them."""
+    """List models, drafters and policies; with --target or --drafter, load and check these."""
     console = Output()
     with quiet():
         if check is not None:

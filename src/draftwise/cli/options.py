@@ -33,8 +33,8 @@ CheckTypes = Annotated[
     str | None,
     _option(
         "Checking types of models",
-        "Build these types of causal LMs (by commas, `all`, or the `rest` that --write's page does "
-        "not have) tiny and random, and say which can be served, how, and why not.",
+        "Build these model types (comma-separated, `all`, or `rest`: those missing from --write's "
+        "page) tiny, with random weights, and report how each is served, or why not.",
         "--check",
         metavar="TYPES",
     ),
@@ -43,31 +43,29 @@ QuickCheck = Annotated[
     bool,
     _option(
         "Checking types of models",
-        "The self-check alone, without comparing texts: minutes less.",
+        "Run the self-check only, without comparing texts.",
         "--quick",
     ),
 ]
 WritePage = Annotated[
     Path | None,
-    _option("Checking types of models", "Write what --check found as a Markdown page.", "--write"),
+    _option("Checking types of models", "Write the results of --check as Markdown.", "--write"),
 ]
-FixedSeed = Annotated[int, _option("Sampling", "Seed of the draws.", "--seed", metavar="N")]
-Prompt = Annotated[
-    str | None, typer.Argument(help="The text to continue; without it, --file or stdin.")
-]
+FixedSeed = Annotated[int, _option("Sampling", "Random seed.", "--seed", metavar="N")]
+Prompt = Annotated[str | None, typer.Argument(help="Text to continue. Default: --file or stdin.")]
 AsChat = Annotated[
     bool,
-    _option(None, "The prompt is a user's message, for the model's chat template.", "--chat"),
+    _option(None, "Send the prompt as a user message through the model's chat template.", "--chat"),
 ]
 System = Annotated[
     str | None,
-    _option(None, "A system message before it; implies --chat.", "--system", metavar="TEXT"),
+    _option(None, "System message; implies --chat.", "--system", metavar="TEXT"),
 ]
 ChatTemplate = Annotated[
     Path | None,
     _option(
         "Models",
-        "A Jinja file in place of the tokenizer's chat template.",
+        "Jinja file that replaces the tokenizer's chat template.",
         "--chat-template",
         metavar="FILE",
     ),
@@ -79,28 +77,28 @@ BatchFile = Annotated[
     Path | None,
     _option(
         None,
-        "Many prompts: one a line, or jsonl with `prompt` or `messages`.",
+        "File with one prompt per line, or jsonl with `prompt` or `messages`.",
         "--batch",
         "-b",
         metavar="FILE",
     ),
 ]
 BatchSize = Annotated[
-    int, _option("Running", "Prompts of a batch that run together.", "--batch-size", metavar="N")
+    int, _option("Running", "Prompts of --batch that run together.", "--batch-size", metavar="N")
 ]
 Trace = Annotated[
     Path | None,
-    _option("Running", "Write each round as a line of jsonl.", "--trace", metavar="FILE"),
+    _option("Running", "Write one jsonl line per round to this file.", "--trace", metavar="FILE"),
 ]
-AsJson = Annotated[bool, _option(None, "Print one object (with --batch: one a line).", "--json")]
+AsJson = Annotated[bool, _option(None, "Print JSON (with --batch one object per line).", "--json")]
 Speculation = Annotated[
-    bool, _option("Running", "Draft, or decode plainly.", "--speculation/--no-speculation")
+    bool, _option("Running", "Draft, or use plain decoding.", "--speculation/--no-speculation")
 ]
 
 
 def _alias(help_: str, name: str, metavar: str) -> Any:
     panel = "Aliases (names of vLLM and transformers)"
-    return _option(panel, f"As {help_}.", name, metavar=metavar)
+    return _option(panel, f"Same as {help_}.", name, metavar=metavar)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True)
 Out = Annotated[
     Path,
     typer.Option(
-        "--out", "-o", metavar="FILE", help="The jsonl file, one conversation of one turn a line."
+        "--out", "-o", metavar="FILE", help="Output jsonl file, with one prompt per line."
     ),
 ]
 
@@ -35,21 +35,23 @@ def make(
     *,
     target: o.Target,
     out: Out,
-    num: Annotated[int, typer.Option("--num", min=1, help="How many prompts.")] = 1000,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a prompt, at most.")] = 160,
+    num: Annotated[int, typer.Option("--num", min=1, help="Number of prompts.")] = 1000,
+    max_tokens: Annotated[
+        int, typer.Option(min=8, help="Maximum number of tokens per prompt.")
+    ] = 160,
     rows: t.Rows = 64,
     avoid: Annotated[
         list[Path] | None,
-        typer.Option(help="jsonl whose texts may not occur, ten words in a row; repeatable."),
+        typer.Option(help="Drop prompts that share ten words in a row with this file; repeatable."),
     ] = None,
     seed: t.Seed = 0,
     hardware: o.Hardware,
 ) -> None:
-    """Let an instruct model write prompts: what it says after the bare beginning of a user turn.
+    """Let an instruct model write prompts, by continuing the bare beginning of a user turn.
 
     No data is needed (Magpie, arXiv 2406.08464). Unfinished, short, repetitive and repeated turns,
-    and those in another script than the template's, are left out, and counted. A stopped run goes
-    on; what was sampled so far lies beside the file, as `NAME.all`.
+    and those in another script than the template's, are dropped and counted. An interrupted run
+    resumes from all samples so far, in `NAME.all` next to the file.
     """
     with quiet(), refused_values():
         t.check_inputs(target, hardware, Path(t.SELF))

@@ -42,35 +42,38 @@ def drafter(
     ] = None,
     num_layers: Annotated[
         int | None,
-        typer.Option("--layers", help="Start from the target's own first layers, so many."),
+        typer.Option("--layers", help="Start from this many of the target's first layers."),
     ] = None,
     lend: Annotated[
         bool,
         typer.Option(
             "--lend",
-            help="With --layers: its embeddings and lm_head stay the target's, which stores them.",
+            help="With --layers: share the target's embeddings and lm_head.",
         ),
     ] = False,
     draft_vocab: Annotated[
         int | None,
-        typer.Option(
-            min=2, help="With --lend: tokens that it can draft, the most frequent. Default: all."
-        ),
+        typer.Option(min=2, help="With --lend: draft only this many of the most frequent tokens."),
     ] = None,
     loss: Annotated[
-        str, typer.Option("--loss", help="logits: the target's distribution; sequence: its tokens.")
+        str,
+        typer.Option(
+            "--loss", help="logits: learn the target's distribution; sequence: its tokens."
+        ),
     ] = "logits",
     temperatures: t.Heats = "0,0.3,0.7,1",
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
     learning: t.LearningOptions,
-    probe_only: Annotated[bool, typer.Option("--probe-only", help="Stop after that look.")] = False,
+    probe_only: Annotated[
+        bool, typer.Option("--probe-only", help="Stop after the report of --probe.")
+    ] = False,
     answers: t.Answers,
     hardware: o.Hardware,
 ) -> None:
-    """Train a drafter on what the target itself would say.
+    """Train a drafter on the target's own answers.
 
-    Before the long part it says what the drafter is worth now, from measured costs, and again after
-    a short probe. An interrupted run goes on where it was, and ends with the same weights.
+    The command reports the expected speed before training, after a short probe and at the end.
+    An interrupted run resumes, and ends with the same weights.
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
@@ -187,7 +190,7 @@ MOST_KEPT_BYTES = 4 << 30
 Prompts = Annotated[
     Path | None,
     typer.Option(
-        help="In place of --data, prompts that the target answers: one a line, jsonl with `prompt` "
+        help="Instead of --data: prompts for the target, one per line, jsonl with `prompt` "
         "or `messages`, or `self`: an instruct model writes its own."
     ),
 ]
@@ -195,7 +198,7 @@ Keep = Annotated[
     bool | None,
     typer.Option(
         "--keep/--ask-again",
-        help="Keep the target's states on disk, or ask it in every epoch. Default: below 4 GB.",
+        help="Keep the target's hidden states on disk, or recompute. Default: keep up to 4 GB.",
     ),
 ]
 LEARNING = t.LearningOptions(epochs=4.0, lr=1e-3)
@@ -209,16 +212,17 @@ class HeadCommand:
         str, typer.Option(help="authors (SafeAILab/EAGLE) or speculators (vLLM).")
     ] = "authors"
     depth: Annotated[
-        int, typer.Option("--depth", min=1, help="Tokens of a draft that training unrolls.")
+        int, typer.Option("--depth", min=1, help="Draft length that training unrolls.")
     ] = 7
     draft_vocab: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Tokens that it can draft, the most frequent. Default: up to 32000."
+            min=2, help="Draft only this many of the most frequent tokens. Default: up to 32000."
         ),
     ] = None
     max_length: Annotated[
-        int, typer.Option(min=8, help="Tokens of a text, at most; the rest is cut.")
+        int,
+        typer.Option(min=8, help="Maximum number of tokens per text; longer texts are truncated."),
     ] = 2048
     temperatures: t.Heats = "0,0.7,1"
     keep: Keep = None
@@ -226,12 +230,12 @@ class HeadCommand:
         bool,
         typer.Option(
             "--lend",
-            help="Use the target's own lm_head: neither trained nor stored, a third faster.",
+            help="Share the target's lm_head, neither trained nor stored; a third faster.",
         ),
     ] = False
     regression: Annotated[
         float,
-        typer.Option(min=0.0, help="With --lend: weight of EAGLE-1's regression to its states."),
+        typer.Option(min=0.0, help="With --lend: weight of EAGLE-1's regression loss."),
     ] = 0.0
 
 
@@ -253,11 +257,11 @@ def eagle(
     answers: t.Answers,
     hardware: o.Hardware,
 ) -> None:
-    """Train an EAGLE-3 head for a target, and say how often each token of a draft is accepted.
+    """Train an EAGLE-3 head for a target, and report its acceptance by depth.
 
-    The head learns from the hidden states of three of the target's layers and from its
-    distributions, unrolled as deep as it shall draft. An interrupted run goes on where it was.
-    Use it as `--drafter eagle:OUT`.
+    The head learns from the hidden states of three of the target's layers and from the target's
+    distributions, unrolled to the draft length. An interrupted run resumes. Use the head as
+    `--drafter eagle:OUT`.
     """
     folder = answers.folder(out)
     with quiet(), refused_values():
@@ -421,7 +425,7 @@ def head(
             "--drafter",
             "-d",
             metavar="SPEC",
-            help="The drafter whose tokens it judges, a model: PATH, lm:PATH or zoo:NAME.",
+            help="The model drafter whose drafts it ends: PATH, lm:PATH or zoo:NAME.",
         ),
     ],
     prompts: t.Prompts,
@@ -436,29 +440,28 @@ def head(
         str, typer.Option(help="sampled: min(1, p/q) of the token; analytic: sum of min(p, q).")
     ] = "analytic",
     mixing: Annotated[
-        float, typer.Option(help="Share of the target's own tokens that are read.")
+        float, typer.Option(help="Share of the answer's own tokens in the drafter's input.")
     ] = 0.15,
     temperature: Annotated[
         float,
-        typer.Option(
-            "--temperature", "-t", metavar="T", help="At which answers and drafts are drawn."
-        ),
+        typer.Option("--temperature", "-t", metavar="T", help="Temperature of answers and drafts."),
     ] = 1.0,
     tied: Annotated[
-        bool, typer.Option("--tied", help="One residual layer D times, as released.")
+        bool,
+        typer.Option("--tied", help="Repeat one residual layer D times, as in the released code."),
     ] = False,
-    epochs: Annotated[float, typer.Option(help="Passes over all judged tokens.")] = 12.0,
+    epochs: Annotated[float, typer.Option(help="Passes over all labelled tokens.")] = 12.0,
     lr: t.Rate = 2e-3,
     answers: t.Answers,
     as_json: o.AsJson = False,
     hardware: o.Hardware,
 ) -> None:
-    """Train a head that ends drafts where a token will probably be rejected.
+    """Train a head that ends drafts where a token will probably be rejected (SpecDec++).
 
-    The target answers the prompts, the drafter is asked at every position, and the head learns from
-    the drafter's hidden states. Put it into the drafter's folder as `head`, and the preset
-    `specdecpp` finds it. Answers and judged tokens are kept in the work folder, so that a second
-    head for the same models costs its own training only.
+    The target answers the prompts, the drafter drafts at every position, and the head learns from
+    the drafter's hidden states. The preset `specdecpp` finds it in the drafter's folder as `head`.
+    Answers and labelled tokens are kept in the work folder, so that a second head for the same
+    models costs only its own training.
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():

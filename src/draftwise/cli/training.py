@@ -36,25 +36,28 @@ Prompts = Annotated[
     Path,
     typer.Option(
         metavar="FILE",
-        help="Prompts of your own use: one a line, or jsonl with `prompt` or `messages`. `self`: "
-        "an instruct model writes its own.",
+        help="Prompts like your users': one per line, or jsonl with `prompt` or `messages`. "
+        "`self`: an instruct model writes its own.",
     ),
 ]
 Out = Annotated[
     Path,
     typer.Option(
-        "--out", "-o", metavar="FOLDER", help="Folder for what is made; give it again to go on."
+        "--out",
+        "-o",
+        metavar="FOLDER",
+        help="Output folder. The same folder resumes an interrupted run.",
     ),
 ]
 MaxNewTokens = Annotated[
     int,
     typer.Option(
-        "--max-new-tokens", "-n", min=1, metavar="N", help="Tokens of an answer, at most."
+        "--max-new-tokens", "-n", min=1, metavar="N", help="Maximum number of tokens per answer."
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed, the same result.")]
-Rows = Annotated[int, typer.Option(min=1, help="Answers that are sampled together.")]
-Heats = Annotated[str, typer.Option(help="Temperatures of the target's own answers, in turn.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+Rows = Annotated[int, typer.Option(min=1, help="Answers sampled in one batch.")]
+Heats = Annotated[str, typer.Option(help="Temperatures of the target's answers, used in turn.")]
 Rate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
 
 
@@ -62,7 +65,9 @@ Rate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
 class Answers:
     """How many prompts the model writes (``self``), and how they are answered and kept."""
 
-    num_prompts: Annotated[int, typer.Option(min=2, help="How many, with `--prompts self`.")] = 1000
+    num_prompts: Annotated[
+        int, typer.Option(min=2, help="Number of prompts with `--prompts self`.")
+    ] = 1000
     max_new_tokens: MaxNewTokens = 256
     rows: Rows = 32
     work: Annotated[
@@ -81,9 +86,14 @@ class LearningOptions:
     epochs: Annotated[float, typer.Option(help="Passes over all texts.")] = 3.0
     lr: Rate = 5e-4
     probe: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the steps after which to look.")
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Share of the steps after which to report the expected speed."
+        ),
     ] = 0.05
-    batch_tokens: Annotated[int, typer.Option(min=16, help="Tokens of a step, about.")] = 2048
+    batch_tokens: Annotated[
+        int, typer.Option(min=16, help="Approximate number of tokens per step.")
+    ] = 2048
     bf16: Annotated[bool | None, typer.Option(help="Mixed precision. Default: on CUDA.")] = None
 
 

@@ -113,16 +113,16 @@ class _Waiting:
 
 
 class Engine:
-    """One target, its drafters, their caches, and the requests that run on them.
+    """Continuous batching for one target and its drafters.
 
-    Rows have a number for as long as they run, and their storage grows with their text; a row that
-    ends frees its own and touches no other. Requests that do not fit wait in order; what runs has
-    room for all of its tokens. Rows that ended are kept for prompts that begin alike.
+    A running request has a row in every KV cache. Rows grow with their text and are freed when the
+    request ends. Requests that do not fit wait in order; a request runs only where the memory for
+    its longest text is reserved. Rows of ended requests are the prefix cache.
 
-    max_rows: rows that run at once. max_bytes: of keys and values of target and drafters; None =
-    no limit. num_prefixes: rows kept after their end; 0 = prompts are always read whole.
-    Any thread may call it: calls wait for each other, and for those of other engines on the same
-    models. Callbacks of requests run in the thread that calls ``step``, and may not call it.
+    max_rows: maximum number of running requests. max_bytes: maximum size of the KV caches of
+    target and drafters; None = no limit. num_prefixes: ended rows kept as prefix cache; 0 = none.
+    Any thread may call the engine: a lock serialises calls, also with other engines on the same
+    models. Callbacks of requests run in the thread that calls ``step`` and may not call ``step``.
     """
 
     def __init__(
@@ -158,9 +158,10 @@ class Engine:
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
-        """Take a request in; it runs as soon as there is room.
+        """Add a request; it runs as soon as there is room.
 
-        Raises DraftwiseError if it can never fit, is known already, or the engine is closed.
+        Raises DraftwiseError if the request can never fit, if its id is in use, or if the engine is
+        closed.
         """
         with self.lock:
             self._admit(request)
@@ -182,11 +183,12 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Round]:
-        """Seat the requests that fit, read some of their prompts, and run a round; its records.
+        """Start waiting requests that fit, prefill some prompt tokens, and run one round.
 
-        Empty where no row had its prompt read by now, or nothing is left to do. A request that
-        cannot be seated or read ends alone, with its ``error``; what a round raises ends all that
-        run. Raises DraftwiseError where a callback of a request calls it.
+        Returns one record per request in the round; empty while all prompts are being prefilled, or
+        when nothing is left to do. A request whose start or prefill fails ends alone, with its
+        ``error``; an exception of the round ends all running requests. Raises DraftwiseError when
+        called by a callback of a request.
         """
         with self.lock:
             if self._is_stepping:
@@ -224,7 +226,7 @@ class Engine:
         return rounds
 
     def drop(self, id_: int) -> None:
-        """As ``cancel``, before anything else is done: finalizers may call it at any time."""
+        """Cancel a request before the next call does anything else; safe in finalizers."""
         self._dropped.append(id_)
 
     def _cancel_dropped(self) -> None:
@@ -233,7 +235,7 @@ class Engine:
                 self.cancel(gone)
 
     def cancel(self, id_: int) -> None:
-        """End a request where it is; the text so far stays in it, and its row is free at once.
+        """End a request at once and free its row; the request keeps its text so far.
 
         Raises DraftwiseError for an id that is not in the engine.
         """
@@ -258,7 +260,7 @@ class Engine:
         return any(request.id == id_ for request in self._all())
 
     def close(self) -> None:
-        """Cancel all, and free everything; nothing can be admitted any more."""
+        """Cancel all requests and free all memory; ``admit`` then raises DraftwiseError."""
         with self.lock:
             for request in list(self._all()):
                 self._cancel(request)
@@ -268,7 +270,7 @@ class Engine:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held during each call, by whichever thread; also by engines on the same models."""
+        """The lock held during each call, shared by all engines on the same models."""
         return self._pool.lock
 
     @property
@@ -280,7 +282,7 @@ class Engine:
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that have a row, those whose prompts are being read included."""
+        """Requests that have a row, including those in prefill."""
         return (*self._running, *self._prefilling)
 
     @property
@@ -293,22 +295,22 @@ class Engine:
 
     @property
     def num_cache_bytes(self) -> int:
-        """Bytes of the target's keys and values, rows kept for their beginnings included."""
+        """Size of the target's KV cache in bytes, including the prefix cache."""
         return self._cache.num_bytes
 
     @property
     def guard(self) -> Guard:
-        """The account of all requests: speed relative to plain decoding, now and overall."""
+        """The guard's account of all requests: recent and total speed relative to plain."""
         return self._pool.guard
 
     @property
     def drafting_allowed(self) -> bool:
-        """Whether the guard allows drafts at present."""
+        """Whether the guard currently allows drafts."""
         return self._pool.guard.allows_drafts
 
     @property
     def costs(self) -> Costs | None:
-        """What forwards cost with as many rows as run; None where none does."""
+        """The cost of forwards at the current number of running requests; None without any."""
         return self._loop.costs(self._running) if self._running else None
 
     def _all(self) -> Iterator[Request]:

@@ -58,13 +58,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One request's round: what was chosen, drafted, kept, and what it cost.
+    """One round of one request: what was chosen, drafted and accepted, and its cost.
 
-    tokens, sources: what was emitted and each token's drafter (``target`` for the bonus token).
-    seconds: of the round's phases; shared by all rows of a batch, which run together. estimates:
-    [K] the policy's values after learning. scores: what became known of each drafter. plain_s,
-    spent_s: what the guard believes of such a round without drafts, and what it took.
-    label: the request's.
+    tokens, sources: the emitted tokens and the drafter of each (``target`` for the bonus token).
+    seconds: by phase; all rows of a batch are charged its whole time. estimates: [K] the policy's
+    values after learning. scores: new scores by drafter. plain_s, spent_s: the guard's estimate of
+    the round without drafts, and the round's seconds. label: the request's.
     """
 
     request: int
@@ -98,7 +97,7 @@ class Round:
         return len(self.tokens)
 
     def charge(self, account: Account) -> None:
-        """Enter this round in an account, if plain decoding's price is known."""
+        """Add this round to an account, if the cost of plain decoding is known."""
         if self.plain_s > 0:
             account.add(self.num_emitted * self.plain_s, self.spent_s)
 

@@ -38,19 +38,19 @@ _OTHER_MODELS = ("assistant_model", "assistant_tokenizer", "synced_gpus")
 
 
 class CustomGenerate:
-    """A ``custom_generate`` for ``model.generate``: drafts, verifies, and learns what pays.
+    """A ``custom_generate`` for ``model.generate`` that decodes speculatively.
 
-    drafters and options: as for ``Speculator.from_pretrained``. State: a ``Speculator`` for each
-    model that was used, so that costs measured in one call serve the next; ``results``, the last
-    call's answers with their statistics.
-    Source: the hook is ``transformers``' own; see its documentation of ``custom_generate``.
-    Differs: randomness comes from a stream of its own, seeded by torch's global generator, so
-    sampled text has the law of ``generate`` and not its very tokens (and is repeatable only with a
-    preset that does not look at the clock, as the default does). A row that a criterion ended is
+    drafters and options: as for ``Speculator.from_pretrained``. The object keeps a ``Speculator``
+    for each model, so that later calls reuse measured costs; ``results`` has the last call's
+    answers with their statistics.
+    Source: the hook ``custom_generate`` of ``transformers``.
+    Differs: randomness comes from a separate stream, seeded by torch's global generator, so sampled
+    text has the distribution of ``generate`` but other tokens (repeatable only with a preset that
+    does not depend on measured time, which the default does). A row that a criterion ended is
     padded even where the config has no end token. An answer ends at the model's last position.
     Errors: DraftwiseError for beams, other decoding loops (an assistant model, prompt lookup),
-    outputs other than the sequences, a cache that was passed in, padding that is not on the left,
-    a streamer of several sequences, and processors that remember their last call.
+    outputs other than sequences, a cache that was passed in, right padding, a streamer of several
+    sequences, and stateful logits processors.
     """
 
     def __init__(self, drafters: str | Sequence[Any] | None = None, **options: Any) -> None:

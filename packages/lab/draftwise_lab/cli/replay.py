@@ -47,7 +47,7 @@ Prompts = Annotated[
         "--batch",
         "-b",
         metavar="FILE",
-        help="Run these: one a line, or jsonl with `prompt` or `messages`.",
+        help="Answer these first: one per line, or jsonl with `prompt` or `messages`.",
     ),
 ]
 Engines = Annotated[
@@ -56,14 +56,16 @@ Engines = Annotated[
 ]
 AdviceTokens = Annotated[
     int,
-    typer.Option("--max-new-tokens", "-n", metavar="N", min=1, help="Of a run's answer, at most."),
+    typer.Option(
+        "--max-new-tokens", "-n", metavar="N", min=1, help="Maximum number of tokens per answer."
+    ),
 ]
 BatchSizes = Annotated[
     str,
     typer.Option(
         "--batch-sizes",
         metavar="N,N",
-        help="Requests at once that a run times, for vLLM's and SGLang's tables.",
+        help="Batch sizes to time with --prompts, for vLLM's and SGLang's tables.",
     ),
 ]
 _NAME = 40
@@ -83,7 +85,7 @@ def replay(
     seeds: Seeds = 5,
     as_json: AsJson = False,
 ) -> None:
-    """What would another policy have done on this traffic?"""
+    """Play other policies on recorded traffic."""
     played = play_trace(
         trace, policy or [ADAPTIVE], costs=costs, reward=reward, feedback=feedback,
         lengths=lengths, seeds=seeds,
@@ -115,11 +117,11 @@ def advise_(
     batch_sizes: BatchSizes = "1",
     hardware: o.Hardware,
 ) -> None:
-    """The best frozen setting for engines that cannot adapt, and what adapting would give.
+    """Find the best fixed setting for engines that do not adapt, and what adapting would gain.
 
-    From a trace (`generate --trace`, `serve --trace`, `bench`), or from a short run: with
-    --prompts every prompt is answered alone, with drafters and lengths drawn at random. Prints what
-    to paste for vLLM, SGLang, llama.cpp and transformers, the expected gain and what it leaves out.
+    Reads a trace (`generate --trace`, `serve --trace`, `bench`), or answers --prompts once, with
+    drafters and lengths drawn at random. Prints settings for vLLM, SGLang, llama.cpp and
+    transformers, the expected gain, and what the gain excludes.
     """
     names = check_engines(engines)
     with quiet():
