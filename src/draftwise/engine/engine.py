@@ -1,4 +1,4 @@
-"""Texts whose keys and values are still there: the longest common beginning is not read again."""
+"""The engine: continuous batching with a scheduler, chunked prefill and a prefix cache."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from draftwise.types import Costs, DraftwiseError
 
 _LOG = logging.getLogger(__name__)
 MIN_PREFIX_TOKENS = 32
-"""Tokens that a common beginning must have to be worth keeping track of."""
+"""Shortest common prefix that is reused, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """A row that begins as a prompt does: its context, and how many tokens they share."""
+    """A row with a prefix of a prompt: its context, and the length of the common prefix."""
 
     context: Context
     length: int
 
 
 class PrefixCache:
-    """Rows of requests that have ended, kept for those to come; least recently used out first.
+    """Rows of ended requests, kept for later prompts; evicts the least recently used.
 
-    num_rows: as many are kept at most; 0 = none, and no beginning is looked for anywhere.
-    needs_states: whether drafters read the target's states, which rows without drafts do not keep.
+    num_rows: maximum number of kept rows; 0 = none, and no prefix is reused. needs_states: whether
+    drafters read the target's hidden states, which rows without drafts do not keep.
     """
 
     def __init__(self, num_rows: int, needs_states: bool) -> None:
@@ -48,19 +48,19 @@ class PrefixCache:
         self._kept: dict[int, Context] = {}
 
     def keep(self, context: Context) -> list[int]:
-        """Keep a row that has ended; returns the rows that must go for it."""
+        """Keep the row of an ended request; return the evicted rows."""
         self._kept[context.row] = context
         surplus = len(self._kept) - self.num_rows
         return [self.drop() for _ in range(surplus)]
 
     def drop(self) -> int:
-        """Let the least recently used row go; returns it. KeyError where there is none."""
+        """Evict the least recently used row and return it; StopIteration if there is none."""
         row = next(iter(self._kept))
         del self._kept[row]
         return row
 
     def take(self, row: int) -> bool:
-        """Whether this row was kept; it is the caller's now."""
+        """Remove a row for reuse; return whether it was kept."""
         return self._kept.pop(row, None) is not None
 
     def __len__(self) -> int:
@@ -72,15 +72,15 @@ class PrefixCache:
         return [len(context.tokens) for context in self._kept.values()]
 
     def find(self, prompt: Context, running: Iterable[Context]) -> PrefixMatch | None:
-        """The longest common beginning, of kept rows and of those that run; None = too short.
+        """The longest common prefix with a kept or running row; None if it is too short.
 
-        Of the same tenant alone, and of no private text: how soon an answer comes, and what is
-        counted, would tell others what they said.
+        Only rows of the same tenant and no private text: response times and counters would reveal
+        other tenants' prompts.
         """
         if self.num_rows == 0:
             return None
         wanted = np.asarray(prompt.tokens)
-        # a kept row is taken over, and not copied: of equals it comes first
+        # a kept row is reused without a copy, so it comes first among equals
         found = [
             PrefixMatch(context, common_prefix_length(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
@@ -93,7 +93,7 @@ class PrefixCache:
 
 
 def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
-    """Tokens that two texts have in common at their beginning.
+    """Length of the common prefix of two texts.
 
     >>> common_prefix_length(np.array([1, 2, 3]), [1, 2, 4, 5])
     2
@@ -105,7 +105,7 @@ def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """A request that has no row yet: the higher priority first, then the earlier."""
+    """A request without a row, ordered by priority, then by arrival."""
 
     priority: int
     number: int
@@ -153,8 +153,8 @@ class Engine:
         self._free: list[int] = []
         self._num_rows, self._numbers = 0, itertools.count()
         self._is_open, self._is_stepping = True, False
-        self._dropped: list[int] = []  # by finalizers, which may run in the middle of a step
-        self._isolated: set[int] = set()  # whose prompts are read one by one
+        self._dropped: list[int] = []  # by finalizers, which may run during a step
+        self._isolated: set[int] = set()  # requests that are prefilled one by one
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
@@ -207,7 +207,7 @@ class Engine:
         try:
             self._schedule()
             self._prefill()
-        except BaseException:  # Ctrl-C: what was half read is good for nothing
+        except BaseException:  # Ctrl-C: half-filled rows are useless
             self._abandon(self._prefilling)
             raise
         if not self._running:
@@ -218,7 +218,7 @@ class Engine:
             rounds = self._loop.round(self._running)
             if allowed != self.drafting_allowed:
                 _log_switch(not allowed, self.guard)
-        except BaseException:  # half a round: what it left in the caches is good for nothing
+        except BaseException:  # the caches are inconsistent after half a round
             self._abandon(self._running)
             raise
         self._drop_finished()
@@ -251,7 +251,7 @@ class Engine:
         self._waiting = [w for w in self._waiting if w.request is not found]
         heapq.heapify(self._waiting)
         self._isolated.discard(found.id)
-        if found in self._prefilling:  # half a prompt is of little use to others
+        if found in self._prefilling:  # half a prompt is not worth keeping
             self._prefilling.remove(found)
             self._close(found.context.row)
         self._drop_finished()
@@ -317,15 +317,15 @@ class Engine:
         yield from (*self._running, *self._prefilling, *(w.request for w in self._waiting))
 
     def _bytes(self, num_tokens: int) -> int:
-        """Keys and values of target and drafters for a row with so many tokens."""
+        """Bytes of the KV caches of target and drafters for a row of num_tokens."""
         ours = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
         return ours + num_tokens * self._drafter_bytes
 
     def _schedule(self) -> None:
-        """Give rows to those that wait, in order, as far as they fit.
+        """Start waiting requests in order, as far as they fit.
 
-        One that waits for the end of a prompt that it shares keeps its place: others take a row
-        only where there is another one.
+        A request whose prefix is being prefilled by another one waits for it, and keeps its place
+        in the queue.
         """
         later: list[_Waiting] = []
         try:
@@ -355,21 +355,21 @@ class Engine:
             self._prefilling.append(request)
         except Exception as error:
             self._fail(request, error)
-        except BaseException:  # Ctrl-C: the request is in no list now
+        except BaseException:  # Ctrl-C: the request is in no list
             self._abandon([request])
             raise
 
     def _fail(self, request: Request, error: Exception) -> None:
-        """End a request alone: it could not be seated, or its prompt not be read."""
+        """End a request whose start or prefill failed."""
         request.fail(error)
         if request.context.row >= 0:
             self._close(request.context.row)
         request.finish()
 
     def _fits(self, request: Request, later: Sequence[Request]) -> bool:
-        """Whether there is room for all of it; rows that are only kept make way.
+        """Whether the request's longest text fits; evicts rows of the prefix cache if needed.
 
-        later: requests that have no row yet, and come before it.
+        later: waiting requests that come before it.
         """
         if self._max_bytes is None:
             return True
@@ -380,7 +380,7 @@ class Engine:
         return left >= 0
 
     def _prefilling_same_prefix(self, request: Request) -> Request | None:
-        """Whose prompt is being read, and spares this one most of its own when it has been."""
+        """A request in prefill whose prefix this one will reuse."""
         if request.id in self._isolated:
             return None
         found = self._prefix_cache.find(request.context, [r.context for r in self._prefilling])
@@ -388,13 +388,13 @@ class Engine:
         return next(same, None)
 
     def _start(self, request: Request) -> None:
-        """Seat a request: in a row of its own, or in one that began as it does."""
+        """Give a request a row: a new one, or one with its prefix."""
         found = self._cached_prefix(request)
         context, expected = request.context, request.num_room
         request.switch = self._pool.target.switch
         if self._pool.target.taps and context.is_drafted:
             context.features = HiddenStates()
-        # what a private request leaves is not kept: it takes no row that others share
+        # a private request is not kept afterwards, so it must not take a kept row
         takes = found is not None and not context.is_private
         if takes and found is not None and self._prefix_cache.take(found.context.row):
             context.row = found.context.row
@@ -414,7 +414,7 @@ class Engine:
     def _open_for_drafters(
         self, context: Context, expected: int, found: PrefixMatch | None
     ) -> None:
-        """Open the row for drafters, unless nothing is drafted for it; found: where it begins."""
+        """Open the row for drafters, unless drafting is disabled; found: its prefix."""
         sessions, row = self._drafting.sessions, context.row
         source = found.context.row if found is not None else -1
         if not context.is_drafted:
@@ -433,7 +433,7 @@ class Engine:
             self._drafting.sessions.close(row)
 
     def _cached_prefix(self, request: Request) -> PrefixMatch | None:
-        """What need not be read of a prompt; its last tokens are, to see how drafters fare."""
+        """The reusable prefix of a prompt, without its last tokens, which score the drafters."""
         if request.wants_prompt_logprobs or request.id in self._isolated:
             return None
         found = self._prefix_cache.find(request.context, [r.context for r in self._running])
@@ -445,7 +445,7 @@ class Engine:
         return PrefixMatch(found.context, length) if length > 0 else None
 
     def _prefill(self) -> None:
-        """Read on in prompts, by priority, first come first; those that are read begin to run."""
+        """Prefill by priority, then arrival; start requests whose prefill is complete."""
         if not self._prefilling:
             return
         group = sorted(self._prefilling, key=lambda request: -request.priority)
@@ -462,7 +462,7 @@ class Engine:
         self._drop_finished()
 
     def _prefill_group(self, requests: Sequence[Request]) -> list[Request]:
-        """Read some of these prompts; returns those that are read."""
+        """Prefill a part of these prompts; return the requests that are complete."""
         with self._loop.phase("prefill"):
             start = self._pool.clock()
             budget = self._prefill_budget.budget(is_idle=not self._running)
@@ -483,7 +483,7 @@ class Engine:
         return done
 
     def _prefill_one_by_one(self, requests: Sequence[Request], error: Exception) -> None:
-        """One of these prompts cannot be read: have each read alone, from its beginning."""
+        """After a failed prefill, prefill each of these prompts alone from its beginning."""
         self._prefilling = [request for request in self._prefilling if request not in requests]
         for request in requests:
             if len(requests) == 1:
@@ -497,7 +497,7 @@ class Engine:
             self._try_to_start(request)
 
     def _drop_finished(self) -> None:
-        """Free the rows of requests that have ended, or keep them for their beginnings."""
+        """Free the rows of ended requests, or keep them as prefix cache."""
         over = [request for request in self._running if request.is_over]
         self._running = [request for request in self._running if not request.is_over]
         for request in over:
@@ -531,9 +531,7 @@ class Engine:
 
 def _log_switch(allowed: bool, guard: Guard) -> None:
     """Log that the guard switched drafting on or off, and why."""
-    state = (
-        "on again: it has earned its cost" if allowed else "off: it has cost more than it brought"
-    )
+    state = "on again: it pays" if allowed else "off: it cost more than it saved"
     _LOG.info(
         "drafting is switched %s (%.3f times plain decoding lately, %.3f since the start)",
         state,

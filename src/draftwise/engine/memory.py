@@ -1,4 +1,4 @@
-"""What outlives a request: a policy that many requests share and teach, and its file."""
+"""Policy state shared by requests, and its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from draftwise.types import DraftwiseError, Feedback, Plan
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
 _VERSION = 2
 _WAIT_S = 10.0
-"""How long ``save`` waits for another process that saves."""
+"""Seconds for which ``save`` waits for another process."""
 
 
 class UnusableState(DraftwiseError):
@@ -30,7 +30,7 @@ class UnusableState(DraftwiseError):
 
 
 def check_scope(scope: str) -> str:
-    """The scope; DraftwiseError if there is no such one."""
+    """Return the scope; DraftwiseError if it is unknown."""
     if scope in {AUTO, REQUEST, SESSION} or scope.removeprefix(TASK) not in {scope, ""}:
         return scope
     raise DraftwiseError(
@@ -127,7 +127,7 @@ class SharedPolicyState:
         return None
 
     def _present(self, path: Path) -> dict[str, Any]:
-        """What the file holds now, as far as it stays; another's work is set aside."""
+        """The file's present content; a file of another process is set aside."""
         if not path.exists():
             return {"saved": {}, "scopes": {}}
         try:
@@ -186,11 +186,11 @@ def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
 
 
 _HELD: set[Path] = set()
-"""Files that this process holds, so that what it saves meanwhile does not wait for itself."""
+"""Files locked by this process, which it need not wait for."""
 
 
 def _try_out(policy: Policy, state: Any) -> None:
-    """Raise whatever a copy of a policy raises that takes up this state, chooses and learns."""
+    """Let a copy of the policy load the state, choose and learn; raises what the copy raises."""
     twin = copy.deepcopy(policy)
     twin.load_state(state)
     num = len(twin.probabilities())

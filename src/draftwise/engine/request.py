@@ -1,4 +1,4 @@
-"""One request in one round: what was chosen, drafted, verified, kept, and made known."""
+"""Requests: their state in one round, and over their whole life."""
 
 from __future__ import annotations
 
@@ -42,25 +42,24 @@ from draftwise.types import (
 )
 
 NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-"""The verdict of a turn that was not judged yet."""
+"""The verdict before verification."""
 
 EMPTY = Draft.chain([], None, NONE)
-"""The draft of the plan ``none``, and of whatever has nothing to propose."""
+"""An empty draft."""
 
 
 @dataclass(slots=True)
 class RoundState:
     """A row of a round, filled in phase by phase.
 
-    plans: what it plays; several only where the policy plays one of every drafter. parts: each
-    drafter's draft, which stand side by side in ``draft``. played: what became of the first plan.
-    logits: [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D] states there.
-    uniforms: [N + 1] of the nodes and of the bonus token. verdict: what is kept. alphas, ratios:
-    [N] of the nodes, as in ``Scores``; offpath_scores: the same two numbers for each of the draft's
-    ``offpath_probs``. targets: p before
-    each token of the verdict. logprobs: at each place, where asked for. judged: what verification
-    shows of each drafter. waits: whether a drafter must read on first, so that what was chosen is
-    played later. scores: all that became known of drafters.
+    plans: plans played; several only if the policy plays one of every drafter. parts: the drafts of
+    each drafter, which are branches of ``draft``. played: the first plan as it was played. logits:
+    [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D] hidden states there.
+    uniforms: [N + 1] for the nodes and the bonus token. verdict: accepted path and bonus token.
+    alphas, ratios: [N] of the nodes, as in ``Scores``; offpath_scores: the same two numbers for
+    each of the draft's ``offpath_probs``. targets: p before each token of the verdict. logprobs: of
+    each position, if requested. judged: each drafter's scores from verification. waits: whether a
+    drafter must catch up first, so that the plan is played later. scores: all scores of the round.
     """
 
     request: Request
@@ -85,7 +84,7 @@ class RoundState:
 
     @property
     def context(self) -> Context:
-        """The request's text, as drafters see it."""
+        """The request's text as drafters see it."""
         return self.request.context
 
     @property
@@ -99,14 +98,14 @@ class RoundState:
 
     @property
     def kept(self) -> list[int]:
-        """Of what was fed, the places that stay: the root, and accepted nodes that were emitted."""
+        """Indices of the fed tokens to keep: the root and the accepted nodes that were emitted."""
         return [0, *(self.verdict.path + 1).tolist()][: self.num_emitted]
 
 
 class RuleComparison:
-    """A guide, and the other rules that are shown the same steps.
+    """A stop rule, with other rules that are shown the same steps for comparison.
 
-    stops: rule -> tokens it would have drafted, for those that said no while the draft grew.
+    stops: by rule, the draft length at which it would have stopped, if it would have.
     """
 
     def __init__(
@@ -121,14 +120,14 @@ class RuleComparison:
         self.needs_hidden = max(each.needs_hidden for each in every)
 
     def should_continue(self, step: DraftStep) -> bool:
-        """What the guide says; the first no of every other rule is noted."""
+        """The decision of the played rule; the first stop of every other rule is recorded."""
         for rule, other in self._others.items():
             if rule not in self._stops and not other.should_continue(step):
                 self._stops[rule] = step.depth
         return self._guide.should_continue(step)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Only the guide whose draft it was learns from it."""
+        """Only the played rule learns from the draft."""
         self._guide.learn(num_drafted, num_accepted)
 
 
@@ -440,7 +439,7 @@ class Request:
         targets: p before each token of the verdict. A bonus token of -1 marks logits that were not
         finite; the tokens before it count.
         """
-        if self.check_callbacks():  # nothing is emitted that was not drawn as it was to be
+        if self.check_callbacks():  # a failed callback may have changed p: emit nothing
             return 0
         tokens, before = verdict.tokens.tolist(), self.answer.num_tokens
         is_cut = is_broken(tokens[-1])
