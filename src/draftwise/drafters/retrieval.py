@@ -56,19 +56,15 @@ class Finder(Protocol):
 
     def begin(self, context: Context) -> None:
         """Called once, before anything is read: the text so far is the prompt."""
-        ...
 
     def push(self, token: int) -> None:
         """The text has one more token."""
-        ...
 
     def find(self, draft: Sequence[int]) -> Match:
         """The longest match at the end of text and draft."""
-        ...
 
     def share(self) -> None:
         """What was read so far may be seen by other rows from now on."""
-        ...
 
 
 class _RetrievalRow:
