@@ -13,7 +13,6 @@ from torch import Tensor
 
 from draftwise.drafters.continuations import pruned
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
-from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
 from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import Branches
@@ -77,32 +76,6 @@ def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
 def _best(scores: Tensor, num: int) -> Tensor:
     """The ``num`` likeliest of these, in the order they were made; of equals the first."""
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
-
-
-class ShiftedKVCache:
-    """The slots of a head's cache; a text of n tokens has n - 1 of them."""
-
-    def __init__(self) -> None:
-        self._cache = RaggedCache()
-
-    def open(self, row: int, expected: int) -> None:
-        self._cache.open(row, expected)
-
-    def crop(self, row: int, length: int) -> None:
-        """Keep the slots of the first tokens."""
-        self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        """The other row's slots of these tokens."""
-        self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
-
-    def base(self, context: Context) -> int:
-        return self._cache.lengths[context.row]
-
-    def _step_back(self, context: Context) -> None:
-        """The last slot is read again where nothing came after it."""
-        last = len(context.tokens) - 2
-        self._cache.lengths[context.row] = max(0, min(self._cache.lengths[context.row], last))
 
 
 PROBE_TOKENS = 32

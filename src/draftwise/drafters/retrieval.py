@@ -51,7 +51,7 @@ NO_MATCH = Match(0, lambda depth: [], lambda: [])
 class Finder(Protocol):
     """Where one row's text is searched for; its own memory and what it shares with others."""
 
-    resumes: bool
+    resumes: bool = True
     """Whether prompt and answer are alike to it, so that a next turn goes on after the last."""
 
     def begin(self, context: Context) -> None:
