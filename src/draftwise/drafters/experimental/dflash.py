@@ -52,7 +52,7 @@ class DFlashDrafter:
         config, itemsize = head.config, head.fc.weight.element_size()
         self.relative_cost = head.num_parameters / longest / max(1, target.num_parameters)
         self.token_bytes = itemsize * (
-            2 * len(head.layers) * config.num_kv_heads * config.head_dim
+            2 * len(head.layers) * config.num_key_value_heads * config.head_dim
             + len(config.taps) * target.hidden_size
         )
         target.tap(config.taps)
