@@ -107,7 +107,7 @@ def learning_from(
         with ExitStack() as idle:
             for adapter in adapters:
                 for turn in new:
-                    adapter.hear(turn.result.prompt_tokens, turn.result.tokens)
+                    adapter.learn_from(turn.result.prompt_tokens, turn.result.tokens)
                 idle.enter_context(adapter.idle())
             message = next(messages, None)
         if message is None:

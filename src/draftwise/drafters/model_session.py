@@ -13,7 +13,6 @@ from torch import Tensor
 
 from draftwise.drafters.continuations import pruned
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
-from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
 from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import Branches
@@ -79,34 +78,6 @@ def _best(scores: Tensor, num: int) -> Tensor:
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
 
 
-class ShiftedKVCache:
-    """The slots of a head's cache; a text of n tokens has n - 1 of them."""
-
-    def __init__(self) -> None:
-        self._cache = RaggedCache()
-
-    def open(self, row: int, expected: int) -> None:
-        """Nothing read yet."""
-        self._cache.open(row, expected)
-
-    def crop(self, row: int, length: int) -> None:
-        """Keep the slots of the first tokens."""
-        self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        """The other row's slots of these tokens."""
-        self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
-
-    def base(self, context: Context) -> int:
-        """What the cache holds."""
-        return self._cache.lengths[context.row]
-
-    def _step_back(self, context: Context) -> None:
-        """The last slot is read again where nothing came after it."""
-        last = len(context.tokens) - 2
-        self._cache.lengths[context.row] = max(0, min(self._cache.lengths[context.row], last))
-
-
 PROBE_TOKENS = 32
 """Tokens at the end of a prompt from which a first impression is made."""
 
@@ -137,70 +108,54 @@ class DraftModelRunner(Protocol):
     @property
     def probe_tokens(self) -> int | None:
         """Tokens from which a first impression is made; None = all of a text."""
-        ...
 
     @property
     def remembers(self) -> bool:
         """Whether what was read of a text need not be read again."""
-        ...
 
     @property
     def shows_hidden(self) -> bool:
         """Whether states are shown beside logits."""
-        ...
 
     @property
     def resumes(self) -> bool:
         """Whether it can draft after tokens that it did not draw."""
-        ...
 
     def open(self, row: int, expected: int) -> None:
         """A text begins, of at most so many tokens."""
-        ...
 
     def close(self, row: int) -> None:
         """Free what the row has."""
-        ...
 
     def crop(self, row: int, length: int) -> None:
         """Another text goes on after the first ``length`` tokens."""
-        ...
 
     def copy(self, source: int, row: int, length: int) -> None:
         """An open row begins like another one."""
-        ...
 
     def follow(self, context: Context) -> int:
         """The text may have grown: tokens that a draft may put into the cache; -1 = no draft."""
-        ...
 
     def base(self, context: Context) -> int:
         """Slots of the cache that hold what was read of the row."""
-        ...
 
     def first(self, context: Context) -> int:
         """The first position whose q is that of a draft."""
-        ...
 
     def num_unread(self, context: Context, end: int) -> int:
         """Positions up to ``end`` whose q reading on would give."""
-        ...
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
         """Read on: [sum of num, V] logits, and where states are shown, [R, D] the last of each."""
-        ...
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Read a token [R] after what was read of each row: [R, V] logits, [R, D] states."""
-        ...
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
         """Read a level of each row's tree: [n, V] each."""
-        ...
 
     def settle(self, context: Context, base: int, agreed: int) -> None:
         """Text and draft agree on ``agreed`` tokens; it began after ``base`` (0 = none)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +171,6 @@ class DraftLogits:
         return described(self.q, self.logits, tokens)
 
     def take(self, rows: Sequence[int]) -> DraftLogits:
-        """Some of them."""
         if list(rows) == list(range(len(self.q))):
             return self
         index = torch.tensor(rows, dtype=torch.long, device=self.logits.device)
@@ -728,22 +682,18 @@ class NeuralSession:
         self._rows: dict[int, _ScoredRow] = {}
 
     def open(self, context: Context, expected: int) -> None:
-        """Nothing read yet."""
         self._reader.open(context.row, expected)
         self._rows[context.row] = _ScoredRow()
 
     def close(self, row: int) -> None:
-        """Free what the row has."""
         self._reader.close(row)
         del self._rows[row]
 
     def crop(self, context: Context, length: int) -> None:
-        """Keep what was read of the first tokens."""
         self._reader.crop(context.row, length)
         self._rows[context.row] = _ScoredRow(length)
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Take over what was read of the other row's first tokens."""
         self._reader.copy(source, row, length)
         self._rows[row] = _ScoredRow(length)
 
@@ -785,7 +735,6 @@ class NeuralSession:
         )
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
-        """Cut back to where drafts and texts agree; note what verification showed of the drafts."""
         for context in contexts:
             row, agreed = self._rows[context.row], len(context.tokens)
             if row.drafted:
@@ -805,7 +754,6 @@ class NeuralSession:
     def score(
         self, contexts: Sequence[Context], everything: bool
     ) -> DeviceRead[list[Scores | None]]:
-        """Backlog and drafted positions; with ``everything``, read what is missing first."""
         if everything:
             yield from self._catch_up(contexts, None)
         return [self._report(context) for context in contexts]

@@ -154,30 +154,24 @@ class DraftSession(Protocol):
 
     def open(self, context: Context, expected: int) -> None:
         """Start a request in its row, with its prompt so far; ``expected``: its maximum length."""
-        ...
 
     def close(self, row: int) -> None:
         """Free a row."""
-        ...
 
     def crop(self, context: Context, length: int) -> None:
         """Reuse an open row for another request, from the first ``length`` tokens of its text."""
-        ...
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Start an open row from the first ``length`` tokens of another row."""
-        ...
 
     def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
         """A draft for each task; may be empty. Every token that was drawn must be in the draft."""
-        ...
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
         """The drafts of the last ``propose`` were verified: roll back rejected tokens.
 
         judged: scores of these drafts from verification, to be returned by ``score``.
         """
-        ...
 
     def score(
         self, contexts: Sequence[Context], everything: bool
@@ -186,14 +180,12 @@ class DraftSession(Protocol):
 
         With ``everything``, also those that need a forward of their own (panoramic feedback).
         """
-        ...
 
     def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:
         """Cheap scores on the last tokens of texts, at positions not scored before.
 
         A probe may ignore distant context, so its q may differ from that of a draft.
         """
-        ...
 
 
 @runtime_checkable
@@ -202,11 +194,9 @@ class CatchingUpSession(Protocol):
 
     def num_uncached_tokens(self, context: Context) -> int:
         """Tokens of the text, but for its last, that were not read yet."""
-        ...
 
     def catch_up(self, contexts: Sequence[Context], most: int) -> DeviceRead[None]:
         """Read the next tokens of each text, at most so many."""
-        ...
 
 
 class Retrieving(DraftSession, Protocol):
@@ -214,11 +204,9 @@ class Retrieving(DraftSession, Protocol):
 
     def match_length(self, context: Context) -> int:
         """Tokens of the longest match at the end of the text, 0 = none."""
-        ...
 
     def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
         """The match at the end of text and draft, and the token that follows it; (0, -1) = none."""
-        ...
 
 
 class Drafter(Protocol):
@@ -238,7 +226,6 @@ class Drafter(Protocol):
 
     def start(self) -> DraftSession:
         """An empty session."""
-        ...
 
 
 @runtime_checkable
@@ -261,4 +248,3 @@ class ShowingHidden(Protocol):
 
     def show_hidden(self) -> None:
         """Let guides see hidden states from now on; it costs a copy of them each step."""
-        ...

@@ -51,24 +51,20 @@ NO_MATCH = Match(0, lambda depth: [], lambda: [])
 class Finder(Protocol):
     """Where one row's text is searched for; its own memory and what it shares with others."""
 
-    resumes: bool
+    resumes: bool = True
     """Whether prompt and answer are alike to it, so that a next turn goes on after the last."""
 
     def begin(self, context: Context) -> None:
         """Called once, before anything is read: the text so far is the prompt."""
-        ...
 
     def push(self, token: int) -> None:
         """The text has one more token."""
-        ...
 
     def find(self, draft: Sequence[int]) -> Match:
         """The longest match at the end of text and draft."""
-        ...
 
     def share(self) -> None:
         """What was read so far may be seen by other rows from now on."""
-        ...
 
 
 class _RetrievalRow:

@@ -470,7 +470,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
     def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:
-        """Copy the first ``length`` tokens from one storage to another, each where it is."""
         for before, after in ((old.keys, new.keys), (old.values, new.values)):
             for layer, tensor in before.items():
                 if layer not in after:

@@ -18,10 +18,7 @@ DeviceRead = Generator[Sequence[Tensor], Sequence[Floats], T]
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
-    """Tensors of any shape as arrays of theirs, in one transfer, whatever their number.
-
-    They travel as float64, in which token ids and counts (below 2**53) are exact.
-    """
+    """Tensors as arrays of their shapes, in one transfer, as float64 (exact for token ids)."""
     if not tensors:
         return []
     parts = [tensor.detach().reshape(-1).double() for tensor in tensors]
