@@ -46,16 +46,8 @@ class SequentialHalving(Greedy):
         with floor(log2 K) phases, more than one survives unless K is a power of 2: ceil, there and
         in n_t, as in the cited work; (3) means instead of sums, which differ only for late or
         richer feedback.
-    Feedback: bandit or richer; the order matters where a phase ends.
-    State: survivors bool[K]; the phase's counts, sums and choices float64[K]; a Tally of all.
-    Cost: O(K) a round. Errors: ValueError if budget or period is not from 1 to 100,000.
-
-    >>> policy = SequentialHalving(num_plans=2)
-    >>> for value in (0.2, 0.8):
-    ...     plan = policy.choose().plan
-    ...     policy.learn(Decision(plan, 1.0, 1), Feedback(np.full(2, value), np.arange(2) == plan))
-    >>> [policy.choose().plan for _ in range(3)]
-    [1, 1, 1]
+    Feedback: in order, where a phase ends. budget, period: 1 to 100,000 rounds.
+    State: survivors bool[K]; the phase's counts, sums and choices float64[K]; a ``Tally`` of all.
     """
 
     KEPT: ClassVar[Fields] = {
@@ -81,13 +73,11 @@ class SequentialHalving(Greedy):
         in_range("phase_chosen", self._phase_chosen, 0)
 
     def choose(self) -> Decision:
-        """The survivor that this phase has played least."""
         decision = super().choose()
         self._phase_chosen[decision.plan] += 1
         return decision
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Count the seen values; end the phase when every survivor has its share."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
         self._tally.add(values, seen)
         self._phase_counts += seen
@@ -114,11 +104,7 @@ _TOKENS = 512  # of a request of which nothing is known
 
 
 def exploration_budget(c: float, num_tokens: int) -> int:
-    """Rounds of exploration, ``B0 = c ln B``, at least 1.
-
-    >>> exploration_budget(10.0, 512)
-    62
-    """
+    """Rounds of exploration, ``B0 = c ln B``, at least 1."""
     return max(1, math.floor(c * math.log(num_tokens)))
 
 
@@ -130,13 +116,7 @@ class PETC(SequentialHalving):
     Differs: (1) B0 counts rounds, the box's l counts tokens, of which a round emits one or more;
         (2) the paper leaves c open: at 4, the default, 7 drafters are tried once or twice in each
         phase, 17 rounds of a request of 200 tokens; B is the most that the request may emit, or
-        ``num_tokens``, and 512 where neither is known.
-    Feedback: as SequentialHalving. State: as SequentialHalving. Cost: O(K) a round.
-    Errors: ValueError if c is not from 1e-6 to 1e6 or num_tokens is below 1.
-
-    >>> policy = PETC(num_plans=2, c=1.0)
-    >>> policy.choose().plan, policy.choose().plan
-    (0, 1)
+        ``num_tokens``, and 512 where neither is known. c: 1e-6 to 1e6; num_tokens: at least 1.
     """
 
     def __init__(
