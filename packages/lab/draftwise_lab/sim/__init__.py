@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from draftwise_lab.sim.match import (
         Match, Outcome, averages, best_plans, every_plan, look_back, make_match, policy_seed, report
-        as text_report, results, run_match,
+        as text_report, results, run_match, sums_by_text,
     )
     from draftwise_lab.sim.play import (
         HABITS, Contestant, Reference, Run, Trail, best_plan, fixed_path, fold, guides_of,
