@@ -177,11 +177,12 @@ def _after_a_run(
         if any(not isinstance(one.prompt, str) for one in given):
             check_chat(target, None)
     base = load(wanted)
-    from draftwise.bench import Asked
+    from draftwise.bench import Asked, Question
     from draftwise.engine.prompts import encode_all
-    from draftwise_lab.bench.trial import record, sources_of, time_batches
+    from draftwise_lab.bench.scout import scout
+    from draftwise_lab.bench.trial import sources_of, time_batches
 
-    texts = [encode_all(one.prompt, base.tokenizer, base.target)[0].tokens for one in given]
+    texts = [list(encode_all(one.prompt, base.tokenizer, base.target)[0].tokens) for one in given]
     paths = {one.name: str(home) for one in base.drafters if (home := getattr(one, "home", None))}
     with tempfile.TemporaryDirectory() as folder, bars("prompts") as progress:
         path = Path(folder) / "trace.jsonl"
@@ -191,7 +192,8 @@ def _after_a_run(
             progress.advance(task)
             return True
 
-        record(base, texts, Asked(num), path, 0, tick)
+        # every prompt alone, with plans drawn at random and all drafters scored
+        scout(base, [Question("prompts", text) for text in texts], Asked(num), path, 0, tick)
         options: dict[str, Any] = {"seeds": seeds, "sources": sources_of(base, paths)}
         found = advise(path, engines=engines, **options)
         if len(sizes) > 1:
