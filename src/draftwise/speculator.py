@@ -165,14 +165,15 @@ class Speculator:
 
         So that what else the machine does is not taken for the price of a forward.
         """
-        on_cpu = getattr(self.target.module, "device", torch.device("cpu")).type == "cpu"
-        if not on_cpu or torch.get_num_threads() > 1:
+        if self.target.device.type != "cpu" or torch.get_num_threads() > 1:
             return self.clock()
         return time.thread_time() - self.compiling()[1]
 
     def compiling(self) -> tuple[float, float]:
         """Seconds of compilation so far: wall time, and CPU time of this process."""
         made = [model.compiled for model in self._compilable if model.compiled]
+        if not made:
+            return 0.0, 0.0
         return sum(c.spent_s for c in made), sum(c.spent_cpu_s for c in made)
 
     @property

@@ -166,9 +166,25 @@ class DraftLogits:
     logits: Tensor
     hidden: Tensor | None
 
-    def described(self, tokens: Tensor) -> Tensor:
-        """[N, 4] what rules look at of the tokens drawn."""
-        return described(self.q, self.logits, tokens)
+    def described(self, tokens: Tensor, whole: bool) -> Tensor:
+        """[N, 4] of the tokens drawn, or unless ``whole`` [N, 1], which is all that mixers read.
+
+        The largest probability, the token's own, the entropy, the gap of the two largest; greedy
+        drafts are judged at temperature 1.
+        """
+        if len(self.q.probs) == len(self.q):
+            probs = self.q.probs
+        else:
+            probs = self.logits.float().softmax(-1)
+            if len(self.q.probs):
+                drawn = torch.from_numpy(np.flatnonzero(self.q.places >= 0)).to(probs.device)
+                probs = probs.index_copy(0, drawn, self.q.probs)
+        if not whole:
+            return probs.amax(-1, keepdim=True)
+        own = probs.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+        top = probs.topk(2).values
+        entropy = torch.special.entr(probs).sum(-1)
+        return torch.stack((top[:, 0], own, entropy, top[:, 0] - top[:, 1]), dim=-1)
 
     def take(self, rows: Sequence[int]) -> DraftLogits:
         if list(rows) == list(range(len(self.q))):
@@ -323,10 +339,10 @@ class Chain:
         if facts is None:
             self._step = DraftStep(depth, self.length, hidden_before=self._hidden)
         elif self.is_mixed:
-            self.confidences[-1] = float(facts[1])
-            self._step = DraftStep(depth, self.length, max_prob=float(facts[1]))
+            self.confidences[-1] = float(facts[0])
+            self._step = DraftStep(depth, self.length, max_prob=float(facts[0]))
         else:
-            prob, largest, entropy, margin = facts.tolist()
+            largest, prob, entropy, margin = facts.tolist()
             step = DraftStep(depth, self.length, prob, largest, entropy, margin, before)
             self._step = replace(step, hidden_before=self._hidden)
 
@@ -383,19 +399,6 @@ class Chain:
             confidences if self.is_mixed else (),
             self.offpath_probs,
         )
-
-
-def described(q: Dists, logits: Tensor, tokens: Tensor) -> Tensor:
-    """[N, 4] of each token: its probability, the largest one, the entropy, the gap of the two
-    largest; greedy drafts are judged at temperature 1."""
-    probs = logits.float().softmax(-1)
-    if len(q.probs):
-        drawn = torch.from_numpy(np.flatnonzero(q.places >= 0)).to(probs.device)
-        probs = probs.index_copy(0, drawn, q.probs)
-    own = probs.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
-    top = probs.topk(2).values
-    entropy = torch.special.entr(probs).sum(-1)
-    return torch.stack((own, top[:, 0], entropy, top[:, 0] - top[:, 1]), dim=-1)
 
 
 def draw_blindly(
@@ -471,8 +474,10 @@ def _look(
 
     after: what was heard after the tokens of these chains, if it was read already.
     """
-    has_facts = any(chain.needs_facts for chain in chains)
-    wanted = [tokens, *([heard.described(tokens)] if has_facts else [])]
+    wanted = [tokens]
+    if any(chain.needs_facts for chain in chains):
+        whole = any(chain.needs_facts and not chain.is_mixed for chain in chains)
+        wanted.append(heard.described(tokens, whole))
     states = [h.hidden for h in (heard, after) if h is not None and h.hidden is not None]
     told = yield [*wanted, *states]
     for index, chain in enumerate(chains):
