@@ -466,7 +466,7 @@ Batch = tuple[Tensor, Tensor]
 class HeadOptions:
     """What kind of head, and how it learns; D and w_rej are section 5.3's recommendation.
 
-    label: the analytic one measured better (docs/reproduction/specdecpp.md): less noise to fit.
+    label: the analytic one measured better (docs/lab/reproduction/specdecpp.md): less noise to fit.
     num_layers: D, residual layers before the last. w_rej: weight of rejections. tied: one residual
     layer used D times, as the authors' released code has it.
     """
