@@ -10,7 +10,7 @@ from draftwise.types import Outcome
 
 
 class Throughput:
-    """Emitted tokens per second, as a share of a bound that hardly ever moves.
+    """Emitted tokens per second, as a share of a nearly constant bound.
 
     Source: BanditSpec, section 6.2: the reward is the tokens generated per second.
     Update: bound = (L + 1) / seconds of the first round, L the longest length: nothing is faster

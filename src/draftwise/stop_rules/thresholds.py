@@ -40,7 +40,7 @@ class Fixed(Looking):
 
 
 class MaxConfidence(Looking):
-    """Stop when the largest q at the token kept last fell below a threshold.
+    """Stop when the largest q at the last drafted token is below a threshold.
 
     Source: TapOut, table 1 (Max-Confidence, threshold 0.8). Update: none. Differs: none; the token
     itself stays in the draft, so the output's law is untouched. State: none. Cost: O(V) a token.
@@ -54,12 +54,12 @@ class MaxConfidence(Looking):
         self._threshold = probability("threshold", threshold)
 
     def should_continue(self, step: DraftStep) -> bool:
-        """Whether the token kept last was sure enough; always at depth 0."""
+        """Whether the largest q reaches the threshold; always True at depth 0."""
         return step.depth == 0 or step.max_prob >= self._threshold
 
 
 class LogitMargin(Looking):
-    """Stop when the two largest q at the token kept last were closer than a threshold.
+    """Stop when the two largest q at the last drafted token differ by less than a threshold.
 
     Source: TapOut, table 1 and appendix A.1 (LogitMargin, threshold 0.2): despite its name the
     margin is one of probabilities. Update: none. Differs: none. State: none. Cost: O(V) a token.
@@ -87,7 +87,7 @@ def root_entropy(nats: float) -> float:
 
 
 class Svip(Looking):
-    """Stop when the root of the entropy of q at the token kept last is above a threshold.
+    """Stop when the root of the entropy of q at the last drafted token is above a threshold.
 
     Source: TapOut, table 1 and appendix A.1 (SVIP, of Zhang et al. 2025): sqrt(H) > 0.6; H in nats.
     Update: none. Differs: none known; the paper names no unit for H, and 0.6 is a threshold for
@@ -103,7 +103,7 @@ class Svip(Looking):
         self._threshold = number("threshold", threshold, 0, LARGE)
 
     def should_continue(self, step: DraftStep) -> bool:
-        """Whether the entropy at the token kept last was low enough; always at depth 0."""
+        """Whether the root of the entropy is within the threshold; always True at depth 0."""
         return step.depth == 0 or root_entropy(step.entropy) <= self._threshold
 
 
@@ -132,7 +132,7 @@ class SvipDifference(Looking):
 
 
 class AdaEdl(Looking):
-    """Stop when ``1 - sqrt(gamma H)`` at the token kept last is below lambda, which moves.
+    """Stop when ``1 - sqrt(gamma H)`` at the last drafted token is below an adaptive lambda.
 
     Source: TapOut, table 1 and appendix A.1 (AdaEDL, of Agrawal et al. 2024). H in nats.
     Update: after each draft, with r its acceptance rate (accepted / drafted):
@@ -167,7 +167,7 @@ class AdaEdl(Looking):
         self.threshold = number("threshold", threshold, -LARGE, LARGE)
 
     def should_continue(self, step: DraftStep) -> bool:
-        """Whether the bound at the token kept last reached lambda; always at depth 0."""
+        """Whether the bound reaches lambda; always True at depth 0."""
         bound = 1.0 - self._root_gamma * root_entropy(step.entropy)
         return step.depth == 0 or bound >= self.threshold
 
