@@ -166,7 +166,7 @@ def _drafters() -> Table:
         told = ", ".join(n if d is None else f"{n}={d}" for n, (_, d) in options.items())
         path, own = _MODEL_DRAFTERS.get(name, ("", told))
         rows.append((f"{name}:{path}" if path else name, own, about))
-    rows.append(("zoo, zoo:NAME", "", "All bundled models, or one of them or of the EAGLE heads."))
+    rows.append(("zoo, zoo:NAME", "", "All bundled drafters, or one of them (also EAGLE heads)."))
     return _entries("drafters", "--drafter", rows)
 
 

@@ -20,7 +20,7 @@ from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 
 
 class FixedPlan(Kept):
-    """Play one plan for ever.
+    """Always play one plan.
 
     Source: the static baseline of all five papers (Leviathan et al. 2023). Feedback is checked and
     ignored. State: the number of rounds. Errors: ValueError if ``plan`` is not in 0 .. K-1.
@@ -52,7 +52,7 @@ class FixedPlan(Kept):
 
 
 class Random(Drawn):
-    """Play a plan drawn uniformly.
+    """Play a plan drawn uniformly at random.
 
     Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random). Means are
     kept for people to look at.
@@ -171,7 +171,7 @@ def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
 
 
 class Router(FixedPlan):
-    """Play for ever the plan that a prompt classifier picked: the offline baseline.
+    """Always play the plan that a prompt classifier picked: the offline baseline.
 
     Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
     Update: none within a request. ``fit`` counts character trigrams of labelled prompts (at once,

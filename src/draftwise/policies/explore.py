@@ -27,7 +27,7 @@ def better_half(means: Floats, alive: Bools) -> Bools:
 
 
 class SequentialHalving(Greedy):
-    """Play all surviving plans alike, keep the better half, and end with one for ever.
+    """Play all surviving plans equally often and keep the better half, until one is left.
 
     Source: MetaSD, Algorithm 5 (Karnin et al. 2013). Its experiments set the "period" to 1
         (appendix F.4): one round for each plan in a phase, which is the default here; ``budget``
@@ -90,7 +90,7 @@ def exploration_budget(c: float, num_tokens: int) -> int:
 
 
 class PETC(SequentialHalving):
-    """Explore for ``c ln B`` rounds by Sequential Halving, then play the survivor for ever.
+    """Explore for ``c ln B`` rounds by Sequential Halving, then commit to the survivor.
 
     Source: MetaSD, Algorithm 4 and Theorem 8 (B0 = c ln B).
     Update: Algorithm 5 with budget B0; it ends with one survivor, and that is the commitment.

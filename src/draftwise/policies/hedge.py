@@ -117,7 +117,7 @@ def normalhedge_probabilities(regrets: Floats) -> Floats:
 
 
 class NormalHedge(Hedging):
-    """Draw plans by how far each one is ahead of the draw itself.
+    """Draw plans by weights on the positive regret to each.
 
     Source: HedgeSpec, Figure 7 (NormalHedge, Chaudhuri et al. 2009).
     Update: R_i += (mean loss of the draw) - loss_i; p by ``normalhedge_probabilities``, with the c
@@ -156,7 +156,7 @@ def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
 
 
 class AdaNormalHedge(Hedging):
-    """Draw plans by how far each is ahead of the draw, for how much they differed so far.
+    """Draw plans by weights on the regret to each, scaled by its past magnitude.
 
     Source: Luo and Schapire 2015 (COLT; arXiv 1502.05934), with a uniform prior and their sleeping
         experts. HedgeSpec compares it (appendix D.5, tables 9 and 10) and prints no equation.

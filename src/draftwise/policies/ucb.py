@@ -61,7 +61,7 @@ def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_roun
 
 
 class UCBTuned(UpperBounds):
-    """Play the plan with the highest upper bound, tighter where values vary little.
+    """Play the plan with the highest upper bound, which is tighter for small variances.
 
     Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002). Update: ``ucb_tuned_indices``.
     Differs: as ``UCB1``.
@@ -86,7 +86,7 @@ def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
 
 
 class UCBSpec(UpperBounds):
-    """Play the plan with the highest bound, whose radius allows values that depend on the past.
+    """Play the plan with the highest bound, valid for values that depend on the past.
 
     Source: BanditSpec (Hou et al.), Algorithm 4 (full version: Algorithm 8).
     Update: plan = argmax mean + ``ucbspec_radii``, t rounds so far. delta: in (0, 1].

@@ -10,6 +10,7 @@ from draftwise.rewards import NAN
 from draftwise.types import Outcome
 
 
+<<<<<<< HEAD
 class OfSeconds(ABC):
     """A reward that needs the round's seconds: ``nan`` for a plan that did not play."""
 
@@ -27,6 +28,10 @@ class OfSeconds(ABC):
 
 class Throughput(OfSeconds):
     """Emitted tokens per second, as a share of a bound that hardly ever moves.
+=======
+class Throughput:
+    """Emitted tokens per second, as a share of a nearly constant bound.
+>>>>>>> wip/prose
 
     Source: BanditSpec, section 6.2: the reward is the tokens generated per second.
     Update: bound = (L + 1) / seconds of the first round, L the longest length: nothing is faster

@@ -71,7 +71,7 @@ class AnyOf(Several):
 
 
 class TapOutToken(Several):
-    """After each token a bandit of that position picks the rule which decides whether to go on.
+    """After each token a bandit for that position chooses the rule that decides whether to stop.
 
     Source: TapOut, sections 3.1 to 3.3, token level: ``bandit=ucb1:beta=1`` (UCB1) or
         ``bandit=thompson-bernoulli`` (Beta-Bernoulli Thompson sampling); the rules of table 1.

@@ -432,9 +432,9 @@ Batch = tuple[Tensor, Tensor]
 class HeadOptions:
     """The head's shape and training; the defaults of num_layers and w_rej are those of section 5.3.
 
-    label: ``analytic`` has less noise and measured better (docs/reproduction/specdecpp.md).
-    num_layers: residual layers before the last. w_rej: weight of rejections. tied: one residual
-    layer, repeated, as in the authors' released code.
+    label: ``analytic`` has less noise and measured better (docs/lab/reproduction/specdecpp.md).
+    num_layers: D, residual layers before the last. w_rej: weight of rejections. tied: one residual
+    layer, used D times, as in the authors' released code.
     """
 
     num_layers: int = 3
