@@ -10,7 +10,6 @@ from draftwise.rewards import NAN
 from draftwise.types import Outcome
 
 
-<<<<<<< HEAD
 class OfSeconds(ABC):
     """A reward that needs the round's seconds: ``nan`` for a plan that did not play."""
 
@@ -23,15 +22,11 @@ class OfSeconds(ABC):
 
     @abstractmethod
     def value(self, tokens: int, seconds: float, max_length: int) -> float:
-        """In [0, 1], for a round that emitted so many tokens."""
+        """In [0, 1], for a round that emitted ``tokens`` tokens."""
 
 
 class Throughput(OfSeconds):
-    """Emitted tokens per second, as a share of a bound that hardly ever moves.
-=======
-class Throughput:
     """Emitted tokens per second, as a share of a nearly constant bound.
->>>>>>> wip/prose
 
     Source: BanditSpec, section 6.2: the reward is the tokens generated per second.
     Update: bound = (L + 1) / seconds of the first round, L the longest length: nothing is faster

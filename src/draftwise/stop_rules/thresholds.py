@@ -37,13 +37,8 @@ class Fixed(ThresholdRule):
         return True
 
 
-<<<<<<< HEAD
 class MaxConfidence(ThresholdRule):
-    """Stop when the largest q at the token kept last fell below a threshold in [0, 1].
-=======
-class MaxConfidence(Looking):
-    """Stop when the largest q at the last drafted token is below a threshold.
->>>>>>> wip/prose
+    """Stop when the largest q at the last drafted token is below a threshold in [0, 1].
 
     Source: TapOut, table 1 (Max-Confidence, threshold 0.8). Differs: none.
 
@@ -55,20 +50,11 @@ class MaxConfidence(Looking):
         self._threshold = probability("threshold", threshold)
 
     def should_continue(self, step: DraftStep) -> bool:
-<<<<<<< HEAD
         return step.depth == 0 or step.max_prob >= self._threshold
 
 
 class LogitMargin(ThresholdRule):
-    """Stop when the two largest q at the token kept last were closer than a threshold in [0, 1].
-=======
-        """Whether the largest q reaches the threshold; always True at depth 0."""
-        return step.depth == 0 or step.max_prob >= self._threshold
-
-
-class LogitMargin(Looking):
     """Stop when the two largest q at the last drafted token differ by less than a threshold.
->>>>>>> wip/prose
 
     Source: TapOut, table 1 and appendix A.1 (LogitMargin, threshold 0.2): despite its name the
     margin is one of probabilities. Differs: none.
@@ -86,13 +72,8 @@ def root_entropy(nats: float) -> float:
     return math.sqrt(max(nats, 0.0))
 
 
-<<<<<<< HEAD
 class Svip(ThresholdRule):
-    """Stop when the root of the entropy of q at the token kept last is above a threshold >= 0.
-=======
-class Svip(Looking):
     """Stop when the root of the entropy of q at the last drafted token is above a threshold.
->>>>>>> wip/prose
 
     Source: TapOut, table 1 and appendix A.1 (SVIP, of Zhang et al. 2025): sqrt(H) > 0.6; H in nats.
     Differs: none known; the paper names no unit for H, and 0.6 is a threshold for nats.
@@ -102,10 +83,6 @@ class Svip(Looking):
         self._threshold = number("threshold", threshold, 0, LARGE)
 
     def should_continue(self, step: DraftStep) -> bool:
-<<<<<<< HEAD
-=======
-        """Whether the root of the entropy is within the threshold; always True at depth 0."""
->>>>>>> wip/prose
         return step.depth == 0 or root_entropy(step.entropy) <= self._threshold
 
 
@@ -125,13 +102,8 @@ class SvipDifference(ThresholdRule):
         return not rise > self._threshold  # nan, where no token is before the last, is no rise
 
 
-<<<<<<< HEAD
 class AdaEdl(ThresholdRule):
-    """Stop when ``1 - sqrt(gamma H)`` at the token kept last is below lambda, which moves.
-=======
-class AdaEdl(Looking):
     """Stop when ``1 - sqrt(gamma H)`` at the last drafted token is below an adaptive lambda.
->>>>>>> wip/prose
 
     Source: TapOut, table 1 and appendix A.1 (AdaEDL, of Agrawal et al. 2024). H in nats.
     Update: after each draft, with r its acceptance rate (accepted / drafted):
@@ -156,10 +128,6 @@ class AdaEdl(Looking):
         self.threshold = number("threshold", threshold, -LARGE, LARGE)
 
     def should_continue(self, step: DraftStep) -> bool:
-<<<<<<< HEAD
-=======
-        """Whether the bound reaches lambda; always True at depth 0."""
->>>>>>> wip/prose
         bound = 1.0 - self._root_gamma * root_entropy(step.entropy)
         return step.depth == 0 or bound >= self.threshold
 

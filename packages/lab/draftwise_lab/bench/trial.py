@@ -11,7 +11,8 @@ from draftwise.presets import Preset
 from draftwise.speculator import Speculator
 from draftwise_lab.bench.advice import Source
 from draftwise_lab.bench.scout import LENGTHS
-from draftwise_lab.sim import CostTable, costs_by_batch
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.traces import costs_by_batch
 
 TIMED_TOKENS = 24
 """Of each request while a batch size is timed."""
