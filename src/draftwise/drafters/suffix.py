@@ -23,7 +23,13 @@ import numpy as np
 from draftwise.checks import MANY, whole
 from draftwise.drafters.continuations import Rows
 from draftwise.drafters.protocol import Context
-from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Match, RetrievalSession
+from draftwise.drafters.retrieval import (
+    LONGEST_MATCH,
+    NO_MATCH,
+    Finder,
+    Match,
+    RetrievalSession,
+)
 
 ORDERS = (1, 2, 4, 8)
 _NUM_ORDERS = len(ORDERS)
@@ -275,7 +281,7 @@ class SuffixDrafter:
         return history
 
 
-class _SuffixFinder:
+class _SuffixFinder(Finder):
     """One row: its own text's index, and what of its output was not shared yet."""
 
     resumes = False
