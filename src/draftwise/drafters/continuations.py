@@ -59,9 +59,9 @@ def tree(
 ) -> TokenTree:
     """The ``num_tokens`` likeliest nodes of the rows' prefix tree, best first.
 
-    A node's probability is the share of all rows that run through it, as in SuffixDecoding, so a
-    parent always precedes its children. A tie goes to the node that was found first: the shallower,
-    then the earlier row. ``top_k``: children of a node, at most; ``length``: depth, at most.
+    A node's probability is the share of all rows that run through it, as in SuffixDecoding; ties go
+    to the shallower node, then to the earlier row. ``top_k``: children of a node, at most;
+    ``length``: depth, at most.
 
     >>> tree([[5, 6], [5, 9], [7]], num_tokens=3).probs.round(2).tolist()
     [0.67, 0.33, 0.33]
@@ -120,10 +120,8 @@ def pruned(
     ends: Container[int],
     num_allowed: Callable[[Sequence[int]], int] = len,
 ) -> tuple[Ints, Ints]:
-    """A tree's tokens and parents without what is drafted in vain.
-
-    That is what stands after a token that ends the answer, a token that can have no probability,
-    and all that stands after one. num_allowed: how many of a path's tokens stand before such one.
+    """A tree's tokens and parents without descendants of end tokens, tokens of probability 0, and
+    their descendants. num_allowed: how many of a path's tokens come before one of probability 0.
 
     >>> pruned(np.array([5, 2, 7, 8]), np.array([-1, -1, 1, 0]), {2})[1].tolist()
     [-1, -1, 0]

@@ -30,15 +30,15 @@ from draftwise.types import DraftwiseError
 
 
 def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[np.uint32]:
-    """The starts of all suffixes, ordered by their first ``depth`` symbols, then by position.
+    """The starts of all suffixes, ordered by their first ``depth`` symbols, then by position; a
+    suffix comes before those that it begins.
 
-    Source: prefix doubling (Manber and Myers 1990), sorting anew only what is not yet told apart
-    (Larsson and Sadakane 1999). The first pass sorts by as many symbols as fit 64 bits, each later
-    one doubles them. Where one suffix ends it comes before those that go on. Differs: it stops at
-    ``depth`` symbols, so text that repeats itself costs no more passes than other text.
+    Source: prefix doubling (Manber and Myers 1990), sorting only what is not yet told apart
+    (Larsson and Sadakane 1999). The first pass sorts by as many symbols as fit 64 bits; each later
+    one doubles them, up to ``depth``, so repetitive text costs no more passes.
 
-    text: [n] symbols below ``num_symbols``, n < 2**32. Cost: O(n log n) a pass, at most
-    2 + log2(depth) passes; about 60 bytes a symbol while it runs.
+    text: [n] symbols below ``num_symbols``, n < 2**32. Cost: O(n log n) a pass, at most 2 +
+    log2(depth) passes; about 60 bytes a symbol while it runs.
 
     >>> sort_suffixes(np.array([1, 0, 1, 0]), num_symbols=2, depth=4).tolist()
     [3, 1, 2, 0]
@@ -91,10 +91,8 @@ _HEADER_BYTES = 64
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the name ``path`` when it is complete, and is gone when it is not.
-
-    Raises DraftwiseError at once where it could not be written, or would replace something that
-    is no datastore.
+    """A file that gets the name ``path`` once it is complete. Raises DraftwiseError at once where
+    it cannot be written, or would replace something that is no datastore.
     """
     if path.is_dir():
         raise DraftwiseError(f"{path} is a folder: write the name of a file")
@@ -142,12 +140,9 @@ def write(file: BinaryIO, documents: Sequence[NDArray[Any]], vocab_size: int) ->
 
 
 class Store:
-    """A datastore, memory-mapped: opened in milliseconds, read where it is searched.
-
-    Raises DraftwiseError for a file that is missing, cut off, or something else.
-
-    State: the map. Cost of a search: two to three bisections among the suffixes that begin with
-    the text's last token, each step a comparison of bytes.
+    """A memory-mapped datastore. Raises DraftwiseError for a file that is missing, cut off, or
+    something else. A search takes two to three bisections among the suffixes that begin with the
+    text's last token.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -180,9 +175,8 @@ class Store:
         self._places: memoryview[int] = memoryview(places)
 
     def find(self, ending: Sequence[int]) -> tuple[int, int, int]:
-        """The longest match of a text's last tokens (32 at most), and the suffixes that have it.
-
-        Returns its length and the range [first, last) of suffixes; (0, 0, 0) if there is none.
+        """The length of the longest match of a text's last 32 tokens, and the range [first, last)
+        of suffixes that have it; (0, 0, 0) if there is none.
         """
         ending = ending[-LONGEST_MATCH:]
         if not ending or ending[-1] >= self.vocab_size:

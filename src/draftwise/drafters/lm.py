@@ -29,18 +29,16 @@ class Window:
     """What a drafter keeps of a long text: its first ``sink`` and its last ``window`` tokens.
 
     Source: StreamingLLM (Xiao et al. 2024), section 3.2, as the second cache strategy of MetaSD
-        (appendix F.11, table 13): one that was away reads the window alone.
-    Update: of a text longer than ``sink + window`` the drafter reads ``text[:sink] +
-        text[sink + skipped:]``, at positions 0, 1, 2, ... of what it reads, as StreamingLLM does.
-        ``skipped`` is the smallest multiple of half a window with which that is no longer than
-        ``sink + window``. Where it changes, the cache is cut back to the sink, and the rest of the
-        window is read again.
-    Differs: StreamingLLM drops one token a step and rotates cached keys anew in every step. Our
-        cache holds rotated keys, which cannot be moved, so the window is read again, every half
-        window, and is then exactly what the model says of these tokens, on any architecture. A
-        draft remains a function of the text.
-    Cost: at most two tokens read for each of the text; ``sink + window + ROOM`` slots a row.
-    Errors: BadValue for a negative sink or a window below 2.
+    (appendix F.11, table 13).
+
+    Of a text longer than ``sink + window`` the drafter reads ``text[:sink] + text[sink +
+    skipped:]``, at positions 0, 1, 2, ...; ``skipped`` is the smallest multiple of half a window
+    that makes it fit. Where it changes, the cache is cut back to the sink, and the window is read
+    again. Differs: StreamingLLM drops one token a step and rotates cached keys anew in every step;
+    our cache holds rotated keys, which cannot be moved. A draft remains a function of the text.
+
+    Cost: at most two tokens read for each of the text; ``sink + window + ROOM`` slots a row. Raises
+    BadValue for a negative sink or a window below 2.
 
     >>> window = Window(sink=1, window=4)
     >>> [window.skipped(num) for num in (5, 6, 7, 8)]
@@ -116,10 +114,8 @@ class LMDrafter:
 
 
 class LMRunner:
-    """One causal LM on its cache, which holds what was read of each text and of its draft.
-
-    With a window, the cache holds what is read of the text: after the sink, the slot of a token is
-    its position less those skipped.
+    """One causal LM on its cache, which holds what was read of each text and of its draft. With a
+    window, the slot of a token after the sink is its position less those skipped.
     """
 
     def __init__(self, model: CausalModel, shared: Shared, window: Window | None) -> None:

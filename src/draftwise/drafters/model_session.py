@@ -21,10 +21,8 @@ from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
 @dataclass(frozen=True, slots=True)
 class TreeLevel:
-    """A level of a tree that is read next.
-
-    tokens: [n]. tree: how they stand after the text. above: [n] which token of the level before
-    each continues (of the first level, the text's end: 0).
+    """A level of a tree that is read next. tokens: [n]. tree: how they stand after the text. above:
+    [n] which token of the level before each continues (0 in the first level).
     """
 
     tokens: Tensor
@@ -39,12 +37,11 @@ Growing = Generator[TreeLevel, Tensor, tuple[Tensor, Tensor]]
 def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
     """A tree after ``base`` tokens that the network has read; logits: [V] after them.
 
-    Source: EAGLE-2 (Li et al. 2024), section 4: the ``top_k`` likeliest tokens of a level, by the
-        product of probabilities along their path, get ``top_k`` children each; when the depth is
-        reached, the likeliest ``total_tokens`` of all are the draft.
-    Differs: for an LM by the log-probabilities of an ordinary LM, at temperature 1 and before any
-        warp: the tree is a function of the text, so no token in it was drawn, and p decides alone.
-    Cost: one forward and one top-k a level; the host sees nothing of it.
+    Source: EAGLE-2 (Li et al. 2024), section 4: the ``top_k`` tokens of a level with the likeliest
+    paths get ``top_k`` children each; the likeliest ``total_tokens`` of all are the draft. Differs:
+    also for ordinary LMs, at temperature 1 and before any warp: no token is drawn, so the tree is a
+    function of the text, and p decides alone. Cost: one forward and one top-k a level, on the
+    device.
     """
     num = min(shape.top_k, logits.shape[-1])
     tokens, parents, scores = [], [], []
@@ -86,8 +83,8 @@ PROBE_TOKENS = 32
 class DraftInput:
     """What is read of one text and the draft after it, up to ``end`` tokens of both.
 
-    num: the last so many positions up to ``end`` whose logits are wanted, at least 1. ahead: tokens
-    that will be drawn after them. most: of what was not read yet, only the last tokens.
+    num: last positions up to ``end`` whose logits are wanted, at least 1. ahead: tokens that will
+    be drawn after them. most: read only this many of the unread tokens.
     """
 
     context: Context
@@ -99,10 +96,10 @@ class DraftInput:
 
 
 class DraftModelRunner(Protocol):
-    """What one kind of network reads, and what gives its logits; it knows no policy and no draws.
+    """Reads one kind of network and returns its logits; knows no policy and draws nothing.
 
-    Position t of a text is that of its t-th token, counted from 0; q of position t is known when
-    what stands before it was read.
+    Position t of a text is that of its t-th token, from 0; q of position t follows from the tokens
+    before it.
     """
 
     @property
@@ -197,9 +194,8 @@ class DraftLogits:
 def prefill_logits(
     reader: DraftModelRunner, chains: Sequence[Chain], nums: Sequence[int]
 ) -> tuple[DraftLogits, list[DraftInput], Dists]:
-    """Read each text and what is drafted of it; q's of the last ``nums`` positions, and the last.
-
-    Copied tokens that are read by the way leave their q's to the chains (``offpath_probs``).
+    """Read each text and its draft; q of the last position, the readings, and q of the last
+    ``nums``. Chains get the q's of their copied tokens (``offpath_probs``).
     """
     readings = []
     for chain, num in zip(chains, nums, strict=True):
@@ -250,11 +246,10 @@ class Sibling:
 
 
 class Chain:
-    """The draft of one row: what was written, by whom, and whether it goes on.
+    """The draft of one row: its tokens, who wrote them, and whether it goes on.
 
-    looks: whether each token is looked at before the next is drawn; otherwise the whole draft
-    is drawn before the host sees any of it. waits: whether that is only after it was read, for the
-    hidden state there.
+    looks: whether the host sees each token before the next is drawn, or the whole draft at its end.
+    waits: whether it sees a token only with the hidden state after it.
     """
 
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
@@ -325,10 +320,10 @@ class Chain:
         return self._guide.should_continue(self._step)
 
     def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
-        """The drafter drew this token, which is in the draft from now on.
+        """Append a token that the drafter drew; -1 = q was not finite, which ends the draft.
 
-        q: [V] that it was drawn from, None = it was certain. facts: of the token, as ``described``.
-        A token of -1 says that q was not finite: the draft ends before it.
+        q: [V] that it was drawn from, None = a point mass. facts: of the token, as from
+        ``described``.
         """
         if token < 0:
             self.is_over = True
@@ -470,9 +465,8 @@ def _look(
     reading: Sequence[int],
     after: DraftLogits | None,
 ) -> DeviceRead[None]:
-    """Let the chains keep what they drew, with what their rules read of it.
-
-    after: what was heard after the tokens of these chains, if it was read already.
+    """Let the chains keep what they drew, with what their rules read of it. after: the logits after
+    these tokens, if they were read already.
     """
     wanted = [tokens]
     if any(chain.needs_facts for chain in chains):
@@ -513,10 +507,10 @@ def _widen(chains: Sequence[Chain], heard: DraftLogits, tokens: Tensor) -> Devic
 def without_replacement(
     q: Tensor, first: Tensor, uniforms: Floats
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Draws from q [V] after ``first``, none of them twice: tokens [n], and each one's own q.
+    """Draws from q [V] after ``first``, without replacement: tokens [n], and each one's own q.
 
-    Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each conditional q is q
-        without the tokens before it. Where nothing is left the token is 0, and certain.
+    Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each q is conditioned on
+    being none of the tokens before. Where nothing is left the token is 0, with probability 1.
     """
     tokens, qs = [first], []
     certain = torch.zeros_like(q)
@@ -590,7 +584,7 @@ def score_known(
     """Compare a drafter's q at positions ``start``... with the verified p there.
 
     known: the tokens that it would have proposed (-1 = none), or distributions on the device. Only
-    positions that are in the text and whose p is still kept count. Returns None if there is none.
+    positions in the text whose p is still kept count. Returns None if there is none.
     """
     first = max(start, context.targets_start)
     end = min(start + len(known), context.targets_start + len(context.targets), len(context.tokens))
@@ -676,10 +670,10 @@ GLANCE_WEIGHT = 0.25
 
 
 class NeuralSession:
-    """Rows of one drafter that computes its q's, by what its ``DraftModelRunner`` reads.
+    """Rows of one drafter that computes its q's by a ``DraftModelRunner``.
 
-    Drafts of a fixed length are drawn on the device, token after token, and looked at once, when
-    they are done; a rule, a mixer or a callback has each token looked at, for all rows together.
+    Drafts of a fixed length are drawn on the device and transferred once; a rule, a mixer or a
+    callback sees each token, in one transfer for all rows.
     """
 
     def __init__(self, name: str, reader: DraftModelRunner) -> None:
@@ -773,9 +767,8 @@ class NeuralSession:
         ]
 
     def _catch_up(self, contexts: Sequence[Context], most: int | None) -> DeviceRead[set[int]]:
-        """Read texts up to their last token, or the last ``most`` that are missing, for scores.
-
-        Returns the rows of which something was left out.
+        """Read texts up to their last token, or the last ``most`` unread tokens, for scores;
+        returns the rows of which something was left out.
         """
         readings, skipped = [], set()
         for context in contexts:

@@ -25,9 +25,8 @@ LONGEST_MATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest suffix of a text that was found: its length in tokens, and how it went on.
-
-    rows: a depth in tokens to the continuations, none of them empty. nexts: their first tokens.
+    """The longest matching suffix of a text. length: in tokens. rows: depth in tokens ->
+    continuations, none of them empty. nexts: their first tokens.
     """
 
     length: int
@@ -105,10 +104,8 @@ class _RetrievalRow:
 
 
 class RetrievalSession:
-    """A finder for each row, brought up to date whenever it is asked.
-
-    What a round emitted is shared after all of the round's rows were read, so no row is scored
-    with the help of tokens that were not known when it drafted.
+    """A finder for each row, brought up to date whenever it is used. A round's tokens are shared
+    after all of its rows were scored, so no score depends on tokens unknown when its row drafted.
     """
 
     def __init__(self, name: str, new_finder: Callable[[int], Finder]) -> None:

@@ -90,9 +90,8 @@ class Piece:
     links: array[int] = field(default_factory=lambda: array("q"))
 
     def common(self, offset: int, num: int, wanted: int) -> int:
-        """How many tokens before ``offset`` are those of ``wanted``, which is the last ``num``.
-
-        One XOR of both as integers: the highest bit that differs is in the last token that does.
+        """How many tokens before ``offset`` equal those of ``wanted``, the last ``num`` tokens as
+        an integer: the highest bit of the XOR is in the last token that differs.
         """
         if offset < num:
             wanted >>= (num - offset) * _WORD
@@ -119,9 +118,8 @@ class SuffixIndex:
         self._num_pieces = self.num_tokens = 0
 
     def append(self, number: int, token: int, keys: tuple[int, ...]) -> int:
-        """Add a token after the context ``keys`` to a text; return the text's number.
-
-        Number 0 begins a new text, and so does one that was dropped.
+        """Add a token after the context ``keys`` to a text (0, or a dropped one: a new text);
+        return the text's number.
         """
         piece = self._pieces.get(number)
         if piece is None or len(piece.tokens) >= self._longest_text:
@@ -145,10 +143,9 @@ class SuffixIndex:
         return number
 
     def find(self, ending: Tail, above: int = 0) -> tuple[int, list[tuple[Piece, int]]]:
-        """The longest match of more than ``above`` tokens, and the places after it, newest first.
-
-        Of the newest ``num_matches`` occurrences of the longest order that occurs, those count
-        that agree with the ending longest; (0, []) if there are none.
+        """The longest match of more than ``above`` tokens, and the places after it, newest first;
+        (0, []) if there is none. Only the newest ``num_matches`` occurrences of the longest order
+        count.
         """
         keys, heads, mask = ending.keys[-1] if ending.keys else (), self._heads, self._mask
         for level in range(len(keys) - 1, -1, -1):
@@ -162,9 +159,8 @@ class SuffixIndex:
         return 0, []
 
     def _longest(self, level: int, place: int, ending: Tail) -> tuple[int, list[tuple[Piece, int]]]:
-        """From this place back, the newest after the context that agree with the ending longest.
-
-        (0, []) if this bucket has other contexts only.
+        """The newest places, from ``place`` back, that agree with the ending longest; (0, []) if
+        this bucket has other contexts only.
         """
         pieces, order, last = self._pieces, ORDERS[level], ending.last
         longest = num = tail = 0

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 
 def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
-    """Tokens that a first table is for, and tokens that a text may have; 0 = no such number.
-
-    A type whose ``generate`` keeps the first table's keys has texts that end there.
+    """Tokens that a first rope table is for, and the longest text that is served; 0 = no such
+    number. Types whose ``generate`` keeps the first table's keys serve no text beyond it.
     """
     limit = _first_table(module.config.get_text_config())
     can = limit and can_read_again and _reads_again(module)
@@ -81,10 +80,10 @@ Block = tuple[Tensor, list[tuple[bool, int]]]
 
 @dataclass(slots=True)
 class RowKVCache:
-    """Keys and values [1, H, slots, D] of one row, by layer; made at a layer's first write.
+    """Keys and values [1, H, slots, D] of one row, by layer; allocated at a layer's first write.
 
-    num_slots: tokens that each layer's tensors hold, once they are there. blocks: what all of them
-    are parts of; empty before a row has grown. first: the position of slot 0.
+    num_slots: slots of each layer's tensors. blocks: what the tensors are parts of; empty before
+    the row has grown. first: the position of slot 0.
     """
 
     num_slots: int = 0
@@ -115,9 +114,8 @@ class RowKVCache:
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
     def grown(self, length: int, num_slots: int, first: int = 0) -> RowKVCache:
-        """Another one with the tokens from ``first`` on up to ``length``.
-
-        Layers alike are copied at once.
+        """A copy with ``num_slots`` slots that holds the tokens from ``first`` up to ``length``;
+        layers of one shape are copied at once.
         """
         new, kept = (
             RowKVCache(num_slots, first=first),
@@ -186,9 +184,8 @@ class Windows:
         return end - storage.first <= storage.num_slots <= 2 * wanted
 
     def slide(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """With room up to ``end``, and without what no token after ``settled`` may look at.
-
-        length: of the row, of which the rest is copied.
+        """Storage with room up to ``end``, without what no token after ``settled`` attends to.
+        length: of the row.
         """
         first = max(storage.first, self._kept_from(settled))
         return storage.grown(length, self._num_slots(end - first), first)
@@ -210,9 +207,8 @@ class Windows:
 
 
 def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tensor:
-    """[R, 1, T, used] of a mask [R or 1, 1, T, all slots]: each row from its first slot on.
-
-    ends: of each row, after the last slot that it reads.
+    """[R, 1, T, used] of a mask [R or 1, 1, T, all slots]: each row from its first slot up to its
+    end.
     """
     if len(set(firsts)) == 1:
         return mask[..., firsts[0] :]
@@ -243,13 +239,11 @@ class Span:
 class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     """Keys and values of rows that come and go, each with a length and storage of its own.
 
-    ``lengths`` says how many tokens of each row are valid; whatever lies after is garbage that no
-    forward looks at, so a rejected draft is removed by lowering a number. A row's storage grows by
-    blocks as its text grows, and is freed when it is closed, without touching the others.
-    ``docs/kv_cache.md`` draws it. Closed rows have length 0.
-    capacity: tokens that a row may have, at most. shelf: None = storage in blocks. states: of
-    recurrent layers; None = the model has none. turns: of a rope with two tables; None = of none.
-    windows: layers that forget what lies too far back; None = all keep everything.
+    ``lengths``: valid tokens of each row, 0 of closed ones; no forward attends to what lies after,
+    so a rejected draft is removed by lowering a number. Storage grows by blocks and is freed when
+    its row is closed (``docs/kv_cache.md``). capacity: tokens of a row, at most. shelf: reusable
+    storage; None = blocks. states: of recurrent layers. turns: of a rope with two tables. windows:
+    layers that forget what lies too far back; None = all keep everything.
     """
 
     def __init__(
@@ -275,9 +269,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.open(row, None if capacity == UNLIMITED else capacity)
 
     def open(self, row: int, expected: int | None = None) -> None:
-        """Begin a row, empty.
-
-        expected: tokens that it will have; storage from a shelf is taken for all of them at once.
+        """Begin a row, empty. expected: its length in the end, for which storage from a shelf is
+        taken.
         """
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
@@ -299,9 +292,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Let ``row``, which is empty, begin with the first tokens of another row.
-
-        length: as ``reachable`` gave it.
+        """Let an empty ``row`` begin with the first ``length`` tokens (``reachable``) of another
+        row.
         """
         if self._shelf is None:
             self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
@@ -321,8 +313,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     def place(self, spans: Sequence[Span], packed: bool = False, fed: Sequence[Any] = ()) -> None:
         """Say where the coming forward writes; raises ValueError where it does not fit.
 
-        packed: its rows come end to end, [1, sum of counts], and not side by side, [R, widest].
-        fed: [R], their tokens; states are read again from them where they are not known.
+        packed: rows come end to end, [1, sum of counts], not side by side, [R, widest]. fed: [R]
+        their tokens, from which unknown states are recomputed.
         """
         longest = max(span.end for span in spans)
         if longest > self.capacity:
@@ -343,9 +335,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Write one layer's states; return what attention reads.
 
-        Side by side: [R, H, T, D] are written, and [R, H, used, D] returned, shorter rows followed
-        by zeros; of a single row that is a view. Packed: [1, H, N, D] are written and come back as
-        they are; attention reads ``views``.
+        Side by side: [R, H, T, D] in, [R, H, used, D] out, shorter rows followed by zeros; a view
+        for a single row. Packed: [1, H, N, D] in and out unchanged; attention reads ``views``.
         """
         if not self._spans:
             raise RuntimeError("place() comes before a forward through this cache")
@@ -381,10 +372,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return [self._recent[span.row].first for span in spans], [span.end for span in spans]
 
     def reachable(self, row: int, length: int) -> int:
-        """How far a row can be cut back to at most so many tokens; 0 = read it from the beginning.
-
-        For keys and values that is any length after which windows are still whole, for states the
-        last one that is known.
+        """The longest length, at most ``length``, that a row can be cut back to; 0 = from the
+        beginning. Any length whose windows are whole and whose recurrent state is known.
         """
         found = max(0, self.states.reachable(row, length))
         return found if self._is_whole(row, found) else 0
@@ -405,10 +394,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.states.settle(row, count)
 
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
-        """Of a tree fed at slots ``base``, ``base + 1``, ... keep one path, and cut the rest off.
+        """Keep one path of a tree fed at slots ``base``, ``base + 1``, ..., and cut the rest off.
 
-        path: increasing offsets from ``base``. Keys know their position, which on a path is the
-        slot they move to, so moving them is all.
+        path: increasing offsets from ``base``. Keys are rotated for their position, which on a path
+        is the slot that they move to.
         """
         self.settle([row], [base + len(path)])
         if list(path) == list(range(len(path))):

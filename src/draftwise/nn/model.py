@@ -46,9 +46,8 @@ from draftwise.types import Ints
 class Logits:
     """What a ragged forward returned, all rows one after another.
 
-    flat: [M, V]; ends: [R], the place in it after each row's last. hidden: for each tap of the
-    model, R tensors [num_fed, D]: hidden states after every token that was fed to the row, those
-    fed without logits included. num_fed: tokens of all rows.
+    flat: [M, V]; ends: [R] the index in it after each row's last. hidden: by tap, R tensors
+    [num_fed, D] of all tokens fed to the row, with or without logits. num_fed: tokens of all rows.
     """
 
     flat: Tensor
@@ -136,11 +135,11 @@ _NUM_RWKV = 5
 
 
 class Caller:
-    """One module, called with tokens, positions, masks and a cache of our own.
+    """Calls a module with tokens, positions, masks and our cache, or a view of it that records
+    kernels where layers keep a running state (``nn.hybrid.view``).
 
-    Where layers keep a running state, a view of the module is called (``nn.hybrid.view``).
-    RWKV and xLSTM take states of a shape of their own, and return them.
-    can_keep: whether logits may be wanted of some tokens only. has_states: whether layers keep any.
+    can_keep: whether logits of some tokens only can be asked for. has_states: whether layers keep
+    any.
     """
 
     def __init__(self, module: Any, num_layers: int) -> None:
@@ -172,10 +171,7 @@ class Caller:
     def __call__(
         self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
     ) -> tuple[Any, Mapping[int, Tensor]]:
-        """The module's output, and the hidden states that are tapped.
-
-        tokens, positions: [R, T]; extra: more of the module's options.
-        """
+        """The module's output and the tapped hidden states; tokens, positions: [R, T]."""
         trace = cache.states.trace
         if self._positions:
             extra["position_ids"] = positions
@@ -277,9 +273,8 @@ def read_behind(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[in
 
 
 def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
-    """Read on with the table of each row's last position, and again what the other one turned.
-
-    switch: tokens that the first table is for. Rows of different tables go one by one.
+    """Read with the rope table of each row's last position, and recompute keys of the other table.
+    switch: tokens of the first table. Rows of different tables go one by one.
     """
     cache, turns = feed.cache, feed.cache.turns
     assert turns is not None
@@ -304,9 +299,8 @@ def _end(start: int, fed: Fed, tree: Branches | None) -> int:
 
 
 def _from_the_first(tree: Branches, start: int) -> Branches:
-    """A tree fed from slot ``start`` on, together with all that stands before it.
-
-    Where it grew level by level (only drafters' do), levels before this one are read as a chain.
+    """A tree fed from slot ``start`` on, together with all that stands before it; earlier levels,
+    if it grew level by level, are read as a chain.
     """
     fed = tree.seen.numpy(force=True) if isinstance(tree.seen, torch.Tensor) else tree.seen
     end = tree.base + len(tree.positions)
@@ -322,9 +316,8 @@ BULK_LOGITS = 1 << 24
 
 
 class CausalModel:
-    """A causal LM that reads and extends a ``RaggedCache`` with masks and positions of our own.
-
-    The module itself is never changed. Sliding-window and mixed layers get the masks they expect.
+    """A causal LM that reads and extends a ``RaggedCache`` with our masks and positions; the module
+    itself is never changed.
     """
 
     def __init__(self, module: Any, name: str) -> None:
@@ -361,10 +354,9 @@ class CausalModel:
         return self._call.taps.places
 
     def tap(self, indices: Iterable[int]) -> None:
-        """Return hidden states from now on: 0 = embeddings, i = after layer i, the last normed.
-
-        They are numbered as in ``transformers``; negative ones count from the end.
-        Raises ValueError for a layer that the model does not have.
+        """Return hidden states from now on: 0 = embeddings, i = after layer i, the last normed,
+        negative from the end, as in transformers. Raises ValueError for a layer that does not
+        exist.
         """
         places = range(self.num_layers + 1)
         try:
@@ -378,9 +370,8 @@ class CausalModel:
     def new_cache(
         self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
     ) -> RaggedCache:
-        """An empty cache with ``num_rows`` rows open, each of at most ``capacity`` tokens.
-
-        forgets: whether layers with windows may drop what no token after ``settle`` looks at.
+        """An empty cache with ``num_rows`` open rows of at most ``capacity`` tokens. forgets:
+        whether layers with windows may drop what no token after ``settle`` attends to.
         """
         turns = LongRopeState() if self.switch else None
         windows = self.windows if forgets else None
@@ -409,9 +400,8 @@ class CausalModel:
         return num_tokens * self.token_bytes - gone
 
     def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
-        """From now on read short feeds of single rows with compiled forwards of these widths.
-
-        backend: as for ``torch.compile``. Layers with states are never compiled: nothing changes.
+        """Read short feeds of single rows with compiled forwards of these widths; models with
+        states ignore it. backend: as for ``torch.compile``.
         """
         if not self.has_states:
             self.compiled = CompiledSteps(self.module, self.name, widths, backend)
@@ -426,11 +416,10 @@ class CausalModel:
     ) -> Logits:
         """Feed each of R rows its next tokens (at least one) and advance the cache's lengths.
 
-        tokens: of each row as the host knows them, or [n] on the device. trees: [R], how a row's
-        tokens branch, None = each follows the one before; nothing = all do.
-        Returns the logits after the last ``keep`` tokens of each row, or all that it was fed: a
-        feed with more than ``BULK_LOGITS`` of them goes in two forwards, the first without logits.
-        Raises ValueError if a row does not fit into the cache.
+        tokens: of each row, on the host or [n] on the device. trees: [R] how they branch, None = a
+        chain; empty = all chains. Returns the logits after each row's last ``keep`` tokens, or all
+        that were fed; more than ``BULK_LOGITS`` take two forwards, the first without logits. Raises
+        ValueError if a row does not fit into the cache.
         """
         return self._read(ForwardInputs(cache, rows, tokens, keep, trees))
 

@@ -19,9 +19,8 @@ Floats32 = NDArray[np.float32]
 
 
 class Occurrences:
-    """Counts [V] of a text that grows, of all of it and of its answer alone.
-
-    num_prompt: tokens before the answer. State: two float tensors [V]. Cost: O(new tokens).
+    """Counts [V] of a growing text, of all of it and of its answer alone, after ``num_prompt``
+    tokens.
     """
 
     def __init__(self, num_prompt: int) -> None:
@@ -29,10 +28,7 @@ class Occurrences:
         self.everywhere = self.answered = torch.empty(0)
 
     def read(self, text: Sequence[int], like: Tensor) -> None:
-        """Count what the text has beyond what was read before; no text grows shorter.
-
-        like: [n, V], where and how many tokens there are.
-        """
+        """Count the tokens added since the last call; like: [n, V], for device and vocabulary."""
         if not self._num_read:
             self.everywhere, self.answered = torch.zeros((2, like.shape[-1]), device=like.device)
         _add(self.everywhere, text[self._num_read :])
@@ -49,9 +45,8 @@ def followed(
     skip: int,
     num_rows: int,
 ) -> tuple[Tensor, Tensor]:
-    """Counts [T, V] everywhere and in the answer, before each of T rows; see ``SampledSpan``.
-
-    ``seen`` has read the text.
+    """Counts [T, V] everywhere and in the answer, before each of T rows (``SampledSpan``), from
+    ``seen``, which has read the text.
     """
     device = seen.everywhere.device
     everywhere, answered = seen.everywhere.clone(), seen.answered.clone()
@@ -92,13 +87,11 @@ class SampledSpan:
     """Consecutive rows of logits of one request, and what each of them is conditioned on.
 
     Row t comes after the first ``start`` tokens of ``text`` and then ``skip + t`` tokens of
-    ``text[start:]`` and ``drafted``, in this order; in a tree, whose ``parents`` are given
-    (``start`` is then the text's end, and ``skip`` 0), after the path to node t - 1. drafted: a
-    tensor where the host does not know the tokens, which ``process`` would have to. num_prompt:
-    tokens of the text that no answer has: they count for the repetition penalty alone, and
-    ``process`` is never asked about a part of them. seen: the text's occurrences, where they are
-    kept up to date. blame: told what editing these rows raised, which then stay as they are; None =
-    it is raised.
+    ``text[start:]`` and ``drafted``; in a tree (``parents``; ``start`` is the text's end, ``skip``
+    0) after the path to node t - 1. drafted: may be on the device unless ``process`` reads it.
+    num_prompt: tokens that count only for the repetition penalty; ``process`` never gets fewer.
+    seen: the text's occurrences, if they are kept. blame: receives what editing these rows raised,
+    which then stay as they are; None = it is raised.
     """
 
     sampling: SamplingParams
@@ -117,9 +110,8 @@ class SampledSpan:
 class Dists:
     """N distributions over the vocabulary, on the device.
 
-    tokens: [N], of greedy rows the token that has all the mass, and -1 in every row whose logits
-    were not finite. probs: [n, V] float32 of the sampled rows. places: [N], each row's place in
-    ``probs``; -1 where it is a point mass.
+    tokens: [N] the token of greedy rows, -1 in any row with logits that are not finite. probs: [n,
+    V] float32 of the sampled rows. places: [N] each row's index in ``probs``; -1 = a point mass.
     """
 
     tokens: Tensor
@@ -152,12 +144,11 @@ class Dists:
 def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
     """[N, V] logits of all spans, end to end, as the distributions that tokens are drawn from.
 
-    Order and meaning are those of ``transformers``, in float32 as there: ``process``, biases and
-    penalties first, then temperature, top-k, top-p, min-p; tokens that tie with the last of the
-    top k stay, and of those that tie at the edge of the nucleus as many (``transformers`` leaves it
-    to an unstable sort which; here the highest ids). Row by row parameters may differ. At
-    temperature 0 a row costs one ``argmax``. Nothing is sent to the host, unless a ``process``
-    does. Raises ValueError if the rows are not as many as the logits.
+    Order and meaning are those of transformers, in float32: ``process``, biases and penalties, then
+    temperature, top-k, top-p, min-p, each with its row's parameters. Tokens that tie with the last
+    of the top k stay; of those that tie at the edge of the nucleus, the highest ids that are
+    needed. Nothing is sent to the host, unless ``process`` does. Raises ValueError if the rows are
+    not as many as the logits.
     """
     ends = list(accumulate(span.num_rows for span in spans))
     if (ends or [0])[-1] != len(logits):
@@ -189,9 +180,8 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """[n] the token at each uniform in [0, 1) of the cumulative [n, V]; never one of mass 0.
-
-    uniforms: [n] float64. As ``dist.draw``; -1 where probabilities are not finite.
+    """[n] the token at each uniform [n] in [0, 1), float64, of the cumulative [n, V]; never one of
+    mass 0, and -1 where probabilities are not finite. As ``dist.draw``.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
@@ -209,10 +199,8 @@ def distributions(
     drafted: Sequence[int],
     parents: Ints | None = None,
 ) -> list[Dist]:
-    """[T, V] logits of one request as T distributions on the host; -1 where not finite.
-
-    Row t is conditioned on ``text`` and the first t tokens of ``drafted``, or the path to node
-    t - 1 of the tree.
+    """[T, V] logits of one request as T distributions on the host, -1 where not finite. Row t is
+    conditioned on ``text`` and t drafted tokens, or the path to node t - 1 of the tree.
     """
     found = warped(logits, [SampledSpan(sampling, len(logits), text, len(text), drafted, parents)])
     tokens = found.tokens.tolist()
@@ -341,8 +329,8 @@ def _probabilities(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """[n, V] scores, -inf outside each row's top k and then its nucleus.
 
-    The nucleus ends at a score, the *edge*; of tokens that tie with it only so many stay as are
-    needed to reach top-p. So sorting the best is enough, and only rows without a top-k sort all.
+    The nucleus ends at a score, the *edge*; of tokens that tie with it as many stay as reach top-p.
+    So only rows without a top-k sort the whole vocabulary.
     """
     vocab_size = scores.shape[-1]
     ks = [own.top_k if 0 < own.top_k < vocab_size else vocab_size for own in params]
@@ -371,10 +359,9 @@ def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The first ``num`` tokens, of the drafter's ``own`` rows of logits and the target's ``size``.
-
-    q is normalised over them; the others are padding, or words that the target alone has. (Qwen2.5
-    has 151,665 tokens, and 151,936 rows of logits as 0.5B and 152,064 as 7B.)
+    """The first ``num`` tokens, which the drafter's ``own`` rows of logits and the target's
+    ``size`` share; q is normalised over them. (Qwen2.5 has 151,665 tokens, and 151,936 rows of
+    logits as 0.5B and 152,064 as 7B.)
     """
 
     num: int

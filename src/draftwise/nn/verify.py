@@ -20,12 +20,12 @@ from draftwise.types import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class DraftTreeBatch:
-    """Drafts of R rows: their M nodes end to end, and the P = M + R places after which p is known.
+    """Drafts of R rows: their M nodes end to end, and P = M + R places, each a row of p: for every
+    row its text's end and then its nodes.
 
-    A row's places are its text's end and then its nodes; each place is one row of p.
-    tokens: [M]. owners: [M] the row of each node. places: [M] the nodes' own places. before: [M]
-    the place that each node continues. ranks: [M] how many siblings are tried before it. q: [M] a
-    node's row in the drafters' distributions, -1 = a point mass. roots: [R] the texts' ends.
+    tokens: [M]. owners: [M] the row of each node. places: [M] its own place. before: [M] the place
+    that it continues. ranks: [M] siblings that are tried before it. q: [M] its row of the drafters'
+    distributions, -1 = a point mass. roots: [R] the texts' ends.
     """
 
     tokens: Ints
@@ -99,18 +99,18 @@ class DraftTreeBatch:
 def rejection_sample(
     forest: DraftTreeBatch, p: Tensor, q: Tensor, uniforms: Floats, bonus_uniforms: Floats
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keep a path of every draft and draw every bonus token, as ``engine.verify`` does of one.
+    """Keep a path of every draft and draw every bonus token, as ``engine.verify`` does for one
+    draft.
 
     p: [P, V], after each place. q: [m, V], what nodes were drawn from. uniforms: [M]; bonus: [R].
     Returns the place of the last token kept and the bonus token, [R] each, -1 where p is not finite
     there; and [P] the token that follows each place: the kept node's, else its row's bonus.
 
-    Source: as ``engine.verify``. Whether a node would be kept *if it were tried* hangs on its elder
-    siblings alone, so it is told for all nodes at once; doubling the steps from place to place then
-    finds the last one kept, and only there a residual is made. Differs: what point masses leave of
-    p is summed in float64, where the reference rounds to float32 after each sibling.
-    Cost: some 30 small kernels, and a residual [R, V] for each child of a last place that was drawn
-    (one for all children that were not).
+    Source: as ``engine.verify``. Whether a node would be kept *if it were tried* depends on its
+    elder siblings alone, so it is decided for all nodes at once; pointer doubling then finds the
+    last one kept, and only there a residual is computed. Differs: what point masses leave of p is
+    summed in float64, where the reference rounds to float32 after each sibling. Cost: some 30 small
+    kernels, and residuals [R, V] after the last places.
     """
     columns = np.stack((forest.tokens, forest.before, forest.places, forest.q))
     index = torch.from_numpy(columns).to(p.device)
@@ -148,9 +148,8 @@ def masses(q: Tensor, rows: Tensor, proposed: Tensor, tokens: Tensor) -> Tensor:
 
 
 def overlaps(p: Tensor, places: Ints, q: Tensor, rows: Ints, proposed: Ints) -> Tensor:
-    """[K] acceptance probabilities ``sum_v min(p, q)``, as ``Scores.alphas``.
-
-    places: rows of p. rows, proposed: as for ``masses``.
+    """[K] acceptance probabilities ``sum_v min(p, q)``; places: rows of p; rows, proposed: as in
+    ``masses``.
     """
     of_p, tokens = torch.from_numpy(np.stack((places, proposed.clip(0)))).to(p.device)
     found = p[of_p, tokens].double()
@@ -175,10 +174,9 @@ def ratios(
 def _when_tried(
     forest: DraftTreeBatch, p: Tensor, q: Tensor, of_p: Tensor, children: Tensor, index: Tensor
 ) -> Tensor:
-    """[M] what p gives each node's token when its turn comes, its elder siblings rejected.
+    """[M] p of each node's token once its elder siblings were rejected; of_p: [M] before that.
 
-    of_p: [M] what it gives at first. A point mass only takes one number from p, so its younger
-    siblings need a division; a sibling that was drawn needs a residual of V numbers.
+    After point masses p is renormalised by a division; after a draw it is a residual of V numbers.
     """
     order = np.argsort(forest.before, kind="stable")  # siblings side by side, each in its turn
     firsts = np.arange(len(order)) - forest.ranks[order]
@@ -206,9 +204,8 @@ def _when_tried(
 
 
 def _left(rest: Tensor, children: Tensor, index: Tensor, q: Tensor) -> Tensor:
-    """[R, V] what is left of p when all of these children were rejected in turn.
-
-    children: [R, C] nodes; M = none. Children that are point masses go all at once.
+    """[R, V] the residual of p after all these children [R, C] (M = none) were rejected in turn;
+    point masses are removed all at once.
     """
     tokens, rows = index[0], index[3]
     for kids in children.T[:, :, None] if len(q) else children[None]:
