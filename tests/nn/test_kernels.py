@@ -12,7 +12,7 @@ from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from draftwise.nn import FAMILIES, STEPS, Call, Family, all_after, given
+from draftwise.nn import FAMILIES, STEPS, Call, Family, bound_arguments, states_after
 
 ROWS, TOKENS, HEADS, SIZE, STATE = 2, 6, 4, 8, 5
 MODULES: dict[str, Any] = {
@@ -78,12 +78,12 @@ def test_run_again_over_the_tokens_kept(family: Family, from_zero: bool) -> None
                 family,
                 whole.chunk,
                 whole.step,
-                family.cut(whole.given, row, num),
+                family.cut(whole.arguments, row, num),
                 None if whole.state is None else whole.state[row : row + 1],
             )
             alone_output, alone = part.run()
             torch.testing.assert_close(whole.after(row, num), alone, rtol=1e-4, atol=1e-5)
-            time = -1 if family.untold else 1
+            time = -1 if family.starts_from_zero else 1
             begun = output[row : row + 1].narrow(time, 0, num)
             torch.testing.assert_close(begun, alone_output, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(whole.after(0, TOKENS), state[:1], rtol=1e-4, atol=1e-5)
@@ -95,7 +95,7 @@ def test_steps_agree_with_chunks(family: Family) -> None:
     from_zero = call(family, from_zero=True)
     shape = call(family).state
     assert shape is not None
-    output, state = family.run(from_zero.step, from_zero.given, torch.zeros_like(shape), [])
+    output, state = family.run(from_zero.step, from_zero.arguments, torch.zeros_like(shape), [])
     chunk_output, chunk_state = from_zero.run()
     torch.testing.assert_close(output, chunk_output, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(state, chunk_state, rtol=1e-4, atol=1e-5)
@@ -107,7 +107,7 @@ def test_a_long_feed_from_a_state(family: Family) -> None:
     num = 3 * STEPS
     whole = call(family, num)
     _, state = whole.run()
-    steps = family.run(whole.step, whole.given, whole.state.clone(), [])[1]  # type: ignore[union-attr]
+    steps = family.run(whole.step, whole.arguments, whole.state.clone(), [])[1]  # type: ignore[union-attr]
     torch.testing.assert_close(state, steps, rtol=1e-3, atol=1e-4)
 
 
@@ -125,17 +125,17 @@ def test_what_it_started_from_stays_as_it_was(family: Family) -> None:
 def test_arguments_by_name() -> None:
     def kernel(a: int, b: int = 2, **kwargs: int) -> None: ...
 
-    assert given(kernel, (1,), {"b": 3, "c": 4}) == {"a": 1, "b": 3, "c": 4}
+    assert bound_arguments(kernel, (1,), {"b": 3, "c": 4}) == {"a": 1, "b": 3, "c": 4}
 
 
 @pytest.mark.parametrize(("rows", "nums"), [([0, 1], [2, 5]), ([1], [3]), ([1, 0], [4, 1])])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.chunk)
 def test_rows_and_layers_run_again_as_one(family: Family, rows: list[int], nums: list[int]) -> None:
     layers = [call(family), call(family)]
-    for tensor in layers[1].given.values():
+    for tensor in layers[1].arguments.values():
         if isinstance(tensor, Tensor):
             tensor.mul_(0.9)
-    made = all_after(layers, rows, nums)
+    made = states_after(layers, rows, nums)
     assert (made is not None) == ("delta" in family.chunk)
     for layer, states in zip(layers, made or (), strict=False):
         for row, num, state in zip(rows, nums, states, strict=True):
@@ -144,7 +144,7 @@ def test_rows_and_layers_run_again_as_one(family: Family, rows: list[int], nums:
 
 def test_what_cannot_run_as_one_does_not() -> None:
     delta = FAMILIES[0]
-    assert all_after([call(delta)], [0], [2]) is None
-    assert all_after([call(delta), call(delta, from_zero=True)], [0], [2]) is None
-    assert all_after([call(delta), call(delta, num=TOKENS + 1)], [0], [2]) is None
-    assert all_after([call(delta, STEPS + 4)] * 2, [0], [STEPS + 2]) is None
+    assert states_after([call(delta)], [0], [2]) is None
+    assert states_after([call(delta), call(delta, from_zero=True)], [0], [2]) is None
+    assert states_after([call(delta), call(delta, num=TOKENS + 1)], [0], [2]) is None
+    assert states_after([call(delta, STEPS + 4)] * 2, [0], [STEPS + 2]) is None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         BLOCK, UNLIMITED, RaggedCache, RowKVCache, Span, Windows, from_first,
     )  # fmt: skip
     from draftwise.nn.check import check_model
-    from draftwise.nn.cpu.compiled import WIDTHS, CompiledSteps
+    from draftwise.nn.cpu.compiled import CompiledSteps
     from draftwise.nn.cpu.layout import Prepacked, lay_out, put_back, weights_of
     from draftwise.nn.cpu.packed import GROUP, PRECISIONS, four_bits, pack
     from draftwise.nn.heads.borrower import load_borrower, save_borrower
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from draftwise.nn.heads.medusa import MedusaHeads, load_medusa_heads
     from draftwise.nn.heads.mtp import MtpHead, MtpStyle, load_mtp_head
     from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
-    from draftwise.nn.hybrid.kernels import FAMILIES, STEPS, Call, Family, all_after, given
+    from draftwise.nn.hybrid.kernels import (
+        FAMILIES, STEPS, Call, Family, bound_arguments, states_after,
+    )
     from draftwise.nn.hybrid.states import MOST_STEPS, States
     from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow as shadow_of
     from draftwise.nn.load import load_model, load_tokenizer
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from draftwise.nn.sampling import (
         Occurrences, Shared, SampledSpan, distributions, draw, warped,
     )
-    from draftwise.nn.tiny import ROPE_SWITCH, tiny_config, tiny_module, windowed
+    from draftwise.nn.tiny import tiny_config, tiny_module, windowed
     from draftwise.nn.transfer import answered, fetch
     from draftwise.nn.trees import Masks, branches, draft_branches, tree_masks
     from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from draftwise.train.adapt import DrafterAdapter
     from draftwise.train.answers import Ask, answers as sample_answers, continuations, read_kept
     from draftwise.train.data import (
-        Observed, Text, answer_logits, groups, halved, observe, observed_batches, pad,
+        Text, answer_logits, groups, halved, observe, observed_batches, pad,
     )
     from draftwise.train.drafter import (
         LOSSES, DrafterOptions, acceptance, drafter_batches, drafter_settings, first_layers,
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
         acceptance_by_depth, draft_vocabulary, eagle_loss, new_head, unrolled,
     )
     from draftwise.train.head import (
-        AcceptanceHead, LabelledChains, HeadOptions, Judged, Judgements, Label, Measured, Setting,
-        binary_kl, distributions_of, draft_chains, judge, label_all, judge_texts,
+        AcceptanceHead, LabelledChains, HeadOptions, Judged, Judgements, Label, Setting,
+        binary_kl, distributions_of, draft_chains, judge, judge_texts,
         load as load_acceptance_head, make_head, measure_head, plot_reliability, reliability,
         save as save_acceptance_head, train_head, unweighted, weighted_bce,
     )
-    from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
+    from draftwise.train.loop import TrainingSettings, fit
     from draftwise.train.prompts import RUN, Filter, Runs, make_prompts, runs, runs_of, user_prefix
     from draftwise.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 

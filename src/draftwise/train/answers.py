@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftwise.nn.cache import RaggedCache
@@ -62,45 +61,28 @@ def continuations(
     while cache is not None and (waiting or any(table)):
         free = [place for place, row in enumerate(table) if row is None]
         if waiting and 8 * len(free) >= min(rows, 8 * len(waiting)):
-            _admit(model, cache, table, free, waiting, seed)
+            places = free[: len(waiting)]
+            for place in places:
+                index, ask = waiting.pop()
+                draws = torch.Generator().manual_seed(seed * 1_000_003 + index)
+                table[place] = _AnswerRow(index, ask, draws)
+                cache.lengths[place] = 0
         else:
-            _step(model, cache, table)
+            places = [place for place, row in enumerate(table) if row is not None]
+        _step(model, cache, places, [row for place in places if (row := table[place])])
         for place, row in enumerate(table):
             if row and (row.answer[-1] in ends or len(row.answer) >= max_new_tokens):
                 table[place] = None
                 yield row.index, row.answer
 
 
-def _admit(
-    model: CausalModel,
-    cache: RaggedCache,
-    table: list[_AnswerRow | None],
-    free: Sequence[int],
-    waiting: list[tuple[int, Ask]],
-    seed: int,
+def _step(
+    model: CausalModel, cache: RaggedCache, places: Sequence[int], rows: Sequence[_AnswerRow]
 ) -> None:
-    """Read the next prompts into free places and draw each its first token."""
-    places = list(free[: len(waiting)])
-    fresh = []
-    for place in places:
-        index, ask = waiting.pop()
-        draws = torch.Generator().manual_seed(seed * 1_000_003 + index)
-        table[place] = row = _AnswerRow(index, ask, draws)
-        fresh.append(row)
-        cache.lengths[place] = 0
-    logits = model.extend(cache, places, [list(row.ask.prompt) for row in fresh], keep=1)
-    _draw(torch.stack([logits.last(i, 1)[0] for i in range(len(fresh))]), fresh)
-
-
-def _step(model: CausalModel, cache: RaggedCache, table: Sequence[_AnswerRow | None]) -> None:
-    places = [place for place, row in enumerate(table) if row is not None]
-    rows = [row for row in table if row is not None]
-    logits = model.extend(cache, places, [row.answer[-1:] for row in rows], keep=1)
-    _draw(torch.cat([logits.last(index, 1) for index in range(len(rows))]), rows)
-
-
-def _draw(logits: Tensor, rows: Sequence[_AnswerRow]) -> None:
-    """Append to each row a token of its logits [R, V], by the inverse of its distribution."""
+    """Feed each row its last token, or at first its prompt, and append a sampled token."""
+    fed = [row.answer[-1:] or list(row.ask.prompt) for row in rows]
+    found = model.extend(cache, places, fed, keep=1)
+    logits = torch.cat([found.last(index, 1) for index in range(len(rows))])
     heat = torch.tensor([row.ask.temperature for row in rows], device=logits.device)
     tokens = logits.argmax(-1)
     warm = (heat > 0).nonzero()[:, 0]

@@ -22,7 +22,7 @@ STEPS = 16
 TOKENWISE = ("query", "key", "value", "g", "beta")
 """What the delta rules are given of each token."""
 Kernel = Callable[..., Any]
-Given = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,27 @@ class Family:
     final: str
 
     @property
-    def untold(self) -> bool:
+    def starts_from_zero(self) -> bool:
         """Whether the chunk kernel cannot be told a state."""
         return not self.state
 
-    def num_tokens(self, given: Given) -> int:
-        return int(given[self.tokenwise[0]].shape[self.time])
+    def num_tokens(self, arguments: Arguments) -> int:
+        return int(arguments[self.tokenwise[0]].shape[self.time])
 
-    def initial(self, given: Given) -> Tensor | None:
-        found: Tensor | None = given.get(self.state)
+    def initial(self, arguments: Arguments) -> Tensor | None:
+        found: Tensor | None = arguments.get(self.state)
         return found
 
-    def cut(self, given: Given, row: int, num: int) -> dict[str, Any]:
+    def cut(self, arguments: Arguments, row: int, num: int) -> dict[str, Any]:
         """What the chunk kernel is given for one row's first tokens, batch size 1."""
-        told = [name for name in self.tokenwise if given.get(name) is not None]
-        return {**given, **{n: given[n][row : row + 1].narrow(self.time, 0, num) for n in told}}
+        present = [name for name in self.tokenwise if arguments.get(name) is not None]
+        return {
+            **arguments,
+            **{n: arguments[n][row : row + 1].narrow(self.time, 0, num) for n in present},
+        }
 
     def run(
-        self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
+        self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Output, as the chunk kernel returns it, and state, token by token from a state.
 
@@ -68,10 +71,12 @@ class Family:
         """
         raise NotImplementedError
 
-    def run_chunk(self, chunk: Kernel, given: Given, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run_chunk(
+        self, chunk: Kernel, arguments: Arguments, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         assert self.state or state is None, "the kernel starts from zero"
-        told = {self.state: state} if self.state else {}
-        output, new = chunk(**{**given, **told, self.final: True})
+        initial = {self.state: state} if self.state else {}
+        output, new = chunk(**{**arguments, **initial, self.final: True})
         return output, new
 
 
@@ -82,9 +87,9 @@ class Delta(Family):
     """
 
     def run(
-        self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
+        self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        output, state = step(**{**given, self.state: state, self.final: True})
+        output, state = step(**{**arguments, self.state: state, self.final: True})
         return output, state
 
 
@@ -95,13 +100,13 @@ class Mamba2(Family):
     """
 
     def run(
-        self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
+        self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        inputs, state = given["hidden_states"], state.clone()
+        inputs, state = arguments["hidden_states"], state.clone()
         heads, size, states = state.shape[1:]
-        rates = given["A"][:, None, None].expand(heads, size, states)
+        rates = arguments["A"][:, None, None].expand(heads, size, states)
         skip, bias = (
-            None if given.get(name) is None else given[name][:, None].expand(heads, size)
+            None if arguments.get(name) is None else arguments[name][:, None].expand(heads, size)
             for name in ("D", "dt_bias")
         )
         outputs = []
@@ -109,14 +114,14 @@ class Mamba2(Family):
             output = step(
                 state,
                 inputs[:, at],
-                given["dt"][:, at, :, None].expand(-1, heads, size),
+                arguments["dt"][:, at, :, None].expand(-1, heads, size),
                 rates,
-                given["B"][:, at],
-                given["C"][:, at],
+                arguments["B"][:, at],
+                arguments["C"][:, at],
                 skip,
                 z=None,
                 dt_bias=bias,
-                dt_softplus=given.get("dt_softplus", False),
+                dt_softplus=arguments.get("dt_softplus", False),
             )
             outputs.append(output)
             seen.append(state.clone())
@@ -127,22 +132,22 @@ class Mamba1(Family):
     """Mamba 1: x, dt, z [R, D, T], B and C [R, N, T], the state [R, D, N]."""
 
     def run(
-        self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
+        self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        inputs, gate, state = given["hidden_states"], given.get("z"), state.clone()
+        inputs, gate, state = arguments["hidden_states"], arguments.get("z"), state.clone()
         outputs = []
         for at in range(inputs.shape[-1]):
             output = step(
                 state,
                 inputs[..., at],
-                given["dt"][..., at],
-                given["A"],
-                given["B"][..., at],
-                given["C"][..., at],
-                given.get("D"),
+                arguments["dt"][..., at],
+                arguments["A"],
+                arguments["B"][..., at],
+                arguments["C"][..., at],
+                arguments.get("D"),
                 z=None if gate is None else gate[..., at],
-                dt_bias=given.get("delta_bias"),
-                dt_softplus=given.get("delta_softplus", False),
+                dt_bias=arguments.get("delta_bias"),
+                dt_softplus=arguments.get("delta_softplus", False),
             )
             outputs.append(output)
             if inputs.shape[-1] <= STEPS:
@@ -176,36 +181,38 @@ class Call:
     family: Family
     chunk: Kernel
     step: Kernel
-    given: Given
+    arguments: Arguments
     state: Tensor | None
     seen: list[Tensor] = field(default_factory=list)
 
     def run(self) -> tuple[Tensor, Tensor]:
-        return self._run(self.given, self.state, self.seen)
+        return self._run(self.arguments, self.state, self.seen)
 
     def after(self, row: int, num: int) -> Tensor:
         """[1, ...] the state of one row after the first ``num`` of its tokens, at least one."""
         if len(self.seen) >= num:
             return self.seen[num - 1][row : row + 1].clone()
         state = None if self.state is None else self.state[row : row + 1]
-        return self._run(self.family.cut(self.given, row, num), state, [])[1]
+        return self._run(self.family.cut(self.arguments, row, num), state, [])[1]
 
-    def _run(self, given: Given, state: Tensor | None, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
-        is_short = self.family.num_tokens(given) <= STEPS
-        if state is not None and (is_short or self.family.untold):
-            return self.family.run(self.step, given, state, seen)
-        return self.family.run_chunk(self.chunk, given, state)
+    def _run(
+        self, arguments: Arguments, state: Tensor | None, seen: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        is_short = self.family.num_tokens(arguments) <= STEPS
+        if state is not None and (is_short or self.family.starts_from_zero):
+            return self.family.run(self.step, arguments, state, seen)
+        return self.family.run_chunk(self.chunk, arguments, state)
 
 
-def given(kernel: Kernel, args: tuple[Any, ...], kwargs: Given) -> dict[str, Any]:
+def bound_arguments(kernel: Kernel, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
     """The arguments of a call by name, those a kernel takes as they come included."""
     bound = inspect.signature(kernel).bind(*args, **kwargs)
-    told = dict(bound.arguments)
-    more = told.pop("kwargs", {})
-    return {**told, **more}
+    named = dict(bound.arguments)
+    more = named.pop("kwargs", {})
+    return {**named, **more}
 
 
-def all_after(
+def states_after(
     calls: Sequence[Call], rows: Sequence[int], nums: Sequence[int]
 ) -> list[list[Tensor]] | None:
     """[calls][rows] states [1, ...] of these rows, each after its first ``nums`` tokens, by one run
@@ -219,8 +226,8 @@ def all_after(
         return None
     every = list(rows) == list(range(len(starts[0])))
     index = slice(None) if every else torch.tensor(rows, device=starts[0].device)
-    told = _stacked(calls, index, nums)
-    made: Tensor = family.run(step, told, torch.cat([state[index] for state in starts]), [])[1]
+    stacked = _stacked(calls, index, nums)
+    made: Tensor = family.run(step, stacked, torch.cat([state[index] for state in starts]), [])[1]
     # of several rows each has its own, so that none keeps the others'
     each = [made[i : i + 1].clone() if len(rows) > 1 else made[i : i + 1] for i in range(len(made))]
     return [each[first : first + len(rows)] for first in range(0, len(each), len(rows))]
@@ -231,20 +238,20 @@ def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str
     0 and beta = 0 neither let the state decay nor add to it.
     """
     longest = max(nums)
-    told = {n: torch.cat([c.given[n][:, :longest][index] for c in calls]) for n in TOKENWISE}
+    stacked = {n: torch.cat([c.arguments[n][:, :longest][index] for c in calls]) for n in TOKENWISE}
     if min(nums) < longest:
-        like = told["beta"]
+        like = stacked["beta"]
         behind = torch.arange(longest)[None] >= torch.tensor(nums)[:, None]
         behind = behind.repeat(len(calls), 1).to(like.device)
         for name in ("g", "beta"):
-            shape = (*behind.shape, *[1] * (told[name].dim() - 2))
-            told[name] = told[name].masked_fill(behind.view(shape), 0)
-    return {**calls[0].given, **told}
+            shape = (*behind.shape, *[1] * (stacked[name].dim() - 2))
+            stacked[name] = stacked[name].masked_fill(behind.view(shape), 0)
+    return {**calls[0].arguments, **stacked}
 
 
 def _kind(call: Call) -> list[Any]:
     """What calls that go as one have in common; weights of a layer are themselves only."""
-    sizes = [call.given[name].shape for name in TOKENWISE]
-    flags = {n: v for n, v in call.given.items() if n not in (*TOKENWISE, "initial_state")}
-    told = {n: id(v) if isinstance(v, Tensor) else v for n, v in flags.items()}
-    return [call.step, sizes, told]
+    sizes = [call.arguments[name].shape for name in TOKENWISE]
+    flags = {n: v for n, v in call.arguments.items() if n not in (*TOKENWISE, "initial_state")}
+    constants = {n: id(v) if isinstance(v, Tensor) else v for n, v in flags.items()}
+    return [call.step, sizes, constants]

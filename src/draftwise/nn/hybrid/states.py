@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from draftwise.nn.hybrid.kernels import STEPS, Call, all_after
+from draftwise.nn.hybrid.kernels import STEPS, Call, states_after
 
 MOST_STEPS = 24
 """Forwards since the last ``settle`` that a row can go back by: more than any draft is long."""
@@ -136,7 +136,7 @@ class StateCheckpoint:
         known = [layer for layer, calls in self._calls.items() if len(calls) == 1]
         if not (cut and known and self.rewinds):
             return
-        made = all_after([self._calls[layer][0] for layer in known], *zip(*cut, strict=True))
+        made = states_after([self._calls[layer][0] for layer in known], *zip(*cut, strict=True))
         for layer, states in zip(known, made or (), strict=False):
             self._again |= {(layer, *at): new for at, new in zip(cut, states, strict=True)}
 
@@ -314,8 +314,7 @@ class LibraryStates:
     ) -> Tensor:
         return self.states.trace.put_recurrent(Key(layer_idx, state_idx), recurrent_states)
 
-    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
-        return self.get_recurrent_state(layer_idx)
+    get_linear_cache = get_recurrent_state
 
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
         self.update_recurrent_state(linear_cache, layer_idx)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from draftwise.nn.hybrid.kernels import FAMILIES, Call, Family, Kernel, given
+from draftwise.nn.hybrid.kernels import FAMILIES, Call, Family, Kernel, bound_arguments
 from draftwise.nn.hybrid.states import StateCheckpoint
 
 _ASKS = {"get_conv_state", "update_conv_state", "get_recurrent_state", "get_linear_cache"}
@@ -38,11 +38,11 @@ class KernelRecorder:
         def noted(*args: Any, **kwargs: Any) -> Any:
             if self.trace is None:
                 return chunk(*args, **kwargs)
-            told = given(chunk, args, kwargs)
-            state = family.initial(told)
-            if family.untold:
+            arguments = bound_arguments(chunk, args, kwargs)
+            state = family.initial(arguments)
+            if family.starts_from_zero:
                 state = self.trace.heads_state()
-            call = Call(family, chunk, step, told, state)
+            call = Call(family, chunk, step, arguments, state)
             self.trace.note(call)
             return call.run()
 
