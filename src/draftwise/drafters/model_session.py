@@ -307,7 +307,6 @@ class Chain:
         return length if stands else 0
 
     def begins(self) -> bool:
-        """Whether to draw a first token."""
         return not self.is_over and self.length > 0 and (self.is_mixed or self.should_continue())
 
     def should_continue(self) -> bool:
@@ -716,13 +715,11 @@ class NeuralSession:
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
     def num_uncached_tokens(self, context: Context) -> int:
-        """Tokens of the text that are not in the reader's memory."""
         if not self._reader.remembers or self._reader.follow(context) < 1:
             return 0
         return max(0, self._reader.num_unread(context, len(context.tokens) - 1))
 
     def catch_up(self, contexts: Sequence[Context], most: int) -> DeviceRead[None]:
-        """Read the next tokens of each text; what is known of p there is compared."""
         readings = []
         for context in contexts:
             end = len(context.tokens) - 1
@@ -758,7 +755,6 @@ class NeuralSession:
         return [self._report(context) for context in contexts]
 
     def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:
-        """The end of each text read by itself; what was left out is read when it drafts."""
         skipped = yield from self._catch_up(contexts, self._reader.probe_tokens)
         found = [self._report(context) for context in contexts]
         return [

@@ -114,13 +114,11 @@ class RetrievalSession:
         self._rows: dict[int, _RetrievalRow] = {}
 
     def open(self, context: Context, expected: int) -> None:
-        """A text of which nothing was read; what it has now is its prompt."""
         finder = self._new_finder(expected)
         finder.begin(context)
         self._rows[context.row] = _RetrievalRow(finder)
 
     def close(self, row: int) -> None:
-        """Forget the row; what it shared stays."""
         del self._rows[row]
 
     def crop(self, context: Context, length: int) -> None:
@@ -190,15 +188,12 @@ class RetrievalSession:
         return (yield from together(asks))
 
     def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:
-        """The same as any look: it is free."""
         return self.score(contexts, everything=True)
 
     def match_length(self, context: Context) -> int:
-        """Tokens of the longest match at the end of the text, 0 = none."""
         return self._row(context).match.length
 
     def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
-        """The match at the end of text and draft, and its most frequent next token."""
         row = self._row(context)
         match = row.finder.find(drafted) if drafted else row.match
         return match.length, match.proposal()

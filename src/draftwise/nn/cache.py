@@ -94,7 +94,6 @@ class RowKVCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is stored, in as few pieces as there are."""
         return [block for block, _ in self.blocks] or [*self.keys.values(), *self.values.values()]
 
     @property
@@ -284,7 +283,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.turns.open(row)
 
     def close(self, row: int) -> None:
-        """Forget a row and free what it has; the others stay where they are."""
         if self._shelf is not None:
             self._shelf.give(self._storage[row])
         self.lengths[row], self._storage[row] = 0, RowKVCache()

@@ -47,7 +47,10 @@ def check_model(model: CausalModel) -> None:
         if not found:
             break
     if found:
-        raise _refusal(model.name, found)
+        raise DraftwiseError(
+            f"cannot speculate with {model.name}: {found}. docs/models.md lists the types that are "
+            "served."
+        )
     model.forgets = twin is not None and _forgets(twin, way)
     # alone: such a model counts slots, and a tree's positions are others
     model.serves_trees = not (model.has_states or model.is_alone) and all(
@@ -78,7 +81,6 @@ def _forgets(twin: CausalModel, way: tuple[bool, bool]) -> bool:
 
 
 def _far(twin: CausalModel) -> tuple[int, int]:
-    """Lengths at which a twin has crossed whatever it can cross."""
     longest = _FAR if twin.has_states else 2 * _WIDE
     return min(longest, twin.max_positions), 23
 
@@ -101,32 +103,17 @@ def _twin(model: CausalModel) -> CausalModel | None:
 
 
 def _refuse_broken(model: CausalModel) -> None:
-    """Raise for weights that are not finite: every answer would be."""
+    """DraftwiseError for weights that are not finite; formats of other libraries are not read."""
     for name, weights in model.module.named_parameters():
-        if not _is_finite(weights):
+        is_plain = type(weights.data) is Tensor and weights.is_floating_point()
+        if not is_plain or weights.is_meta or not weights.numel():
+            continue
+        least, most = torch.aminmax(weights.detach())
+        if not least.isfinite() & most.isfinite():
             raise DraftwiseError(
                 f"{model.name}: its weights are broken, or too large for their type: {name} is not "
                 "finite. Load the checkpoint anew, or with dtype='float32'"
             )
-
-
-def _is_finite(weights: Tensor) -> bool:
-    """Of one tensor, in one pass; those in formats of their own, or on disk, are not looked at."""
-    if (
-        weights.is_meta
-        or not weights.is_floating_point()
-        or type(weights.data) is not Tensor
-        or not weights.numel()
-    ):
-        return True
-    least, most = torch.aminmax(weights.detach())
-    return bool(least.isfinite() & most.isfinite())
-
-
-def _refusal(name: str, why: str) -> DraftwiseError:
-    return DraftwiseError(
-        f"cannot speculate with {name}: {why}. docs/models.md lists the types that are served."
-    )
 
 
 @torch.inference_mode()
@@ -174,7 +161,6 @@ class _Trial:
 
     @property
     def left(self) -> list[int]:
-        """Tokens of each text that were not fed yet."""
         return [len(t) - n for t, n in zip(self._texts, self.cache.lengths, strict=True)]
 
     def feed(self, counts: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:

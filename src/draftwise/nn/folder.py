@@ -63,7 +63,6 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def has_template(folder: Path) -> bool:
-    """Whether the tokenizer in this folder brings a chat template."""
     if any(folder.glob("chat_template.*")) or any(folder.glob("additional_chat_templates/*")):
         return True
     return _has(folder / "tokenizer_config.json", "chat_template")

@@ -50,7 +50,6 @@ class HiddenStateHooks:
         return output, found
 
     def _hook(self, layers: Sequence[nn.Module], place: int, found: dict[int, Tensor]) -> Any:
-        """Put the states of a place among those found, whenever it is passed."""
 
         def before(layer: Any, args: Any, given: Any) -> None:
             found[place] = args[0] if args else given["hidden_states"]

@@ -433,7 +433,6 @@ class CausalModel:
         return self._extend(feed)
 
     def _extend(self, feed: ForwardInputs) -> Logits:
-        """All rows in one forward, or in two."""
         tokens, keep = feed.tokens, feed.keep
         hidden: dict[int, list[Tensor]] = {}
         longest = max(map(len, tokens))

@@ -98,7 +98,7 @@ class DFlashHead(BorrowingHead):
         slots = torch.arange(self.block.size, device=last.device)
         tokens = torch.full((len(last), self.block.size), self.block.mask, device=last.device)
         tokens[:, 0] = last
-        hidden = self._borrowed[0](tokens)
+        hidden = self.borrowed[0](tokens)
         cos, sin = self._angles(positions[:, None] + slots, longest, self.fc.weight)
         for number, layer in enumerate(self.layers):
 

@@ -153,7 +153,7 @@ class BorrowingHead(nn.Module):
         if config.draft_vocab_size != config.vocab_size:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         # in a tuple, so that torch does not count them as ours
-        self._borrowed: tuple[Any, Any] = (embed, lm_head)
+        self.borrowed: tuple[Any, Any] = (embed, lm_head)
         self._angles = Angles(config)
 
     @property
@@ -167,12 +167,12 @@ class BorrowingHead(nn.Module):
     def num_parameters(self) -> int:
         """Weights that a draft step multiplies with: an embedding is only looked up."""
         own = sum(p.numel() for name, p in self.named_parameters() if "embed_tokens" not in name)
-        borrowed = self._borrowed[1]
+        borrowed = self.borrowed[1]
         return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
 
     def draft_logits(self, states: Tensor) -> Tensor:
         """[..., draft_vocab_size]"""
-        found: Tensor = (self.lm_head or self._borrowed[1])(states)
+        found: Tensor = (self.lm_head or self.borrowed[1])(states)
         return found
 
     def logits(self, states: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ class EagleHead(BorrowingHead):
         return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 
     def embed(self, tokens: Tensor) -> Tensor:
-        found: Tensor = (self.embed_tokens or self._borrowed[0])(tokens)
+        found: Tensor = (self.embed_tokens or self.borrowed[0])(tokens)
         return found
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -252,14 +252,9 @@ class EagleHead(BorrowingHead):
         self.get_buffer("d2t").copy_(ids - torch.arange(len(ids)))
 
     @property
-    def borrowed(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The target's embeddings and output layer, where the head has none of its own."""
-        return self._borrowed
-
-    @property
     def lent_rows(self) -> nn.Module | None:
         """The part of the target's output layer that it uses, where that is not the whole."""
-        return self._borrowed[1] if self.draft_ids is not None else None
+        return self.borrowed[1] if self.draft_ids is not None else None
 
 
 class _Layer(nn.Module):

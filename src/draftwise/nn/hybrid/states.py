@@ -105,7 +105,6 @@ class StateCheckpoint:
         return found if found is None or found.dim() == 3 else found[:, head]  # Zamba's heads
 
     def note(self, call: Call) -> None:
-        """A kernel was called for the layer whose turn it is."""
         self._calls.setdefault(self.layer, []).append(call)
 
     def state(self, row: int, num: int) -> State | None:
@@ -173,7 +172,6 @@ class States:
         self._base[row], self._steps[row] = (0, State()), []
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Begin as another row, at a length that ``reachable`` gave."""
         if self.is_used and length:
             self._base[row], self._steps[row] = (length, self._at(source, length)), []
 
