@@ -210,8 +210,8 @@ class Store:
     def continuations(self, first: int, last: int, num: int, depth: int) -> Rows:
         """How the corpus went on after these suffixes; of many, ``num`` at even distances."""
         places = self._suffixes[_spread(first, last, num)].astype(np.int64)
-        behind = places[:, None] - np.arange(1, depth + 1)
-        rows: list[list[int]] = self._tokens[np.maximum(behind, 0)].tolist()
+        following = places[:, None] - np.arange(1, depth + 1)
+        rows: list[list[int]] = self._tokens[np.maximum(following, 0)].tolist()
         return [self._one_document(row) for row in rows]
 
     def _one_document(self, row: list[int]) -> list[int]:

@@ -162,13 +162,13 @@ class EagleRunner(HiddenStateRunner):
             if r.most is None and r.end - 1 - lengths[r.context.row] > CHUNK
         ]:
             self._read_text(long)
-        hasty = {
+        partial = {
             r.context.row: lengths[r.context.row]
             for r in readings
             if r.most is not None and r.end - 1 - lengths[r.context.row] > r.most
         }
         states = self._read_text(readings)
-        for row, length in hasty.items():
+        for row, length in partial.items():
             lengths[row] = length
         self._last.update({r.context.row: s[-1:] for r, s in zip(readings, states, strict=True)})
         kept = [s[-r.num :] for r, s in zip(readings, states, strict=True)]
@@ -198,7 +198,7 @@ class EagleRunner(HiddenStateRunner):
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)
 
     def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:
-        """Read text from the cache's end on, with the target's states beside it."""
+        """Read text from the cache's end on, with the target's states."""
         spans = [(r.context, self._start(r), r.end - 1) for r in readings]
         seen = [
             features_of(context).get(self._head.taps, start, end) for context, start, end in spans

@@ -223,8 +223,8 @@ class LMRunner:
         sink = 0 if self._window is None else self._window.sink
         kept = text[start:sink] if skipped else []
         first = max(start, sink) + skipped if skipped else start
-        behind = reading.drafted[max(0, first - len(text)) :]
-        return self._shared.readable([*kept, *text[first : reading.end], *behind])
+        after = reading.drafted[max(0, first - len(text)) :]
+        return self._shared.readable([*kept, *text[first : reading.end], *after])
 
     def _hidden(self, logits: Logits) -> Tensor | None:
         """[R, D] at the token that was fed last, where some guide reads it."""

@@ -112,14 +112,14 @@ class DraftModelRunner(Protocol):
 
     @property
     def shows_hidden(self) -> bool:
-        """Whether states are shown beside logits."""
+        """Whether it returns hidden states with the logits."""
 
     @property
     def resumes(self) -> bool:
         """Whether it can draft after tokens that it did not draw."""
 
     def open(self, row: int, expected: int) -> None:
-        """A text begins, of at most so many tokens."""
+        """A text begins, of at most ``expected`` tokens."""
 
     def close(self, row: int) -> None:
         """Free what the row has."""
@@ -211,8 +211,8 @@ def prefill_logits(
         for back in range(min(len(chain.tokens), num - 1), 0, -1):
             chain.add_offpath(len(chain.tokens) - back - 1, q, end - 1 - back)
     every = len(last) == len(q)
-    heard = DraftLogits(q if every else q.take(last), logits if every else logits[last], hidden)
-    return heard, readings, q
+    current = DraftLogits(q if every else q.take(last), logits if every else logits[last], hidden)
+    return current, readings, q
 
 
 def text_span(reading: DraftInput) -> SampledSpan:
@@ -278,7 +278,7 @@ class Chain:
         return self.is_mixed or self._guide.needs_probs
 
     def shorten(self, num_slots: int) -> None:
-        """Draft no deeper than fits into so many slots."""
+        """Draft no deeper than fits into ``num_slots`` slots."""
         room = num_slots if self.tree is None else 1 + num_slots // self.tree.top_k
         self.length = max(0, min(self.length, room))
 
@@ -396,14 +396,14 @@ class Chain:
 
 
 def draw_blindly(
-    reader: DraftModelRunner, chains: Sequence[Chain], heard: DraftLogits
+    reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
     """Draw whole drafts on the device; what stands after an end token is left out."""
     longest = max(chain.length for chain in chains)
-    uniforms = _uniforms(chains, longest, heard.logits)
+    uniforms = _uniforms(chains, longest, current.logits)
     steps: list[tuple[list[int], Tensor, Dists]] = []
     drawn: list[list[Tensor]] = [[] for _ in chains]
-    members, q = list(range(len(chains))), heard.q
+    members, q = list(range(len(chains))), current.q
     for depth in range(longest):
         tokens = q.draw(uniforms[members, depth] if len(q.probs) else uniforms)
         steps.append((members, tokens, q))
@@ -420,15 +420,15 @@ def draw_blindly(
         q = warped(
             logits, [drawn_span(chains[i].context, drawn[i], tokens.device) for i in members]
         )
-    (told,) = yield [torch.cat([tokens for _, tokens, _ in steps])]
-    found = iter(told.astype(np.int64).tolist())
+    (values,) = yield [torch.cat([tokens for _, tokens, _ in steps])]
+    found = iter(values.astype(np.int64).tolist())
     for members, _, q in steps:
         for place, index in enumerate(members):
             chains[index].keep(next(found), q.q(place), None)
 
 
 def look_on(
-    reader: DraftModelRunner, chains: Sequence[Chain], heard: DraftLogits
+    reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
     """Draw token after token, and look at each before the next is drawn.
 
@@ -437,29 +437,29 @@ def look_on(
     """
     waits = any(chain.waits for chain in chains)
     while chains:
-        tokens = _drawn(chains, heard)
+        tokens = _drawn(chains, current)
         reading, after = list(range(len(chains))), None
         if waits:
             reading = [i for i in reading if len(chains[i].tokens) + 1 < chains[i].length]
             newest = yield from _newest(chains, tokens)
-            after = _hear_drawn(reader, chains, tokens, reading, newest) if reading else None
-        yield from _look(chains, heard, tokens, reading, after)
+            after = _read_drawn(reader, chains, tokens, reading, newest) if reading else None
+        yield from _look(chains, current, tokens, reading, after)
         going = [index for index in reading if chains[index].should_continue()]
         if after is not None:
             for row, index in enumerate(reading):
                 if index not in going and not chains[index].is_over:
                     chains[index].add_offpath(len(chains[index].tokens) - 1, after.q, row)
-            heard = after.take([reading.index(index) for index in going])
+            current = after.take([reading.index(index) for index in going])
         elif going and reader.resumes and any(chains[index].is_mixed for index in going):
-            heard = _hear_mixed(reader, [chains[index] for index in going])
+            current = _read_mixed(reader, [chains[index] for index in going])
         elif going:
-            heard = _hear_drawn(reader, chains, tokens, going, ())
+            current = _read_drawn(reader, chains, tokens, going, ())
         chains = [chains[index] for index in going]
 
 
 def _look(
     chains: Sequence[Chain],
-    heard: DraftLogits,
+    current: DraftLogits,
     tokens: Tensor,
     reading: Sequence[int],
     after: DraftLogits | None,
@@ -470,36 +470,36 @@ def _look(
     wanted = [tokens]
     if any(chain.needs_facts for chain in chains):
         whole = any(chain.needs_facts and not chain.is_mixed for chain in chains)
-        wanted.append(heard.described(tokens, whole))
-    states = [h.hidden for h in (heard, after) if h is not None and h.hidden is not None]
-    told = yield [*wanted, *states]
+        wanted.append(current.described(tokens, whole))
+    states = [h.hidden for h in (current, after) if h is not None and h.hidden is not None]
+    values = yield [*wanted, *states]
     for index, chain in enumerate(chains):
-        if heard.hidden is not None:
-            chain.show(told[len(wanted)][index])
-        facts = told[1][index] if chain.needs_facts else None
-        chain.keep(int(told[0][index]), heard.q.q(index), facts)
-    yield from _widen(chains, heard, tokens)
+        if current.hidden is not None:
+            chain.show(values[len(wanted)][index])
+        facts = values[1][index] if chain.needs_facts else None
+        chain.keep(int(values[0][index]), current.q.q(index), facts)
+    yield from _widen(chains, current, tokens)
     if after is not None and after.hidden is not None:
-        for index, hidden in zip(reading, told[-1], strict=True):
+        for index, hidden in zip(reading, values[-1], strict=True):
             chains[index].show(hidden)
 
 
-def _widen(chains: Sequence[Chain], heard: DraftLogits, tokens: Tensor) -> DeviceRead[None]:
+def _widen(chains: Sequence[Chain], current: DraftLogits, tokens: Tensor) -> DeviceRead[None]:
     """Alternatives of the tokens that chains drew last: the likeliest ones, or further draws."""
     found: list[tuple[Chain, Tensor, Sequence[Tensor | None]]] = []
     for index, chain in enumerate(chains):
         if not (num := chain.num_siblings()):
             continue
-        q = heard.q.q(index)
+        q = current.q.q(index)
         if q is None:
-            best = heard.logits[index].topk(min(num + 1, heard.logits.shape[-1])).indices
+            best = current.logits[index].topk(min(num + 1, current.logits.shape[-1])).indices
             found.append((chain, best[best != tokens[index]][:num], [None] * num))
         else:
             drawn = without_replacement(q, tokens[index], chain.context.rng.random(num))
             found.append((chain, *drawn))
     if found:
-        told = yield [tokens for _, tokens, _ in found]
-        for (chain, _, qs), own in zip(found, told, strict=True):
+        values = yield [tokens for _, tokens, _ in found]
+        for (chain, _, qs), own in zip(found, values, strict=True):
             chain.widen(own.astype(np.int64).tolist(), qs[: len(own)])
 
 
@@ -532,7 +532,7 @@ def _newest(chains: Sequence[Chain], tokens: Tensor) -> DeviceRead[Sequence[int 
     return found
 
 
-def _hear_drawn(
+def _read_drawn(
     reader: DraftModelRunner,
     chains: Sequence[Chain],
     tokens: Tensor,
@@ -547,7 +547,7 @@ def _hear_drawn(
     return DraftLogits(warped(read[0], spans), *read)
 
 
-def _hear_mixed(reader: DraftModelRunner, chains: Sequence[Chain]) -> DraftLogits:
+def _read_mixed(reader: DraftModelRunner, chains: Sequence[Chain]) -> DraftLogits:
     """Read what was drawn, and what a mixer had copied after it."""
     nums = []
     for chain in chains:
@@ -556,10 +556,10 @@ def _hear_mixed(reader: DraftModelRunner, chains: Sequence[Chain]) -> DraftLogit
     return prefill_logits(reader, chains, nums)[0]
 
 
-def _drawn(chains: Sequence[Chain], heard: DraftLogits) -> Tensor:
+def _drawn(chains: Sequence[Chain], current: DraftLogits) -> Tensor:
     """[N] a token of each, by its row's own stream."""
-    uniforms = _uniforms(chains, 1, heard.logits)
-    return heard.q.draw(uniforms[:, 0] if len(heard.q.probs) else uniforms)
+    uniforms = _uniforms(chains, 1, current.logits)
+    return current.q.draw(uniforms[:, 0] if len(current.q.probs) else uniforms)
 
 
 def _uniforms(chains: Sequence[Chain], num: int, like: Tensor) -> Tensor:
@@ -615,7 +615,7 @@ def score_known(
 def _of_points(
     start: int, known: Sequence[int], p: Sequence[Any], text: Sequence[int], lengths: Ints | None
 ) -> Scores:
-    """Of proposed tokens beside a greedy target's, without arrays: a round has one or two."""
+    """Scores of proposed tokens against a greedy target's, without arrays: a round has few."""
     alphas = [float(token == point >= 0) for token, point in zip(known, p, strict=True)]
     ratios = [alpha * (point == token) for alpha, point, token in zip(alphas, p, text, strict=True)]
     return Scores(start, np.array(alphas), np.array(ratios), lengths)
@@ -655,10 +655,11 @@ def _rows(p: Sequence[int | Tensor]) -> Tensor:
 
 @dataclass(slots=True)
 class _ScoredRow:
-    """told: the first position that was not scored yet. drafted: what was, after ``base`` tokens.
-    scores: what was not reported yet."""
+    """unscored_from: the first position without a score. drafted: tokens after the first ``base``.
+    scores: not reported yet.
+    """
 
-    told: int = 0
+    unscored_from: int = 0
     base: int = 0
     drafted: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
@@ -709,9 +710,9 @@ class NeuralSession:
         if able:
             ends = [len(chain.context.tokens) + len(chain.tokens) for chain in able]
             nums = [self._num_wanted(c.context, end) for c, end in zip(able, ends, strict=True)]
-            heard, readings, q = prefill_logits(self._reader, able, nums)
+            current, readings, q = prefill_logits(self._reader, able, nums)
             backlog = self._remember(readings, q)
-            yield from together([self._draft(able, heard, trees), backlog])
+            yield from together([self._draft(able, current, trees), backlog])
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
     def num_uncached_tokens(self, context: Context) -> int:
@@ -745,7 +746,7 @@ class NeuralSession:
             if scores is not None:
                 row = self._rows[context.row]
                 row.scores.append(scores)
-                row.told = scores.start + len(scores.alphas)
+                row.unscored_from = scores.start + len(scores.alphas)
 
     def score(
         self, contexts: Sequence[Context], everything: bool
@@ -785,7 +786,7 @@ class NeuralSession:
 
     def _num_wanted(self, context: Context, end: int) -> int:
         """Positions up to ``end`` whose q can still be compared with a p, or 1 to draw there."""
-        first = max(self._rows[context.row].told, self._reader.first(context))
+        first = max(self._rows[context.row].unscored_from, self._reader.first(context))
         first = min(end, max(first, context.targets_start)) if context.targets else end
         unread = self._reader.num_unread(context, end)
         return max(1, min(unread, MAX_TARGETS, end + 1 - first))
@@ -797,45 +798,45 @@ class NeuralSession:
             context, first = reading.context, reading.end + 1 - reading.num
             num = min(reading.num, len(context.tokens) - first)
             row = self._rows[context.row]
-            skip = max(0, row.told - first)
+            skip = max(0, row.unscored_from - first)
             if num > skip:
                 known = q.take(slice(place + skip, place + num))
                 asks.append(score_known(context, first + skip, known))
                 rows.append(row)
-                row.told = first + num
+                row.unscored_from = first + num
             place += reading.num
         for row, scores in zip(rows, (yield from together(asks)), strict=True):
             if scores is not None:
                 row.scores.append(scores)
 
     def _report(self, context: Context) -> Scores | None:
-        """What was not told before, and is not told again."""
+        """All scores that were not returned before."""
         row = self._rows[context.row]
         found, row.scores = joined(row.scores), []
         return found
 
     def _draft(
-        self, chains: Sequence[Chain], heard: DraftLogits, trees: dict[int, Draft]
+        self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
         """Grow trees, and draw chains, with as few looks as they allow."""
         lines = [i for i, chain in enumerate(chains) if chain.tree is None]
         growing = [i for i, chain in enumerate(chains) if chain.tree is not None]
         asks: list[DeviceRead[None]] = []
         if growing:
-            asks.append(self._grow([chains[i] for i in growing], heard.take(growing), trees))
+            asks.append(self._grow([chains[i] for i in growing], current.take(growing), trees))
         begun = [i for i in lines if chains[i].begins()]
         if begun:
             own = [chains[i] for i in begun]
             draw = look_on if any(chain.looks for chain in own) else draw_blindly
-            asks.append(draw(self._reader, own, heard.take(begun)))
+            asks.append(draw(self._reader, own, current.take(begun)))
         yield from together(asks)
 
     def _grow(
-        self, chains: Sequence[Chain], heard: DraftLogits, trees: dict[int, Draft]
+        self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
         """A tree for each row, made on the device and looked at once."""
         rows = [chain.context.row for chain in chains]
-        grown = self._grown(chains, heard)
+        grown = self._grown(chains, current)
         seen = yield [tensor for tree in grown for tensor in tree]
         for index, (row, chain) in enumerate(zip(rows, chains, strict=True)):
             context = chain.context
@@ -844,10 +845,10 @@ class NeuralSession:
             tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
             trees[row] = Draft(tokens, None, [self._name] * len(tokens), parents)
 
-    def _grown(self, chains: Sequence[Chain], heard: DraftLogits) -> list[tuple[Tensor, Tensor]]:
+    def _grown(self, chains: Sequence[Chain], current: DraftLogits) -> list[tuple[Tensor, Tensor]]:
         """Tokens and parents of all rows' trees, which grow level by level together."""
         growing = [
-            grow(chain.tree, chain.length, self._reader.base(chain.context), heard.logits[index])
+            grow(chain.tree, chain.length, self._reader.base(chain.context), current.logits[index])
             for index, chain in enumerate(chains)
             if chain.tree is not None
         ]

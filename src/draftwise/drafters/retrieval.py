@@ -93,7 +93,7 @@ class _RetrievalRow:
                 self.match = self.finder.find([])
 
     def path(self, length: int) -> list[tuple[int, tuple[int, ...]]]:
-        """The most frequent continuation; where it ends, text and draft are matched anew."""
+        """The most frequent continuation; where it ends, text and draft are matched again."""
         path: list[tuple[int, tuple[int, ...]]] = []
         match = self.match
         while match.length and len(path) < length:
@@ -109,7 +109,7 @@ class RetrievalSession:
     """
 
     def __init__(self, name: str, new_finder: Callable[[int], Finder]) -> None:
-        """new_finder: makes one for a text of so many tokens."""
+        """new_finder: makes one for a text of that many tokens."""
         self._name, self._new_finder = name, new_finder
         self._rows: dict[int, _RetrievalRow] = {}
 

@@ -377,7 +377,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return found if self._is_whole(row, found) else 0
 
     def crop(self, row: int, length: int) -> int:
-        """Cut a row back to at most so many tokens, as far as it can be; returns its length."""
+        """Cut a row back to at most ``length`` tokens, as far as it can be; returns its length."""
         found = self.reachable(row, min(length, self.lengths[row]))
         if not found:
             self.states.open(row)
@@ -386,7 +386,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return found
 
     def settle(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Take rows back to so many tokens, for good: what a longer way back needs is dropped."""
+        """Cut rows back to ``counts`` tokens for good, and drop what going further back needs."""
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] = self._settled[row] = count
             self.states.settle(row, count)
@@ -453,7 +453,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self._recent[span.row] = windows.slide(recent, settled, span.start, span.end)
 
     def _is_whole(self, row: int, length: int) -> bool:
-        """Whether nothing is gone that a token after so many may look at."""
+        """Whether everything that a token after ``length`` others attends to is kept."""
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
     def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:

@@ -112,7 +112,7 @@ def _refuse_broken(model: CausalModel) -> None:
         if not least.isfinite() & most.isfinite():
             raise DraftwiseError(
                 f"{model.name}: its weights are broken, or too large for their type: {name} is not "
-                "finite. Load the checkpoint anew, or with dtype='float32'"
+                "finite. Load the checkpoint again, or with dtype='float32'"
             )
 
 
@@ -164,7 +164,7 @@ class _Trial:
         return [len(t) - n for t, n in zip(self._texts, self.cache.lengths, strict=True)]
 
     def feed(self, counts: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
-        """Feed so many tokens of each text and a draft; compare, and take the draft back."""
+        """Feed ``counts`` tokens of each text and a draft; compare, and take the draft back."""
         rows = [row for row, count in enumerate(counts) if count]
         fed = [
             [*self._texts[row][start : start + counts[row]], *drafts[row]]
@@ -176,7 +176,7 @@ class _Trial:
         for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
             end = start + counts[row]
             found = logits.last(index, len(tokens))[: counts[row]]
-            if self._model.switch:  # whose table hangs on what else is fed
+            if self._model.switch:  # whose table depends on what else is fed
                 whole = [*self._texts[row][:start], *tokens]
                 self._plain[row] = _plain_logits(self._model.module, whole)
             self.errors.append(_relative_error(found, self._plain[row][start:end]))
@@ -193,7 +193,7 @@ class _Trial:
         finally:
             self._model.bulk_logits = usual
         self.cache.settle([0], [start + num])
-        if not self._model.switch:  # the table hangs on what is fed later
+        if not self._model.switch:  # the table depends on what is fed later
             plain = self._plain[0][start + num - keep : start + num]
             self.errors.append(_relative_error(logits.last(0, keep), plain))
 

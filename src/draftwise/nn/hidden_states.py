@@ -76,7 +76,7 @@ class HiddenStateHooks:
 
 
 def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
-    """The decoder's layers, if it has one list of so many."""
+    """The decoder's layers, if it has one list of ``num_layers``."""
     decoder = getattr(module, "base_model", None)
     if decoder is None or decoder is module:
         return None
@@ -118,7 +118,7 @@ class HiddenStates:
             self.length = end
 
     def begin_like(self, other: HiddenStates, length: int) -> None:
-        """Take over the first ``length`` positions of another text that begins alike."""
+        """Take over the first ``length`` positions of another text with the same beginning."""
         length = min(length, other.length)
         self._stored = {tap: states[:length].clone() for tap, states in other._stored.items()}
         self.length = length

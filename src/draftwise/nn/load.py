@@ -72,13 +72,13 @@ def merged(module: Any, folder: str) -> Any:
             f"reading the PEFT adapter {folder} needs peft: {hint('peft')}"
         ) from error
     said = f"the adapter {folder} does not fit {type(module).__name__}, the model that it names"
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             found = PeftModel.from_pretrained(module, folder).merge_and_unload(safe_merge=True)
         except Exception as error:
             raise DraftwiseError(f"{said}: {str(error).strip()}") from error
-    missing = [str(one.message) for one in heard if "missing adapter keys" in str(one.message)]
+    missing = [str(one.message) for one in caught if "missing adapter keys" in str(one.message)]
     if missing:
         raise DraftwiseError(f"{said}: {missing[0][:300]}")
     return found

@@ -394,7 +394,7 @@ class CausalModel:
         self._near_bytes = sum(each.get(layer, 0) for layer in near) // max(1, storage.num_slots)
 
     def row_bytes(self, num_tokens: int, num_fed: int) -> int:
-        """Keys and values of a row with so many tokens, fed at most ``num_fed`` at once."""
+        """Keys and values of a row with ``num_tokens`` tokens, fed at most ``num_fed`` at once."""
         most = num_tokens if self.windows is None else self.windows.most_slots(num_fed)
         gone = max(0, num_tokens - most) * self._near_bytes
         return num_tokens * self.token_bytes - gone
@@ -481,8 +481,10 @@ class CausalModel:
         output = self.compiled(storage, ids, positions, slots, mask, taps=self.taps)
         if output is None:
             return None
-        hidden = {tap: [output.hidden_states[tap][0, : span.count]] for tap in self.taps}
-        return output.logits[0, : span.count], hidden, [span.count]
+        logits, states = output
+        pairs = zip(self.taps, states, strict=True)
+        hidden = {tap: [own[0, : span.count]] for tap, own in pairs}
+        return logits[0, : span.count], hidden, [span.count]
 
     def _padded_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward:
         """Rows side by side, [R, T], padded at the end to the longest."""

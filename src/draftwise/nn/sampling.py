@@ -53,8 +53,8 @@ def followed(
     _add(everywhere, text[start:], -1.0)
     _add(answered, text[max(start, seen.num_prompt) :], -1.0)
     num = skip + num_rows - 1
-    behind = torch.tensor(list(text[start:][:num]), dtype=torch.long, device=device)
-    follows = torch.cat((behind, torch.as_tensor(drafted, device=device).long()))[:num]
+    known = torch.tensor(list(text[start:][:num]), dtype=torch.long, device=device)
+    follows = torch.cat((known, torch.as_tensor(drafted, device=device).long()))[:num]
     if not len(follows):
         return everywhere[None], answered[None]
     paths = np.tri(num + 1, num, -1, dtype=np.float32) if parents is None else _paths(parents[:num])

@@ -1,4 +1,4 @@
-"""Drafters for pretrained targets that come along with draftwise."""
+"""Drafters for pretrained targets that draftwise bundles."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _make(
     folder: Path, pieces: Sequence[Path], name: str, record: dict[str, Any],
     known: Pretrained | None, say: Say,
 ) -> None:  # fmt: skip
-    """Unpack beside the folder and move it into place whole, so that a stopped run leaves none."""
+    """Unpack into a temporary folder and move it into place, so that a stopped run leaves none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as work:
         source, made = Path(work) / f"{name}.gguf", Path(work) / "made"

@@ -18,7 +18,7 @@ from draftwise.train.eagle import eagle_loss
 from draftwise.train.loop import TrainingRun, TrainingSettings
 
 LONGEST = 1024
-"""Of a text, only the last so many tokens are read."""
+"""Tokens at the end of a text that are read."""
 
 
 class DrafterAdapter:

@@ -77,7 +77,7 @@ def fit(
             run.save()
             kept = f" (the weights before that step are kept in {checkpoint})" if checkpoint else ""
             raise DraftwiseError(
-                f"the loss is no number at step {step}{kept}: start anew with a lower learning rate"
+                f"the loss is no number at step {step}{kept}: start again at a lower rate"
             )
         if progress is not None:
             progress(len(run.losses), run.losses[-1])

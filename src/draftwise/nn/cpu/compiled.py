@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -24,14 +23,6 @@ STEP_WIDTHS = (1, 2)
 """Of a drafter: its steps, and the first of a draft after one that was accepted to the end."""
 LEAST_SLOTS = 256
 """Of a compiled forward's cache; beyond it the next power of two, so that requests share it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a compiled forward returns: [R, T, V], and hidden states [R, T, D] by tap."""
-
-    logits: Tensor
-    hidden_states: Mapping[int, Tensor]
 
 
 class CompiledSteps:
@@ -91,8 +82,11 @@ class CompiledSteps:
         storage: RowKVCache,
         *feed: Tensor | Mapping[str, Tensor | None] | None,
         taps: Sequence[int],
-    ) -> StepOutput | None:
-        """One forward of ids, positions and slots (each [1, T]) with a mask; None: it cannot be."""
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """Logits [1, T, V] and tapped states [1, T, D] of ids, positions and slots, [1, T] each.
+
+        None where the forward cannot be compiled.
+        """
         inputs = (*feed, _in_order(storage.keys), _in_order(storage.values))
         key = (*feed[0].shape, storage.num_slots, *taps)  # type: ignore[union-attr]
         if key not in self._steps and not self._compile(key, taps, inputs):
@@ -102,7 +96,7 @@ class CompiledSteps:
         logits, hidden = self._steps[key](*inputs)
         if self._on_cuda:  # the next replay overwrites them
             logits, hidden = logits.clone(), [states.clone() for states in hidden]
-        return StepOutput(logits, dict(zip(taps, hidden, strict=True)))
+        return logits, hidden
 
     def _compile(self, key: tuple[int, ...], taps: Sequence[int], inputs: tuple[Any, ...]) -> bool:
         """Compile one shape by feeding it once; to feed it again changes nothing."""

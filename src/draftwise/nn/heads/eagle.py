@@ -45,7 +45,7 @@ def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
 
 def one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary settings for one layer: where a model's kinds of layers have their own, those of its
-    windows, since what comes next hangs on what is near."""
+    windows, since what comes next depends on what is near."""
     kinds = {name: own for name, own in settings.items() if isinstance(own, Mapping)}
     first = next(iter(kinds.values()), settings)
     return dict(kinds.get("sliding_attention", first))

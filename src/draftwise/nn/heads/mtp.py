@@ -89,7 +89,7 @@ class MtpHead(nn.Module):
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
     ) -> Tensor:
-        """States [R, T, D] of tokens [R, T] with the target's or its own states beside them."""
+        """States [R, T, D] of tokens [R, T] with the target's or its own states."""
         embedded = self.embed_norm((self.embed or self._borrowed[0])(tokens))
         pair = (embedded, self.hidden_norm(hidden))
         mixed = self.proj(torch.cat(pair[::-1] if self._style.hidden_first else pair, dim=-1))

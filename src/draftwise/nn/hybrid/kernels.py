@@ -241,11 +241,11 @@ def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str
     stacked = {n: torch.cat([c.arguments[n][:, :longest][index] for c in calls]) for n in TOKENWISE}
     if min(nums) < longest:
         like = stacked["beta"]
-        behind = torch.arange(longest)[None] >= torch.tensor(nums)[:, None]
-        behind = behind.repeat(len(calls), 1).to(like.device)
+        beyond = torch.arange(longest)[None] >= torch.tensor(nums)[:, None]
+        beyond = beyond.repeat(len(calls), 1).to(like.device)
         for name in ("g", "beta"):
-            shape = (*behind.shape, *[1] * (stacked[name].dim() - 2))
-            stacked[name] = stacked[name].masked_fill(behind.view(shape), 0)
+            shape = (*beyond.shape, *[1] * (stacked[name].dim() - 2))
+            stacked[name] = stacked[name].masked_fill(beyond.view(shape), 0)
     return {**calls[0].arguments, **stacked}
 
 

@@ -99,7 +99,7 @@ class StateCheckpoint:
         return states
 
     def heads_state(self) -> Tensor | None:
-        """What the coming call starts from, where its kernel is not told (Mamba 1)."""
+        """What the coming call starts from, where its kernel takes no state (Mamba 1)."""
         found = self._states.get(Key(self.layer)) if self.has_previous else None
         head = len(self._calls.get(self.layer, ()))
         return found if found is None or found.dim() == 3 else found[:, head]  # Zamba's heads
@@ -130,7 +130,7 @@ class StateCheckpoint:
         return heads[0] if len(heads) == 1 else torch.stack(heads, dim=1)
 
     def run_again(self, rows: Sequence[int], nums: Sequence[int]) -> None:
-        """These rows go on after so many of their tokens: make all their states at once."""
+        """Make the states of these rows after ``nums`` of their tokens, all at once."""
         cut = [(row, num) for row, num in zip(rows, nums, strict=True) if 0 < num < self.width]
         known = [layer for layer, calls in self._calls.items() if len(calls) == 1]
         if not (cut and known and self.rewinds):
@@ -264,7 +264,7 @@ class States:
             yield self._base[row][0]
 
     def _at(self, row: int, position: int) -> State:
-        """The state of a row after so many tokens; ValueError where it is not known."""
+        """The state of a row at this position; ValueError where it is not known."""
         for step in reversed(self._steps[row]):
             if step.start <= position <= step.start + len(step.tokens):
                 found = step.state(position)
