@@ -195,7 +195,7 @@ def _stop_answers(site: Site, domain: str) -> None:
 
 
 def _stop(site: Site, name: str) -> None:
-    """The acceptance head of a drafter, written beside its weights, as ``head``.
+    """The acceptance head of a drafter, written to the folder ``head`` next to its weights.
 
     Source: SpecDec++, section 4.4. The same functions as ``draftwise train head``.
     """
