@@ -3,7 +3,7 @@
 Each drafter drafts in every round, on the held-out prompts of all domains. Of each round the
 judged positions are those up to the first rejection; predicted is the mean of their alphas as the
 drafter's own ``score()`` reported them, realised is the share of them that was accepted. The error
-expected of chance alone, at the same number of positions, stands beside the difference.
+expected of chance alone, at the same number of positions, is given with the difference.
 
 Watched is another prediction, of drafters that do not play: all are scored along answers that
 were decoded plainly, and rounds are followed along them, a token being kept with the probability

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from shared.compare import interleaved_ms
 from shared.script import run, show
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -41,15 +41,8 @@ def model(attention: str) -> CausalModel:
 def medians(
     ways: Mapping[str, Callable[[], Any]], repeats: int, times: int = 1
 ) -> dict[str, float]:
-    """Milliseconds of processor time, the ways in turn; the first turn is not counted."""
-    spent: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats + 1):
-        for name, way in ways.items():
-            start = time.process_time()
-            for _ in range(times):
-                way()
-            spent[name].append(1e3 * (time.process_time() - start) / times)
-    return {name: float(np.median(own[1:])) for name, own in spent.items()}
+    spent = interleaved_ms(ways, repeats, times)
+    return {name: float(np.median(own)) for name, own in spent.items()}
 
 
 @torch.inference_mode()

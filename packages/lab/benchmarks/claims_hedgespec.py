@@ -1,4 +1,4 @@
-"""HedgeSpec's tables and figure 5a in the simulator, beside what the paper prints.
+"""HedgeSpec's tables and figure 5a in the simulator, next to the printed ones.
 
 Drafters have the MATs of tables 1 and 6 (``hedgespec-llama``, ``hedgespec-qwen8b``), 500 tokens.
 """
@@ -64,7 +64,7 @@ def variants(seeds: int) -> list[Row]:
 
 
 def joint(seeds: int) -> list[Row]:
-    """Table 8: one drafter trained on everything, as printed, beside HedgeSpec here and there."""
+    """Table 8: one drafter trained on everything, as printed, and HedgeSpec, printed and here."""
     found = games(LLAMA, [HEDGE], seeds)[HEDGE]["by domain"]
     paper = PRINTED[LLAMA]["HedgeSpec"]
     return [
@@ -111,7 +111,7 @@ def regret(seeds: int) -> list[Row]:
 
 
 def delays(seeds: int) -> list[Row]:
-    """Joulani's Algorithm 1 (copies, Theorem 4) beside Algorithm 2 (the queue, Corollary 5)."""
+    """Joulani's Algorithm 1 (copies, Theorem 4) and Algorithm 2 (the queue, Corollary 5)."""
     labels = {
         "queue (Algorithm 2)": HEDGE,
         "copies (Algorithm 1)": f"copies:normalhedge/expected-length/{FULL}",

@@ -1,4 +1,4 @@
-"""MetaSD's tables and theorems in the simulator, beside what the paper prints.
+"""MetaSD's tables and theorems in the simulator, next to the printed ones.
 
 Drafters have the speedups that the paper's tables print for them alone; what is checked is what
 choosing among them brings. A round's overhead is 1.327 forwards for SpS and 1.2 for EAGLE, as in
@@ -37,7 +37,7 @@ def world_of(name: str) -> sim.Environment:
 
 
 def printed_tables(seeds: int) -> list[Row]:
-    """MetaSD-UCB beside the paper's, and the share of the best drafter's gain that it keeps."""
+    """MetaSD-UCB here and in the paper, and the share of the best drafter's gain that it keeps."""
     rows = []
     for name, (_, tokens) in WORLDS.items():
         world = world_of(name)

@@ -33,7 +33,7 @@ def adversarial(seeds: int) -> list[Row]:
 
 
 def growing(seeds: int) -> list[Row]:
-    """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: rounds lost by length of the text, beside the bounds.
+    """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: rounds lost by length of the text, and the bounds.
 
     On the preset ``geometric``. A logarithm grows by equal steps from one row to the next.
     """
@@ -114,7 +114,7 @@ def trap_of(tokens: int) -> dict[str, list[float]]:
 
 
 def immediate_costs(seeds: int) -> list[Row]:
-    """SpecDec++, theorem 4.2: the MDP's costs beside the seconds, for every fixed length."""
+    """SpecDec++, theorem 4.2: the MDP's costs and the seconds, for every fixed length."""
     world = sim.TruncatedGeometric({"tgd": {"a": 0.7}}, sim.CostTable({1: (1.0,)}, other_s=0.2))
     rows = []
     for length in (1, 2, 4, 8):

@@ -1,4 +1,4 @@
-"""The controller's own time: in a step, beside the engine's computing, and its compiling.
+"""The controller's own time: in a step, while the engine computes, and for compiling.
 
 Requests have 2,000 tokens of Python source, and answers rewrite them with edits (as in
 ``retrieval_index``). A made-up model drafter is right with 7 in 10 tokens; a step takes 6 ms and

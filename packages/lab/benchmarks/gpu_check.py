@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -33,6 +32,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from shared.child import Child
 from shared.gpu_engine import run_block
 from shared.results import load, save
 
@@ -49,32 +49,11 @@ Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Prompts and the number of tokens to what ``run_block`` returns."""
 
 
-class Child:
+def vllm_engine(options: Mapping[str, Any]) -> Child:
     """An engine in a process of its own, which ends with it and frees the GPU."""
-
-    def __init__(self, engine: Mapping[str, Any]) -> None:
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            [sys.executable, str(CHILD)], stdin=pipe, stdout=pipe, text=True, bufsize=1
-        )
-        self(engine)
-
-    def __call__(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one line, wait for one."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(task) + "\n")
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("vLLM's engine ended: its messages above say why")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        """End it in order, so that vLLM's own processes go, too."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=120)
+    made = Child([sys.executable, str(CHILD)], "vLLM's engine ended: its messages above say why")
+    made(options)
+    return made
 
 
 class MadeUp:
@@ -86,7 +65,6 @@ class MadeUp:
         self._now, self._running, self._num = 0.0, dict[str, SimpleNamespace](), 0
 
     def __call__(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """As ``Child``, without a process."""
         return run_block(self, task["prompts"], task["max_tokens"], lambda: self._now)
 
     def close(self) -> None:
@@ -100,11 +78,9 @@ class MadeUp:
         )
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any runs."""
         return bool(self._running)
 
     def step(self) -> list[SimpleNamespace]:
-        """One step of all requests."""
         self._num += 1
         tokens = len(self._running) * (1 + self._length)
         self._now += 0.008 + 2e-5 * tokens + 5e-4 * self._length
@@ -357,7 +333,7 @@ def main() -> None:
         return
     if not args.dry:
         refuse_without(args.cpu)
-    measured = measure(MadeUp if args.dry else Child, args)
+    measured = measure(MadeUp if args.dry else vllm_engine, args)
     composed = Composed(load("gpu_composed")) if args.target == TARGET and not args.cpu else None
     drafted = {name: length for name, (_, length) in engines(args).items()}
     steps = list(step_rows(measured, drafted, composed))

@@ -1,7 +1,7 @@
 """Pictures of the docs, from the running engine: `python -m benchmarks pictures` writes SVGs.
 
 The loop's phases are the engine's; the tree is a draft of a bundled drafter and what the target
-kept of it; the cache is a batch as its rounds left it; prices are ``clock.py``'s.
+kept of it; the cache is a batch as its rounds left it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from shared.clock import CLOCKS
 
 from draftwise import Speculator, zoo
 from draftwise.engine import PHASES, RoundState, loop
-from draftwise.policies.goodput.pricing import expected_tokens
 
 HERE = Path(__file__).parents[3] / "docs" / "pictures"
 KEPT, DROPPED, BONUS, PROMPT, INK = "#00a878", "#d9d9d9", "#e69f00", "#9a8cff", "#333333"
@@ -164,28 +162,10 @@ def a_ragged_cache() -> Figure:
     return figure
 
 
-def the_price_curve() -> Figure:
-    """Tokens a second by draft length, for acceptance rates, over plain decoding."""
-    figure = Figure(figsize=(8, 3.4), facecolor="white", layout="constrained")
-    for axes, (name, (target, drafter)) in zip(figure.subplots(1, 2), CLOCKS.items(), strict=True):
-        lengths = np.arange(17)
-        cost = np.array([target(1, 1 + k) + k * drafter(1, 1) for k in lengths])
-        for alpha in (0.3, 0.5, 0.7, 0.8, 0.9):
-            speed = expected_tokens(np.array(alpha), lengths) / cost * cost[0]
-            (line,) = axes.plot(lengths, speed, label=f"{alpha}")
-            best = int(speed.argmax())
-            axes.plot(best, speed[best], "o", color=line.get_color())
-        axes.axhline(1, color=INK, lw=0.8, ls=":")
-        axes.set(xlabel="draft length (0 = plain)", ylabel="times plain decoding", title=name)
-        axes.legend(title="acceptance", frameon=False)
-    return figure
-
-
 PICTURES: dict[str, Callable[[], Figure]] = {
     "loop": the_loop,
     "tree": a_tree,
     "cache": a_ragged_cache,
-    "price": the_price_curve,
 }
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+from shared.child import Child
 from shared.compare import Method, measure, report
-from shared.script import options, quiet, save
+from shared.script import run
 
 from draftwise import Speculator
 from draftwise.bench.suites import load_suite
@@ -63,49 +64,29 @@ def own_methods(args: argparse.Namespace, clock: Clock) -> dict[str, Method]:
     return found
 
 
-class Llama:
-    """llama.cpp in an environment of its own; prompts and answers go through pipes."""
-
-    def __init__(self, args: argparse.Namespace, kind: str, clock: Clock) -> None:
-        self._args, self._clock = args, clock
-        script = Path(__file__).parent / "shared" / "llama_engine.py"
-        self._process = subprocess.Popen(
-            [args.llama, str(script), args.gguf, str(args.threads), kind],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-
-    def __call__(self, prompt: list[int]) -> list[int]:
-        """As many tokens as it wrote."""
-        out, back = self._process.stdin, self._process.stdout
-        assert out is not None
-        assert back is not None
-        ask = {"prompt": prompt, "num": self._args.tokens, "temperature": self._args.temperature}
-        out.write(json.dumps(ask) + "\n")
-        out.flush()
-        line = back.readline()
-        if not line:
-            raise SystemExit("llama.cpp ended: try the interpreter of --llama by hand")
-        said = json.loads(line)
-        self._clock.others += said["cpu_s"]
-        return [0] * said["num"]
-
-
-def main() -> None:
-    args = options(
-        __doc__, target="smollm2", suite={"required": True}, prompts=2, tokens=128,
-        temperature=0.0, repeats=1, threads=1,
-        dtypes={"nargs": "+", "choices": DTYPES, "default": list(DTYPES)},
-        compile={"choices": ("no", "yes", "both"), "default": "both"},
-        llama={"help": "interpreter of an environment with xllamacpp"},
-        gguf={"help": "the model's file, for --llama"},
+def llama_method(args: argparse.Namespace, kind: str, clock: Clock) -> Method:
+    """llama.cpp in an environment of its own; its answers are as many tokens as it wrote."""
+    script = Path(__file__).parent / "shared" / "llama_engine.py"
+    child = Child(
+        [args.llama, str(script), args.gguf, str(args.threads), kind],
+        "llama.cpp ended: try the interpreter of --llama by hand", stderr=subprocess.DEVNULL,
     )  # fmt: skip
+
+    def answer(prompt: list[int]) -> list[int]:
+        found = child({"prompt": prompt, "num": args.tokens, "temperature": args.temperature})
+        clock.others += found["cpu_s"]
+        return [0] * found["num"]
+
+    return answer
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
     if bool(args.llama) != bool(args.gguf):
         raise SystemExit("--llama and --gguf go together")
-    quiet(args.threads)
     clock = Clock()
     methods = own_methods(args, clock)
     for kind, name in (("plain", "plain"), ("lookup", "its lookup")) if args.llama else ():
-        methods[f"llama.cpp, {name}"] = Llama(args, kind, clock)
+        methods[f"llama.cpp, {name}"] = llama_method(args, kind, clock)
     tokenizer = load_tokenizer(resolve_target(args.target)[0])
     texts = [item.turns[0] for item in load_suite(args.suite, args.prompts).items]
     chats = bool(getattr(tokenizer, "chat_template", None))
@@ -116,8 +97,15 @@ def main() -> None:
     rows = report(timing, base)
     for name, row in rows.items():  # with drafts to plain of the same precision
         row["to_its_plain"] = list(timing.ratio(name, f"{name.rpartition(', ')[0]}, plain"))
-    save(args.out, {"suite": args.suite, "num_prompts": len(prompts), "methods": rows})
+    return {"suite": args.suite, "num_prompts": len(prompts), "methods": rows}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, compare, target="smollm2", suite={"required": True}, prompts=2, tokens=128,
+        temperature=0.0, repeats=1, threads=1,
+        dtypes={"nargs": "+", "choices": DTYPES, "default": list(DTYPES)},
+        compile={"choices": ("no", "yes", "both"), "default": "both"},
+        llama={"help": "interpreter of an environment with xllamacpp"},
+        gguf={"help": "the model's file, for --llama"},
+    )  # fmt: skip

@@ -84,7 +84,7 @@ def copied(
 
 
 def _prob(p: Sequence[Any], place: int, token: int) -> float:
-    """The target's probability of a token at a position of the text; 0 behind its end."""
+    """The target's probability of a token at a position of the text; 0 past its end."""
     if place - 1 >= len(p):
         return 0.0
     dist = p[place - 1]

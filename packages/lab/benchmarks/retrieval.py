@@ -1,7 +1,6 @@
 """What retrieval drafters bring, and what a datastore costs by size.
 
-Times are seconds of this process's own CPU time, except building and opening. ``loop_ns`` is what
-one step of an empty Python loop with an addition takes on this machine: the yardstick for them.
+Times are seconds of this process's own CPU time, except building and opening.
 """
 
 from __future__ import annotations
@@ -44,16 +43,8 @@ def datastore(args: argparse.Namespace) -> dict[str, Any]:
             path.unlink()
     show(rows)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    about = {"vocab_size": args.vocab_size, "peak_mb": peak_mb, "loop_ns": _loop_ns()}
+    about = {"vocab_size": args.vocab_size, "peak_mb": peak_mb}
     return {**about, "datastore": rows}
-
-
-def _loop_ns() -> float:
-    """Nanoseconds of one step of a loop that adds integers."""
-    total, start = 0, time.process_time()
-    for number in range(2_000_000):
-        total += number
-    return round(1e9 * (time.process_time() - start) / 2_000_000, 1)
 
 
 def _synthetic(size: int, vocab_size: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from draftwise.pool import resolve_target
 
 @dataclass
 class Side:
-    """Where requests go, what they say besides, and the server's process."""
+    """Where requests go, further fields, and the server's process."""
 
     port: int
     pid: int

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from draftwise.train.head import save as save_head
 from draftwise.train.speedup import MAX_LENGTH, measure_costs
 from draftwise.types import Costs
 from draftwise_lab.bench import sweep
-from draftwise_lab.zoo import encode_prompt, heldout_answers, load_tokenizer, stop_texts
+from draftwise_lab.zoo import Answers, encode_prompt, load_tokenizer
 
 DOMAINS = {
     "in domain": ("sql", "translate", "edit", "prose"), "out of domain": ("python", "math"),
@@ -55,24 +54,21 @@ class Scene:
         self.args, self.work = args, Path(args.work)
         self.tokenizer = load_tokenizer(zoo.target_path())
         self.target = load_model(str(zoo.target_path()))
+        self.answers = Answers(self.target.module, self.tokenizer, self.work)
         home = zoo.drafter_paths()["generalist"]
         self.drafter = LMDrafter("generalist", load_model(str(home)), self.target, home)
 
     def judged(self) -> tuple[training.Setting, training.Judged]:
         """Drafts along the target's own answers to prompts of the four domains."""
         setting = training.Setting(self.target.module, self.drafter.model.module)
-        texts = [
-            stop_texts(setting.target, self.tokenizer, domain, self.work)
-            for domain in DOMAINS["in domain"]
-        ]
+        texts = [self.answers.for_stops(domain) for domain in DOMAINS["in domain"]]
         rows = [text for row in zip(*texts, strict=True) for text in row]
         return setting, training.judge_texts(setting, rows, self.work / "specdecpp" / "judged")
 
     def test_texts(self) -> dict[str, list[Text]]:
         """The target's answers to held-out prompts, in domain and out."""
-        answers = partial(heldout_answers, self.target.module, self.tokenizer, work=self.work)
         return {
-            name: [text for domain in domains for text in answers(domain)]
+            name: [text for domain in domains for text in self.answers.heldout(domain)]
             for name, domains in DOMAINS.items()
         }
 

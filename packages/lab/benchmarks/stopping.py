@@ -3,7 +3,7 @@
 One drafter of the zoo, and all held-out prompts of a run in one order. Answers are really
 generated; forwards are counted and priced afterwards (``PRICES``), so that a run repeats exactly.
 What chooses by price is played again at each price, on a clock that forwards move. FOLDER keeps
-what was played, so that a run goes on where it was stopped. Figures are PNGs beside the JSON;
+what was played, so that a run goes on where it was stopped. Figures are PNGs next to the JSON;
 intervals are over prompts, of ``runs`` over runs.
 """
 
@@ -482,7 +482,7 @@ def arms(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw_grid(titles: dict[str, str], draw: Callable[[Any, str], None], out: str | None) -> None:
-    """A panel for each name, two rows, one legend below all; a PNG beside the JSON."""
+    """A panel for each name, two rows, one legend below all; a PNG next to the JSON."""
     if out is None:
         return
     figure, grid = panels(len(titles), -(-len(titles) // 2), 3.1, 3.0)

@@ -85,17 +85,6 @@ def overhead() -> str:
     return table(["", *(f"`{name}`" for name in found)], rows)
 
 
-def growth() -> str:
-    found = load("growth")["growth"]
-    heads = [f"{each['context']:,}, {each['batch']}" for each in found]
-    cells = [
-        f"{each['draftwise']:.0f}/{each['plain']:.0f}, "
-        + (num(each["ratio"]) if each["ratio"] >= 1 else f"**{num(each['ratio'])}**")
-        for each in found
-    ]
-    return table(["context, rows", *heads], [["tokens/s over plain", *cells]])
-
-
 def engine() -> str:
     rows = [
         [f"{r['rows']} at once, times plain", _ratio(r, "times plain")]
@@ -288,7 +277,7 @@ def gpu_gap() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
-        startup, benchmarks, batches, overhead, growth, engine, trees, argmax, misled, entropy,
+        startup, benchmarks, batches, overhead, engine, trees, argmax, misled, entropy,
         widths, serving, sglang, mutants, survivors, gpu_draftwise, gpu_others, gpu_gap,
     )
 }  # fmt: skip

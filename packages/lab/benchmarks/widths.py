@@ -7,11 +7,12 @@ in turn. A verification of four drafted tokens is a forward of five.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
-import time
 from typing import Any
 
 import torch
+from shared.compare import interleaved_ms
 from shared.script import run, show, track
 
 from draftwise.nn.cpu.layout import put_back
@@ -44,20 +45,20 @@ def measure(
     for name, model in models.items():
         caches[name] = model.new_cache(1)
         model.extend(caches[name], [0], [TEXT], 1)
-    found: dict[str, dict[int, list[float]]] = {name: {w: [] for w in widths} for name in models}
-    for repeat in track(range(repeats + 1)):
-        for width in widths:
-            for name, model in models.items():
-                start = time.process_time()
-                model.extend(caches[name], [0], [TEXT[:width]], width)
-                took = 1e3 * (time.process_time() - start)
-                caches[name].settle([0], [len(TEXT)])
-                if repeat:  # the first one warms up, or compiles
-                    found[name][width].append(took)
+    found: dict[str, list[list[float]]] = {name: [] for name in models}
+    for width in track(widths):
+
+        def forward(name: str, width: int = width) -> None:
+            caches[name].settle([0], [len(TEXT)])
+            models[name].extend(caches[name], [0], [TEXT[:width]], width)
+
+        calls = {name: functools.partial(forward, name) for name in models}
+        for name, spent in interleaved_ms(calls, repeats).items():
+            found[name].append(spent)
     return {
         name: {
-            "least_ms": [min(times) for times in own.values()],
-            "median_ms": [statistics.median(times) for times in own.values()],
+            "least_ms": [min(times) for times in own],
+            "median_ms": [statistics.median(times) for times in own],
         }
         for name, own in found.items()
     }

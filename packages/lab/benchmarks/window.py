@@ -39,7 +39,7 @@ def strategies(drafter: str, windows: list[int]) -> dict[str, str]:
 
 
 def loaded(args: argparse.Namespace, **options: Any) -> Speculator:
-    """The zoo's target beside one drafter in all its strategies."""
+    """The zoo's target with one drafter in all its strategies."""
     specs = [f"{name}={spec}" for name, spec in strategies(args.drafter, args.windows).items()]
     return Speculator.from_pretrained("zoo", specs, policy="fixed:0", lengths=[1], **options)
 

@@ -46,7 +46,7 @@ class Panoramic:
         the played plan's own outcome does; (5) one vector has one scale: while the hybrid loss is
         acceptance, ``none``, which accepts nothing, is not seen; (6) a tree is scored as its
         drafter's chain, by sum_v min(p, q), not by p of the candidates that it would hold (Theorem
-        2): drafters that grow trees alike keep their order, and all are underrated.
+        2): drafters with trees of one shape keep their order, and all are underrated.
     State: alphas by drafter and position, from the oldest waiting step on; the queue.
     Cost: one reward for each plan and step. Ranges: every 1 to 100,000 rounds; delay, warmup and
         hybrid 0 to 100,000.

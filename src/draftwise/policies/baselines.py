@@ -211,6 +211,6 @@ class Router(FixedPlan):
         is_known = self._counts.any(axis=1)
         if is_known.any():
             scores = naive_bayes_scores(self._counts, trigram_cells(prompt, self._num_cells))
-            # Under a plan without examples all text is alike, which makes odd text likely.
+            # A plan without examples finds all text equally likely, so odd text would choose it.
             self._plan = int(np.where(is_known, scores, -np.inf).argmax())
         return self._plan

@@ -1,4 +1,4 @@
-"""Pure exploration: try all plans alike, drop the worse half; and commit to the one left."""
+"""Pure exploration: try all plans equally often, drop the worse half, commit to the last one."""
 
 from __future__ import annotations
 

@@ -25,11 +25,12 @@ class Hedging(Drawn):
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)
+        self._regrets: Floats = np.zeros(num_plans)
         self._known: Floats | None = None
 
-    @abstractmethod
     def take(self, regrets: Floats) -> None:
         """Learn each plan's lead [K] in one round: (mean loss of the draw) - loss; 0 if unseen."""
+        self._regrets += regrets
 
     @abstractmethod
     def weights(self) -> Floats:
@@ -63,21 +64,17 @@ class Hedge(Hedging):
     Differs: plans sleep (``Hedging``).
     """
 
-    KEPT: ClassVar[Fields] = {"gains": "_gains", "tally": "_tally", "rng": "_rng"}
+    KEPT: ClassVar[Fields] = {"gains": "_regrets", "tally": "_tally", "rng": "_rng"}
 
     def __init__(self, num_plans: int, rng: np.random.Generator, eta: float | None = None) -> None:
         super().__init__(num_plans, rng)
         self._eta = optional(scale, "eta", eta)
-        self._gains: Floats = np.zeros(num_plans)
-
-    def take(self, regrets: Floats) -> None:
-        self._gains += regrets
 
     def weights(self) -> Floats:
         eta = self._eta
         if eta is None:
             eta = math.sqrt(math.log(self._num_plans) / (self._tally.num_rounds + 1))
-        return softmax(eta * self._gains)
+        return softmax(eta * self._regrets)
 
 
 _TOLERANCE = 1e-12  # relative; far above rounding, so Newton's falling steps always end
@@ -128,13 +125,6 @@ class NormalHedge(Hedging):
 
     KEPT: ClassVar[Fields] = {"regrets": "_regrets", "tally": "_tally", "rng": "_rng"}
 
-    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
-        super().__init__(num_plans, rng)
-        self._regrets: Floats = np.zeros(num_plans)
-
-    def take(self, regrets: Floats) -> None:
-        self._regrets += regrets
-
     def weights(self) -> Floats:
         return normalhedge_probabilities(self._regrets)
 
@@ -174,14 +164,13 @@ class AdaNormalHedge(Hedging):
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)
-        self._regrets: Floats = np.zeros(num_plans)
         self._sizes: Floats = np.zeros(num_plans)
 
     def check_memory(self) -> None:
         in_range("sizes", self._sizes, 0)
 
     def take(self, regrets: Floats) -> None:
-        self._regrets += regrets
+        super().take(regrets)
         self._sizes += np.abs(regrets)
 
     def weights(self) -> Floats:

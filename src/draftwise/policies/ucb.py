@@ -118,7 +118,7 @@ class DiscountedUCB(Greedy):
         9 as printed leaves the means of the other plans alone; here their counts fade, which is
         what makes them due again; (3) line 7 prints ln of the rounds; the cited work takes the
         discounted total, and so does this: with n bounded, the other bonus would grow for ever and
-        end in playing all plans alike; (4) as ``UCB1``.
+        end in playing all plans equally often; (4) as ``UCB1``.
     Feedback: in order, as older values count less. beta: 1e-6 to 1e6; discount: in (0, 1].
     State: discounted counts and sums float64[K]; a ``Tally`` of plain counts.
     """

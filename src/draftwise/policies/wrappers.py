@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -11,9 +13,10 @@ from draftwise.checks import MANY, whole
 from draftwise.policies.base import check_feedback
 from draftwise.policies.state import Fields, Kept
 from draftwise.protocols import Policy
-from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, Scores
+from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, Scores, TreeShape
 
 Told = tuple[Decision, Feedback]
+Built = TypeVar("Built")
 
 
 def freeze(decision: Decision, feedback: Feedback) -> Told:
@@ -22,75 +25,51 @@ def freeze(decision: Decision, feedback: Feedback) -> Told:
     return decision, Feedback(values, seen, feedback.evidence, feedback.more)
 
 
-def told_to_json(told: Told) -> dict[str, Any]:
-    """The pair as plain JSON; values that were not seen are written as 0."""
-    decision, feedback = told
-    evidence = feedback.evidence
-    return {
-        "decision": [decision.plan, decision.prob, decision.round],
-        "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),
-        "seen": feedback.seen.tolist(),
-        "evidence": None if evidence is None else evidence_to_json(evidence),
-        "more": feedback.more,
-    }
-
-
-def told_list(plain: Any, num_plans: int) -> list[Told]:
-    """What ``told_to_json`` wrote, one after another; ValueError if it is damaged."""
-    try:
-        found = [told_from_json(told) for told in plain]
-        for decision, feedback in found:
-            check_feedback(decision, feedback, num_plans)
-            whole("round", decision.round), whole("more", feedback.more, 0)
-    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        raise ValueError("feedback that was waiting is damaged") from error
-    return found
-
-
-def told_from_json(plain: Mapping[str, Any]) -> Told:
-    evidence = None if plain["evidence"] is None else evidence_from_json(plain["evidence"])
-    values, seen = np.array(plain["values"]), np.array(plain["seen"], dtype=np.bool_)
-    return Decision(*plain["decision"]), Feedback(values, seen, evidence, plain.get("more", 0))
+_ARRAYS = {
+    **dict.fromkeys(("alphas", "ratios", "drafted_alphas", "target_s", "batch_s"), np.float64),
+    "matches": np.int64,
+}
+"""Fields of ``Scores``, ``Costs`` and ``Evidence`` that are arrays, and their types."""
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
-    plan, costs = evidence.plan, evidence.costs
-    return {
-        "plan": [plan.drafter, plan.length, plan.rule],
-        "counts": [evidence.num_drafted, evidence.num_accepted, evidence.emitted_start],
-        "scores": {name: _scores_to_json(scores) for name, scores in evidence.scores.items()},
-        "drafted_alphas": evidence.drafted_alphas.tolist(),
-        "seconds": evidence.seconds,
-        "costs": None if costs is None else [costs.target_s.tolist(), dict(costs.draft_s)],
-        "matches": dict(evidence.matches),
-    }
+    """All fields as plain JSON; a confidence that is NaN becomes None."""
+    fields: dict[str, Any] = _plain(dataclasses.asdict(evidence))
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(own) for name, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(own) for own in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
-    num_drafted, num_accepted, start = plain["counts"]
-    costs = plain["costs"]
-    return Evidence(
-        Plan(*plain["plan"]),
-        num_drafted,
-        num_accepted,
-        {name: _scores_from_json(scores) for name, scores in plain["scores"].items()},
-        np.array(plain["drafted_alphas"], dtype=np.float64),
-        start,
-        plain["seconds"],
-        None if costs is None else Costs(np.array(costs[0], dtype=np.float64), costs[1]),
-        plain["matches"],
-    )
+    shape, costs = plain["plan"]["tree"], plain["costs"]
+    tree = None if shape is None else TreeShape(**shape)
+    fields = {
+        **plain,
+        "plan": Plan(**{**plain["plan"], "tree": tree}),
+        "scores": {name: _built(Scores, own) for name, own in plain["scores"].items()},
+        "costs": None if costs is None else _built(Costs, costs),
+        "confidences": tuple(math.nan if own is None else own for own in plain["confidences"]),
+        "siblings": tuple(map(tuple, plain["siblings"])),
+        "tokens": tuple(plain["tokens"]),
+    }
+    return _built(Evidence, fields)
 
 
-def _scores_to_json(scores: Scores) -> list[Any]:
-    matches = None if scores.matches is None else scores.matches.tolist()
-    return [scores.start, scores.alphas.tolist(), scores.ratios.tolist(), matches]
-
-
-def _scores_from_json(plain: list[Any]) -> Scores:
-    start, alphas, ratios, matches = plain
-    found = None if matches is None else np.array(matches, dtype=np.int64)
-    return Scores(start, np.array(alphas, np.float64), np.array(ratios, np.float64), found)
+def _built(kind: type[Built], fields: Mapping[str, Any]) -> Built:
+    arrays = {
+        name: np.array(fields[name], kept_as)
+        for name, kept_as in _ARRAYS.items()
+        if isinstance(fields.get(name), list)
+    }
+    return kind(**{**fields, **arrays})
 
 
 class Waiting(list[Told]):
@@ -101,10 +80,32 @@ class Waiting(list[Told]):
         self._num_plans = num_plans
 
     def state(self) -> list[Any]:
-        return [told_to_json(told) for told in self]
+        """Plain JSON; values that were not seen are written as 0."""
+        return [
+            {
+                "decision": [decision.plan, decision.prob, decision.round],
+                "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),
+                "seen": feedback.seen.tolist(),
+                "evidence": feedback.evidence and evidence_to_json(feedback.evidence),
+                "more": feedback.more,
+            }
+            for decision, feedback in self
+        ]
 
     def load_state(self, state: Any) -> None:
-        self[:] = told_list(state, self._num_plans)
+        try:
+            self[:] = [self._checked(plain) for plain in state]
+        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            raise ValueError("feedback that was waiting is damaged") from error
+
+    def _checked(self, plain: Mapping[str, Any]) -> Told:
+        evidence = plain["evidence"] and evidence_from_json(plain["evidence"])
+        values, seen = np.array(plain["values"]), np.array(plain["seen"], dtype=np.bool_)
+        decision = Decision(*plain["decision"])
+        feedback = Feedback(values, seen, evidence, whole("more", plain["more"], 0))
+        check_feedback(decision, feedback, self._num_plans)
+        whole("round", decision.round)
+        return decision, feedback
 
 
 MakeBase = Callable[[str, np.random.Generator], Policy]

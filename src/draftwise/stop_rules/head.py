@@ -132,7 +132,7 @@ class Head:
 
     Source: SpecDec++, section 4.3, equation 4.1 and algorithm 1; h 0.7 as section 5.3 recommends
         for w_rej = 6, D = 3. Written ``head:PATH,h=0.7``; without a path it is the folder ``head``
-        beside the drafter's weights.
+        next to the drafter's weights.
     ``draftwise train head`` makes the weights.
     Differs: (1) the product covers the token just kept, as section 4.3 defines the stopping rule;
         algorithm 1 and the authors' code judge the token before it (``lag=true``: the last token is

@@ -113,7 +113,7 @@ class AdaEdl(ThresholdRule):
         first lambda, ``threshold`` 0.7, are this project's, the last so that it starts about where
         SVIP's 0.6 stops (sqrt(H) = 0.67); (2) its running ``accept_rate`` (with beta1) is left
         out, as the printed update of lambda does not read it; (3) as printed, lambda moves by
-        (1 - beta2) epsilon a draft, 0.001 here, and it begins anew in each request: by 0.05 at most
+        (1 - beta2) epsilon a draft, 0.001 here, and it restarts in each request: by 0.05 at most
         over an answer of 50 drafts, so the rule is nearly constant unless epsilon is larger.
     State: lambda, as ``threshold``. Ranges: alpha and beta2 in [0, 1], gamma and epsilon >= 0.
     """

@@ -26,6 +26,20 @@ def method(made: Speculator, **options: Any) -> Method:
     return lambda prompt: made.generate(prompt, **options).tokens
 
 
+def interleaved_ms(
+    ways: Mapping[str, Callable[[], Any]], repeats: int, times: int = 1
+) -> dict[str, list[float]]:
+    """Processor time of each repeat of each way, taking turns; a first turn is not counted."""
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats + 1):
+        for name, way in ways.items():
+            start = time.process_time()
+            for _ in range(times):
+                way()
+            spent[name].append(1e3 * (time.process_time() - start) / times)
+    return {name: own[1:] for name, own in spent.items()}
+
+
 def measure(
     methods: Mapping[str, Method],
     prompts: Sequence[Any],

@@ -1,6 +1,6 @@
 """Results of the benchmarks: one schema, one writer, one reader.
 
-A file is a JSON object: what it was made with (``HEADER``), and beside that whatever the script
+A file is a JSON object: what it was made with (``HEADER``), and whatever the script
 measured, by name. ``draftwise bench`` keeps the same facts in ``environment``.
 """
 
@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parents[4] / "benchmarks" / "results"
 HEADER: dict[str, type] = {
     "command": str, "date": str, "commit": str, "hardware": str, "versions": dict,
 }  # fmt: skip
-"""What every file says of itself; ``processor_s`` besides, in files written since 0.2.0."""
+"""What every file says of itself; also ``processor_s``, in files written since 0.2.0."""
 
 
 def save(path: str | Path | None, results: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ def run(doc: str | None, work: Work | Mapping[str, Work], /, **declared: Any) ->
     """
     parts = work if isinstance(work, Mapping) else {}
     args = options(doc, parts, **declared)
-    quiet()
+    quiet(getattr(args, "threads", 1))
     chosen = parts[args.part] if isinstance(work, Mapping) else work
     found = chosen(args)
     save(args.out, found)

@@ -12,7 +12,7 @@ from draftwise.lines import STATE_BYTES, read_text, strict_json
 from draftwise.types import NONE, Costs, DraftwiseError, Floats
 
 SCORE_SHARE = 0.5
-"""A forward that only scores a drafter, as a share of its draft step: it runs beside the others."""
+"""Seconds of a forward that only scores a drafter, over its draft step: it runs with the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class Reading:
         Where more was missed than a look reads, the cache stays as it was.
 
         >>> reading = Reading(100, {"a": 1.0}, {"a": 0.1})
-        >>> reading.glance("a", 0), reading.glance("a", 10)
+        >>> reading.probe("a", 0), reading.probe("a", 10)
         ((4.1, 32, 0.25), (4.1, 32, 0.25))
         """
         missed = position - self._ends[name] - 1

@@ -42,7 +42,7 @@ class Track:
         here are accepted. prompt: [at most 16] alphas on the last prompt tokens.
     max_probs, entropies, margins: [P] of q at each position, nan where unknown: what stop
         rules look at. retrieval: None for a drafter with a model. prompt_matches: match lengths
-        beside ``prompt``, of one that retrieves.
+        for ``prompt``, of a retrieval drafter.
     """
 
     alphas: Floats

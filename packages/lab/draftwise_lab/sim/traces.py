@@ -83,7 +83,7 @@ ARRAYS = (
 )  # fmt: skip
 """What a replay file holds; shapes in docs/lab/simulator.md."""
 OPTIONAL = ("plen", "pprop", "pmlen")
-"""What it may hold besides: prompt lengths, and the prompt's end as retrieval drafters saw it."""
+"""Optional arrays: prompt lengths, and the prompt's end as retrieval drafters saw it."""
 
 
 class Recorded:

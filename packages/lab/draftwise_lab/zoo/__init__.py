@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise_lab.zoo.copying import prime_copying
     from draftwise_lab.zoo.corpus import (
-        batches, drawn, encode_prompt, heldout_answers, load_tokenizer, stop_texts,
+        Answers, batches, drawn, encode_prompt, load_tokenizer,
     )
     from draftwise_lab.zoo.domains import (
         ADJECTIVES, ANSWER, DOMAINS, NOUNS, SHARES, TIMES, VERBS, apply, documents, sample,

@@ -40,15 +40,13 @@ from draftwise.train.loop import TrainingSettings, fit
 from draftwise_lab.zoo import recipe as r
 from draftwise_lab.zoo.copying import prime_copying
 from draftwise_lab.zoo.corpus import (
+    Answers,
     batches,
     drawn,
     encode,
     encode_prompt,
-    heldout_answers,
     heldout_prompts,
     load_tokenizer,
-    make_lesson,
-    stop_texts,
     train_tokenizer,
 )
 from draftwise_lab.zoo.domains import DOMAINS, SHARES
@@ -82,8 +80,8 @@ class Site:
         decay = steps // 2 if phase.decay == "half" else steps if phase.decay else 0
         return TrainingSettings(steps, phase.lr, min(40, steps // 2), decay, bf16=True)
 
-    def heldout(self, target: PreTrainedModel, domain: str) -> list[Text]:
-        return heldout_answers(target, self.tokenizer, domain, self.work)
+    def answers(self) -> Answers:
+        return Answers(self.model("target"), self.tokenizer, self.work, self.scale)
 
     def documents(self, phase: r.Phase, seed: int, domains: Sequence[str] = ()) -> Any:
         """step -> tokens of documents, as many as the phase's context leaves rows for."""
@@ -135,9 +133,9 @@ def _target(site: Site) -> None:
 
 def _lesson(site: Site, domain: str) -> None:
     if not (site.work / f"lesson-{domain}" / "texts.json").exists():
-        target = site.model("target")
-        site.heldout(target, domain)
-        make_lesson(domain, target, site.tokenizer, site.work, scale=site.scale)
+        answers = site.answers()
+        answers.heldout(domain)
+        answers.lesson(domain)
 
 
 def _drafter(site: Site, name: str) -> None:
@@ -193,24 +191,20 @@ def _eagle(site: Site, name: str) -> None:
 
 
 def _stop_answers(site: Site, domain: str) -> None:
-    stop_texts(site.model("target"), site.tokenizer, domain, site.work, scale=site.scale)
+    site.answers().for_stops(domain)
 
 
 def _stop(site: Site, name: str) -> None:
-    """The acceptance head of a drafter, written beside its weights, as ``head``.
+    """The acceptance head of a drafter, written to the folder ``head`` next to its weights.
 
     Source: SpecDec++, section 4.4. The same functions as ``draftwise train head``.
     """
     folder = site.work / "drafters" / name / "head"
     if (folder / "config.json").exists():
         return
-    target, tokenizer = site.model("target"), site.tokenizer
-    texts = [
-        text
-        for domain in (tuple(SHARES) if name == r.GENERALIST else (name,))
-        for text in stop_texts(target, tokenizer, domain, site.work, scale=site.scale)
-    ]
-    setting = Setting(target, site.model(f"drafters/{name}"), seed=r.SEED + 60)
+    answers, domains = site.answers(), tuple(SHARES) if name == r.GENERALIST else (name,)
+    texts = [text for domain in domains for text in answers.for_stops(domain)]
+    setting = Setting(answers.target, site.model(f"drafters/{name}"), seed=r.SEED + 60)
     make_head(
         setting, judge_texts(setting, texts, site.work / f"head-judged-{name}"),
         HeadOptions(r.STOP_LAYERS, r.STOP_W_REJ, "analytic", seed=r.SEED), folder,
@@ -223,8 +217,8 @@ def _acceptance(site: Site) -> None:
     path = site.work / "acceptance.json"
     if path.exists():
         return
-    target = site.model("target")
-    heldout = {domain: site.heldout(target, domain) for domain in SHARES}
+    answers = site.answers()
+    target, heldout = answers.target, {domain: answers.heldout(domain) for domain in SHARES}
     drafters = {name: site.model(f"drafters/{name}") for name in r.DRAFTERS}
     columns = {d: measure_acceptance(target, drafters, texts) for d, texts in heldout.items()}
     adapter = CausalModel(target, "target")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.train.answers import answers as sample_answers
+from draftwise.train.answers import answers
 from draftwise.train.data import Text
 from draftwise_lab.zoo.domains import Document, documents, sample
 from draftwise_lab.zoo.lessons import Lesson, teach
@@ -134,82 +135,50 @@ def heldout_prompts(domain: str) -> list[str]:
     return list(islice(good, NUM_HELDOUT))
 
 
-def answers(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: list[str],
-    temperatures: list[float],
-    path: Path,
-    *,
-    seed: int,
-) -> list[Text]:
-    """The target's answers to `prompts`, in batches; `path` keeps finished ones for a resume."""
-    return sample_answers(
-        target,
-        [encode_prompt(tokenizer, prompt) for prompt in prompts],
-        temperatures,
-        path,
-        max_new_tokens=MAX_NEW_TOKENS,
-        eos_token_id=tokenizer.eos_token_id,
-        seed=seed,
-        rows=ROWS_PER_SAMPLING,
-    )
+@dataclass(frozen=True)
+class Answers:
+    """The target's answers; files in ``work`` keep finished ones, so that a build can resume.
 
-
-def heldout_answers(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, domain: str, work: Path
-) -> list[Text]:
-    """The target's answers, at temperature 1, to the held-out prompts of `domain`."""
-    prompts = heldout_prompts(domain)
-    return answers(
-        target,
-        tokenizer,
-        prompts,
-        [1.0] * len(prompts),
-        work / f"heldout-{domain}.json",
-        seed=SEED + 40,
-    )
-
-
-def stop_texts(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    domain: str,
-    work: Path,
-    *,
-    scale: float = 1.0,
-) -> list[Text]:
-    """The target's answers at temperature 1 to prompts that no drafter learned from."""
-    number, document = max(2, round(NUM_STOP_PROMPTS * scale)), drawn(domain, "head prompts")
-    short = (p for p in (document(i).prompt for i in count()) if len(p) <= 700)
-    prompts = list(islice(short, number))
-    heats = [1.0] * len(prompts)
-    path = work / f"head-answers-{domain}.json"
-    return answers(target, tokenizer, prompts, heats, path, seed=SEED + 50)
-
-
-def make_lesson(
-    domain: str,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    work: Path,
-    *,
-    scale: float = 1.0,
-) -> Lesson:
-    """The lesson of one domain: sampled answers at four temperatures, and real documents.
-
-    Prompts are endless, so every sample has a prompt of its own and the temperatures alternate.
+    scale: of the numbers of prompts and documents.
     """
-    number = max(len(TEMPERATURES), round(NUM_SAMPLES * scale))
-    document = drawn(domain, "samples")
-    prompts = [document(i).prompt for i in range(number)]
-    heat = [TEMPERATURES[i % len(TEMPERATURES)] for i in range(number)]
-    texts = answers(
-        target, tokenizer, prompts, heat, work / f"samples-{domain}.json", seed=SEED + 20
-    )
-    document = drawn(domain, "real")
-    for i in range(max(1, round(NUM_REAL * scale))):
-        real = document(i)
-        start = len(encode_prompt(tokenizer, real.prompt))
-        texts.append(Text(tuple(encode(tokenizer, real)[:512]), min(start, 511)))
-    return teach(target, texts, work / f"lesson-{domain}")
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    work: Path
+    scale: float = 1.0
+
+    def heldout(self, domain: str) -> list[Text]:
+        """At temperature 1, to the held-out prompts of `domain`."""
+        prompts = heldout_prompts(domain)
+        return self._sampled(prompts, [1.0], f"heldout-{domain}", SEED + 40)
+
+    def for_stops(self, domain: str) -> list[Text]:
+        """At temperature 1, to prompts that no drafter learned from."""
+        document = drawn(domain, "head prompts")
+        short = (p for p in (document(i).prompt for i in count()) if len(p) <= 700)
+        prompts = list(islice(short, max(2, round(NUM_STOP_PROMPTS * self.scale))))
+        return self._sampled(prompts, [1.0], f"head-answers-{domain}", SEED + 50)
+
+    def lesson(self, domain: str) -> Lesson:
+        """Answers at four temperatures in turn, each to a prompt of its own, and real documents."""
+        document = drawn(domain, "samples")
+        number = max(len(TEMPERATURES), round(NUM_SAMPLES * self.scale))
+        prompts = [document(i).prompt for i in range(number)]
+        texts = self._sampled(prompts, TEMPERATURES, f"samples-{domain}", SEED + 20)
+        document = drawn(domain, "real")
+        for i in range(max(1, round(NUM_REAL * self.scale))):
+            real = document(i)
+            start = len(encode_prompt(self.tokenizer, real.prompt))
+            texts.append(Text(tuple(encode(self.tokenizer, real)[:512]), min(start, 511)))
+        return teach(self.target, texts, self.work / f"lesson-{domain}")
+
+    def _sampled(
+        self, prompts: list[str], temperatures: Sequence[float], name: str, seed: int
+    ) -> list[Text]:
+        encoded = [encode_prompt(self.tokenizer, prompt) for prompt in prompts]
+        heat = [temperatures[i % len(temperatures)] for i in range(len(prompts))]
+        return answers(
+            self.target, encoded, heat, self.work / f"{name}.json",
+            max_new_tokens=MAX_NEW_TOKENS, eos_token_id=self.tokenizer.eos_token_id, seed=seed,
+            rows=ROWS_PER_SAMPLING,
+        )  # fmt: skip

@@ -1,0 +1,36 @@
+"""A script in a process, or an environment, of its own, asked by lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Child:
+    """Answers each line on its stdin with a line on its stdout."""
+
+    def __init__(self, command: Sequence[str], about: str, **options: Any) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            list(command), stdin=pipe, stdout=pipe, text=True, bufsize=1, **options
+        )
+        self._about = about
+
+    def __call__(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one line, wait for one; SystemExit where the process ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(task) + "\n")
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(self._about)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End it in order, so that processes of its own go, too."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=120)
