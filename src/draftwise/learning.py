@@ -58,8 +58,10 @@ class Learning:
         if limits.drafters is not None:
             drafters = [drafter for drafter in drafters if drafter.name in limits.drafters]
         self._setting, self._tokenizer, self._drafters = setting, tokenizer, drafters
-        self.scores_prompt = setting.feedback.split(":")[0] in {"free", "panoramic"}
         self.plans: list[Plan] = _plans(setting, target, drafters, limits)
+        self._is_drafted = self.plans != [PLAIN]
+        has_feedback = setting.feedback.split(":")[0] in {"free", "panoramic"}
+        self.scores_prompt = self._is_drafted and has_feedback
         own = np.random.SeedSequence(seed)
         policy = self._new_policy(own)
         if isinstance(policy, PlayingAll) and len(drafters) > 1 and not target.serves_trees:
@@ -100,7 +102,7 @@ class Learning:
                 tenant=params.tenant,
                 is_private=params.private,
                 eos=ending.eos,
-                drafters=frozenset() if self.plans == [PLAIN] else self._limits.drafters,
+                drafters=self._limits.drafters if self._is_drafted else frozenset(),
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self.policy(

@@ -37,7 +37,7 @@ def switches(pool: str) -> list[dict[str, Any]]:
     """What requests of one script ask for."""
     names = POOLS[pool]
     return [{}, OFF, {"max_draft": 0}, {"max_draft": 2}, {"drafters": names[0]},
-            {"drafters": names[-1:], "max_draft": 3}]  # fmt: skip
+            {"drafters": names[-1:], "max_draft": 3}, {"lengths": []}]  # fmt: skip
 
 
 @pytest.mark.parametrize("script", range(4))
@@ -56,7 +56,7 @@ def test_answers_are_the_same_whatever_each_request_allows(
     for step in range(200):
         action = rng.random()
         if action < 0.4 and len(asked) < 20:
-            own = switches(pool)[rng.integers(6)]
+            own = switches(pool)[rng.integers(7)]
             prompt, num = prompts[rng.integers(len(prompts))], int(rng.integers(1, 20))
             asked.append((made.request(prompt, max_new_tokens=num, **own), own))
             engine.admit(asked[-1][0])
@@ -77,7 +77,7 @@ def test_answers_are_the_same_whatever_each_request_allows(
             assert len(request.tokens) == request.answer.num_tokens
     for round_ in rounds:
         own = own_of[round_.request]
-        allowed = own.get("drafters") or POOLS[pool]
+        allowed = own.get("drafters") or POOLS[pool] if own.get("lengths", 1) else []
         allowed = [allowed] if isinstance(allowed, str) else allowed
         most = 0 if own.get("speculation") is False else own.get("max_draft", 16)
         longest = most * (len(allowed) if policy == "draft-all" else 1)
