@@ -6,7 +6,8 @@ that chose the same drafter draft together, and one target forward verifies all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -29,6 +30,8 @@ SURE = 1.3
 """Expected speed relative to plain decoding at which a request drafts on an empty account."""
 REQUEST_CREDIT = 1.0
 """Credit of a new request in plain rounds, divided by the rows of the batch."""
+IDLE_ROUNDS, IDLE_PERIOD = 8, 4
+"""Rounds without drafts while the guard is closed, after which only every fourth looks for them."""
 PROBE_SHARE = 0.01
 """Share of the time that probes of idle drafters may take."""
 
@@ -40,13 +43,15 @@ class Loop:
         self._pool, self._cache, self._drafting = pool, cache, drafting
         self.seconds: dict[str, float] = {}
         self._verify_s = self._plain_s = self._probe_s = 0.0
+        self._num_idle = 0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """Run one round; return one record per request."""
         start = self._pool.cost_clock()
         with self.phase("choose"):
-            states = choose(requests, self._pool.guard.allows_drafts)
-        drafted = [state for state in states if state.context.is_drafted]
+            rests = self._rests(requests)
+            states = choose(requests, self._pool.guard.allows_drafts, rests)
+        drafted = [] if rests else [state for state in states if state.context.is_drafted]
         with self.phase("read"):
             self._drafting.catch_up(drafted, self._verify_s)
         with self.phase("draft"):
@@ -63,20 +68,39 @@ class Loop:
             if drafted and self._drafting.probe(drafted, self._probe_s > 0.0):
                 self._probe_s -= self._pool.cost_clock() - start_probe
         with self.phase("reveal"):
-            evidence = self._collect_evidence(states)
+            evidence = self._collect_evidence(states, drafted)
         with self.phase("learn"):
             for state, facts in zip(states, evidence, strict=True):
-                if not state.waits:  # its plan is played in a later round
+                if rests:
+                    state.request.num_unseen += state.num_emitted
+                elif not state.waits:  # its plan is played in a later round
                     state.request.learn(state.decision, facts)
         charged = self._account(states, self._pool.cost_clock() - start)
         return self._records(states, evidence, charged)
 
+    def _rests(self, requests: Sequence[Request]) -> bool:
+        """Whether the round only decodes: no policy chooses, and all learn from it later.
+
+        While the guard is closed and no row expects SURE times the speed of plain decoding, the
+        search for drafts costs time for each row and returns nothing.
+        """
+        if self._pool.guard.allows_drafts or not all(r.can_rest for r in requests):
+            self._num_idle = 0
+            return False
+        self._num_idle += 1
+        return self._num_idle > IDLE_ROUNDS and self._num_idle % IDLE_PERIOD > 0
+
     def _account(self, states: Sequence[RoundState], seconds: float) -> tuple[float, float]:
         """Book the round in the guard's account; return its seconds without drafts, and its own."""
         has_drafted = any(len(state.draft) or state.waits for state in states)
+        if has_drafted:
+            self._num_idle = 0
         plain_s = self._plain_s if has_drafted else seconds
         seconds = min(seconds, PAUSE * plain_s)
-        self._pool.guard.observe(sum(t.num_emitted for t in states) / len(states), seconds, plain_s)
+        num_rows = len(states)
+        emitted = sum(state.num_emitted for state in states) / num_rows
+        # the rows of a batch learn at the same time: it needs fewer rounds
+        self._pool.guard.observe(emitted, seconds, plain_s, math.sqrt(num_rows))
         self._probe_s += PROBE_SHARE * seconds
         return plain_s, seconds
 
@@ -183,28 +207,37 @@ class Loop:
         request.check_callbacks()
         score_drafts(state)
 
-    def _collect_evidence(self, states: Sequence[RoundState]) -> list[Evidence]:
+    def _collect_evidence(
+        self, states: Sequence[RoundState], drafted: Sequence[RoundState]
+    ) -> list[Evidence]:
         """The evidence of the round, for each request."""
-        drafted = [state.request for state in states if state.context.is_drafted]
         costs = self.costs([state.request for state in states]) if drafted else None
         seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
-        return [self._evidence(state, costs, seconds) for state in states]
+        matches = self._drafting.sessions.matches
+        return [
+            self._evidence(state, costs, seconds, matches(state.context) if drafted else {})
+            for state in states
+        ]
 
-    def _evidence(self, state: RoundState, costs: Costs | None, seconds: float) -> Evidence:
+    def _evidence(
+        self, state: RoundState, costs: Costs | None, seconds: float, matches: Mapping[str, int]
+    ) -> Evidence:
+        text = state.context.tokens
+        emitted_start = len(text) - state.num_emitted
         return Evidence(
             plan=state.played,
             num_drafted=len(state.draft),
             num_accepted=state.verdict.num_accepted,
             scores=state.scores,
             drafted_alphas=drafted_alphas(state.draft, state.alphas, state.verdict.path),
-            emitted_start=len(state.context.tokens) - state.num_emitted,
+            emitted_start=emitted_start,
             seconds=seconds,
             costs=costs,
-            matches=self._drafting.sessions.matches(state.context),
+            matches=matches,
             stops=state.request.stops,
             confidences=state.draft.confidences[: state.draft.num_chain],
             siblings=siblings_of(state.draft, state.verdict.path),
-            tokens=state.context.tokens[len(state.context.tokens) - state.num_emitted :],
+            tokens=text[emitted_start - state.request.num_unseen :],
             num_left=state.request.answer.num_left,
         )
 
@@ -224,16 +257,20 @@ class Loop:
         ]
 
 
-def choose(requests: Sequence[Request], may_draft: bool = True) -> list[RoundState]:
+def choose(
+    requests: Sequence[Request], may_draft: bool = True, rests: bool = False
+) -> list[RoundState]:
     """The policy's decision for each row; a pending decision is kept.
 
     may_draft: whether the guard allows drafts. If not, guarded rows draft only if they expect SURE
-    times the speed of plain decoding.
+    times the speed of plain decoding. rests: whether all rows decode plainly, without a decision.
     """
     states = []
     for request in requests:
-        decision = request.choose() if request.pending is None else request.pending
-        request.is_resting = not may_draft and request.is_guarded and request.advantage < SURE
+        request.is_resting = rests or not request.context.is_drafted
+        if not request.is_resting:
+            decision = request.choose() if request.pending is None else request.pending
+            request.is_resting = not may_draft and request.is_guarded and request.advantage < SURE
         if request.is_resting:
             decision = request.plain
         states.append(RoundState(request, decision, request.plays(decision)))

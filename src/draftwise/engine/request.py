@@ -220,7 +220,8 @@ class Request:
     queue that receives its rounds, if any.
     stops: lengths at which other rules would have stopped, if the feedback ``compares_rules``.
     is_idle: drafting was disabled, because policy, feedback or reward raised or returned nonsense.
-    is_resting: the guard allows no draft in this round.
+    is_resting: nothing is drafted in this round, because the guard or the request allows no draft.
+    num_unseen: tokens emitted in rounds that the policy has not learnt from yet.
     pending: a choice that could not be played yet. switch: number of positions of LongRoPE's short
     table; 0 = one table. longest: maximum number of tokens per draft.
     looking, mixing: the policy, if it has this optional capability, else None. plays_all: one
@@ -250,6 +251,7 @@ class Request:
     error: Exception | None = None
     is_idle: bool = False
     is_resting: bool = False
+    num_unseen: int = 0
     outbox: deque[Round] | None = None
     pending: Decision | None = None
     switch: int = 0
@@ -370,9 +372,14 @@ class Request:
 
     def choose(self) -> Decision:
         """The policy's decision; plain decoding where drafting is disabled."""
-        if not self.context.is_drafted:
-            return self.plain
         return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether a round may pass without its policy: nothing but a draft that pays is due."""
+        return not self.context.is_drafted or (
+            self.is_guarded and self.pending is None and not self.reads_everything
+        )
 
     @property
     def advantage(self) -> float:
@@ -464,7 +471,7 @@ class Request:
         if guide is not None and has_chain and not self.plays_all:
             guide.learn(evidence.num_drafted, evidence.num_accepted)
         self._ask(lambda: self._teach(self.revealer.reveal(decision, evidence)), None)
-        self.stops = {}
+        self.stops, self.num_unseen = {}, 0
 
     def finish(self) -> None:
         """Deliver queued feedback, as far as it is known, after the request has ended."""
