@@ -11,10 +11,12 @@ from draftwise.types import DraftwiseError
 GROUP = "draftwise.commands"
 """Entry points of this group: ``COMMAND = "module:function or app"``, ``COMMAND.PART = ...``."""
 COMMANDS: Mapping[str, str] = {
-    "simulate": "Compare policies on simulated text.",
+    "simulate": "Compare policies on simulated text, without a model.",
     "sweep": "Compare fixed draft lengths with acceptance heads at many thresholds.",
     "replay": "Play other policies on recorded traffic.",
-    "advise": "Find the best fixed setting for engines that do not adapt.",
+    "advise": (
+        "Find the best fixed setting for engines that do not adapt, and what adapting would gain."
+    ),
     "zoo": "Describe or rebuild the bundled models.",
 }
 """The lab's commands and their lines in the list, which is printed without importing the lab."""
