@@ -11,44 +11,44 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from draftwise.checks import Option
+from draftwise.checks import Option, option
 from draftwise.cli.failures import VOICE, refusals, refused_values
 from draftwise.errors import BadValue, DraftwiseError, shown
 
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print results, warnings and errors only.")
-]
+_QUIET = option(False, "Print results, warnings and errors only.", "--quiet", "-q")
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command: a parameter that is a dataclass becomes one option for each field.
+    """A function as a command.
 
-    A field is an option by its ``checks.Option``, or as typer annotates it; a field that is a
-    dataclass gives its own fields, and one option may be a field of several. A default of such a
-    parameter is an instance, whose values are the options' defaults. Errors end the command as
-    ``refusals`` says.
+    A parameter is an option if its default is a ``checks.option``, or as typer annotates it; a
+    dataclass becomes one option for each field that is declared in one of these ways, or is a
+    dataclass itself. One option may be a field of several. The default of a dataclass parameter is
+    an instance, whose values are the options' defaults. Errors end the command as ``refusals``
+    says.
     """
     hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
     options: dict[str, inspect.Parameter] = {}
-    groups: dict[str, type[Any]] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if is_dataclass(group := hints[name]):
-            assert isinstance(group, type)
-            groups[name] = group
-            defaults = group() if parameter.default is parameter.empty else parameter.default
-            options = {**options, **_options_of(group, defaults), **options}
+    for name, parameter in parameters.items():
+        default = parameter.default
+        if is_dataclass(hints[name]):
+            found = _options_of(hints[name], hints[name]() if default is _EMPTY else default)
         else:
-            options[name] = _option(name, hints[name], parameter.default)
-    options["quiet"] = _option("quiet", Quiet, False)
+            found = _option(name, hints[name], default, default)
+        options = {**options, **found, **options}
+    options |= _option("quiet", bool, _QUIET, _QUIET)
 
     @functools.wraps(function)
     @refusals()
     def run(quiet: bool = False, **given: Any) -> None:
         VOICE.notes = VOICE.loads = not quiet
         with refused_values():
-            made = {name: _made(group, given) for name, group in groups.items()}
-        own = {name: given[name] for name in hints if name in given}
-        function(**own, **made)
+            values = {
+                name: _value(name, hints[name], parameter.default, given)
+                for name, parameter in parameters.items()
+            }
+        function(**values)
 
     run.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options.values()}
@@ -61,74 +61,88 @@ def option_names(group: type[Any] | None = None) -> Iterator[None]:
     try:
         yield
     except BadValue as error:
-        named = [_name(one) for one in (fields(group) if group else ()) if one.name == error.name]
-        option = "--" + (*named, error.name)[0].replace("_", "-")
-        raise DraftwiseError(f"{option} {shown(error.value)}: it must be {error.must}") from error
+        flags = {one.name: _name(one.name, one) for one in (fields(group) if group else ())}
+        flag = "--" + flags.get(error.name, error.name).replace("_", "-")
+        raise DraftwiseError(f"{flag} {shown(error.value)}: it must be {error.must}") from error
 
 
 def annotated(group: type[Any], name: str) -> Any:
-    """What typer is told of a field, for commands that have that option alone."""
-    return _info(next(one for one in fields(group) if one.name == name))
+    """The typer option of a dataclass' field, for commands that have that option alone."""
+    (own,) = (one.metadata["option"] for one in fields(group) if one.name == name)
+    return _typer_option(name, own)
 
 
-def _made(group: type[Any], given: Mapping[str, Any]) -> Any:
-    """The group from what was typed; raises DraftwiseError that names the option."""
-    values = {}
-    for one in fields(group):
-        if is_dataclass(nested := _nested(one)):
-            values[one.name] = _made(nested, given)  # type: ignore[arg-type]
-            continue
-        own = one.metadata.get("option")
-        if own is None or own.help:
-            value = given[_name(one)]
-            values[one.name] = own.read(value) if own is not None and own.read else value
-    with option_names(group):
-        return group(**values)
+_EMPTY = inspect.Parameter.empty
 
 
-def _options_of(group: type[Any], defaults: Any) -> dict[str, inspect.Parameter]:
+def _own(declared: Any) -> Option | None:
+    """The ``Option`` of a field or of a parameter's default."""
+    return declared.metadata.get("option") if isinstance(declared, Field) else None
+
+
+def _name(name: str, declared: Any) -> str:
+    """The option's name as a parameter: that of its first flag."""
+    own = _own(declared)
+    if own is None or not own.flags:
+        return name
+    return own.flags[0].lstrip("-").partition("/")[0].replace("-", "_")
+
+
+def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any:
+    """What was typed for a parameter or field; raises DraftwiseError that names the option."""
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        hints = get_type_hints(hint, include_extras=True)
+        values = {
+            one.name: _value(one.name, hints[one.name], one, given)
+            for one in fields(hint)
+            if (own := _own(one)) is None or own.help or is_dataclass(hints[one.name])
+        }
+        with option_names(hint):
+            return hint(**values)
+    value, own = given[_name(name, declared)], _own(declared)
+    return own.read(value) if own is not None and own.read else value
+
+
+def _options_of(group: Any, defaults: Any) -> dict[str, inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     found: dict[str, inspect.Parameter] = {}
     for one in fields(group):
-        default, own = getattr(defaults, one.name), one.metadata.get("option")
-        if is_dataclass(nested := _nested(one)):
-            found |= _options_of(nested, default)  # type: ignore[arg-type]
-        elif own is None:
-            found[one.name] = _option(one.name, hints[one.name], default)
-        elif own.help:
-            kind = hints[one.name] if own.kind is None else own.kind
-            shown = None if kind in (list[str] | None, str | None) else default
-            found[_name(one)] = _option(_name(one), Annotated[kind, _info(one)], shown)
+        hint, default = hints[one.name], getattr(defaults, one.name)
+        if is_dataclass(hint):
+            found |= _options_of(hint, default)
+        else:
+            found |= _option(one.name, hint, one, default)
     return found
 
 
-def _nested(one: Field[Any]) -> Any:
-    return None if one.default_factory is MISSING else one.default_factory
+def _option(name: str, hint: Any, declared: Any, default: Any) -> dict[str, inspect.Parameter]:
+    """The parameter that typer reads, by its name; none for a field without help."""
+    own = _own(declared)
+    if own is not None and not own.help:
+        return {}
+    if isinstance(default, Field):
+        default = _EMPTY if default.default is MISSING else default.default
+    if own is not None:
+        hint = hint if own.kind is None else own.kind
+        if hint in (list[str] | None, str | None):
+            default = None
+        name, hint = _name(name, declared), Annotated[hint, _typer_option(name, own)]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return {name: inspect.Parameter(name, kind, default=default, annotation=hint)}
 
 
-def _name(one: Field[Any]) -> str:
-    """The parameter's name: that of its first flag."""
-    own = one.metadata.get("option")
-    if own is None or not own.flags:
-        return one.name
-    return str(own.flags[0]).lstrip("-").partition("/")[0].replace("-", "_")
+def _typer_option(name: str, own: Option) -> Any:
+    def complete(incomplete: str) -> list[str]:
+        return [one for one in own.known if one.startswith(incomplete)]
 
-
-def _info(one: Field[Any]) -> Any:
-    own: Option = one.metadata["option"]
-    known = list(own.known)
     return typer.Option(
-        *(own.flags or ("--" + one.name.replace("_", "-"),)),
+        *(own.flags or ("--" + name.replace("_", "-"),)),
         help=own.help,
         rich_help_panel=own.panel,
         metavar=own.metavar,
         envvar=own.envvar,
-        autocompletion=(lambda incomplete: [n for n in known if n.startswith(incomplete)])
-        if known
-        else None,
+        min=own.least,
+        max=own.most,
+        autocompletion=complete if own.known else None,
     )
-
-
-def _option(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=hint)

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.chat import Message
+from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.command import command
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
@@ -369,17 +369,13 @@ def demo(
     *,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
-    prompts: Annotated[
-        int, typer.Option("--prompts", help="How many prompts, of all domains.")
-    ] = 7,
+    prompts: int = option(7, "How many prompts, of all domains."),
     max_new_tokens: o.MaxNewTokens = 160,
     temperature: o.Temperature = 0.0,
-    seed: o.FixedSeed = 0,
+    seed: int = o.SEED,
     preset: o.PresetName = "draftwise",
     policy: o.PolicySpec = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also save all of it as a picture.")
-    ] = None,
+    svg: Path | None = option(None, "Also save all of it as a picture.", metavar="FILE"),
     hardware: o.Hardware,
     compile_: o.Compile = False,
 ) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise import registry
+from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.command import command
@@ -33,6 +34,7 @@ _GIVEN = {"num_plans", "rng", "plans", "request_tokens", "reward", "home"} | {
 }
 """Parameters that the engine fills in: they are not written in specs."""
 
+_CHECKING = "Checking types of models"
 _MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
 """Drafters that are a model: where it lies, and the options after that."""
 
@@ -43,9 +45,19 @@ def models(
     target: o.AnyTarget = None,
     drafter: o.Drafters = None,
     hardware: o.Hardware,
-    check: o.CheckTypes = None,
-    quick: o.QuickCheck = False,
-    write: o.WritePage = None,
+    check: str | None = option(
+        None,
+        "Build these types of causal LMs (by commas, `all`, or the `rest` that --write's page does "
+        "not have) tiny and random, and say which can be served, how, and why not.",
+        panel=_CHECKING,
+        metavar="TYPES",
+    ),
+    quick: bool = option(
+        False, "The self-check alone, without comparing texts: minutes less.", panel=_CHECKING
+    ),
+    write: Path | None = option(
+        None, "Write what --check found as a Markdown page.", panel=_CHECKING
+    ),
 ) -> None:
     """List what can be loaded; or load a target and drafters, check and describe them."""
     console = Output()
@@ -114,14 +126,14 @@ def _other_facts(drafter: Drafter) -> list[str]:
 def _tables() -> Iterator[RenderableType]:
     yield from _zoo()
     yield _drafters()
-    for title, option, table in (
+    for title, flag, table in (
         ("policies", "--policy", registry.POLICIES),
         ("rewards", "--reward", registry.REWARDS),
         ("feedbacks", "--feedback", registry.FEEDBACKS),
         ("stop rules", "--rule", registry.GUIDES),
     ):
         kind = title.removesuffix("s")
-        yield _entries(title, option, [(n, *_entry(kind, table, n)) for n in table])
+        yield _entries(title, flag, [(n, *_entry(kind, table, n)) for n in table])
     yield _presets()
 
 
@@ -170,8 +182,8 @@ def _drafters() -> Table:
     return _entries("drafters", "--drafter", rows)
 
 
-def _entries(title: str, option: str, rows: list[tuple[str, str, str]]) -> Table:
-    table = _table(f"{title} ({option})", "name", "options", "what it does")
+def _entries(title: str, flag: str, rows: list[tuple[str, str, str]]) -> Table:
+    table = _table(f"{title} ({flag})", "name", "options", "what it does")
     for name, options, about in rows:
         table.add_row(name, Text(options, "dim"), about)
     return table

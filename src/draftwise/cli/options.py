@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
-import typer
-
+from draftwise.checks import option
 from draftwise.cli.command import annotated, option_names
 from draftwise.engine.options import RequestParams
 from draftwise.sampling import SamplingParams
 from draftwise.settings import Hardware as Hardware
 from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
-
-
-def _option(panel: str | None, help_: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help_, rich_help_panel=panel, **more)
-
 
 _TARGET = annotated(Settings, "target")
 Target = Annotated[str, _TARGET]
@@ -29,96 +23,28 @@ PresetName = Annotated[str, annotated(Settings, "preset")]
 PolicySpec = Annotated[str | None, annotated(Settings, "policy")]
 Temperature = Annotated[float, annotated(SamplingParams, "temperature")]
 MaxNewTokens = Annotated[int, annotated(RequestParams, "max_new_tokens")]
-CheckTypes = Annotated[
-    str | None,
-    _option(
-        "Checking types of models",
-        "Build these types of causal LMs (by commas, `all`, or the `rest` that --write's page does "
-        "not have) tiny and random, and say which can be served, how, and why not.",
-        "--check",
-        metavar="TYPES",
-    ),
-]
-QuickCheck = Annotated[
-    bool,
-    _option(
-        "Checking types of models",
-        "The self-check alone, without comparing texts: minutes less.",
-        "--quick",
-    ),
-]
-WritePage = Annotated[
-    Path | None,
-    _option("Checking types of models", "Write what --check found as a Markdown page.", "--write"),
-]
-FixedSeed = Annotated[int, _option("Sampling", "Seed of the draws.", "--seed", metavar="N")]
-Prompt = Annotated[
-    str | None, typer.Argument(help="The text to continue; without it, --file or stdin.")
-]
-AsChat = Annotated[
-    bool,
-    _option(None, "The prompt is a user's message, for the model's chat template.", "--chat"),
-]
-System = Annotated[
-    str | None,
-    _option(None, "A system message before it; implies --chat.", "--system", metavar="TEXT"),
-]
-ChatTemplate = Annotated[
-    Path | None,
-    _option(
-        "Models",
-        "A Jinja file in place of the tokenizer's chat template.",
-        "--chat-template",
-        metavar="FILE",
-    ),
-]
-PromptFile = Annotated[
-    Path | None, _option(None, "Read the prompt from a file.", "--file", "-f", metavar="FILE")
-]
-BatchFile = Annotated[
-    Path | None,
-    _option(
-        None,
-        "Many prompts: one a line, or jsonl with `prompt` or `messages`.",
-        "--batch",
-        "-b",
-        metavar="FILE",
-    ),
-]
-BatchSize = Annotated[
-    int, _option("Running", "Prompts of a batch that run together.", "--batch-size", metavar="N")
-]
-Trace = Annotated[
-    Path | None,
-    _option("Running", "Write each round as a line of jsonl.", "--trace", metavar="FILE"),
-]
-AsJson = Annotated[bool, _option(None, "Print one object (with --batch: one a line).", "--json")]
-Speculation = Annotated[
-    bool, _option("Running", "Draft, or decode plainly.", "--speculation/--no-speculation")
-]
+SEED = option(0, "Seed of the draws.", "--seed", panel="Sampling", metavar="N")
+AS_CHAT = option(False, "The prompt is a user's message, for the model's chat template.", "--chat")
+CHAT_TEMPLATE = option(
+    None,
+    "A Jinja file in place of the tokenizer's chat template.",
+    "--chat-template",
+    panel="Models",
+    metavar="FILE",
+)
+AS_JSON = option(False, "Print one object (with --batch: one a line).", "--json")
 
-
-def _alias(help_: str, name: str, metavar: str) -> Any:
-    panel = "Aliases (names of vLLM and transformers)"
-    return _option(panel, f"As {help_}.", name, metavar=metavar)
+_alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
     """Options that other programs have for what has a name here already."""
 
-    num_speculative_tokens: Annotated[
-        int | None, _alias("--plan-lengths N", "--num-speculative-tokens", "N")
-    ] = None
-    assistant_model: Annotated[
-        str | None, _alias("--drafter lm:PATH", "--assistant-model", "PATH")
-    ] = None
-    prompt_lookup_min: Annotated[
-        int | None, _alias("--drafter lookup:prompt_lookup_min=N", "--prompt-lookup-min", "N")
-    ] = None
-    prompt_lookup_max: Annotated[
-        int | None, _alias("--drafter lookup:prompt_lookup_max=N", "--prompt-lookup-max", "N")
-    ] = None
+    num_speculative_tokens: int | None = _alias("As --plan-lengths N.", metavar="N")
+    assistant_model: str | None = _alias("As --drafter lm:PATH.", metavar="PATH")
+    prompt_lookup_min: int | None = _alias("As --drafter lookup:prompt_lookup_min=N.", metavar="N")
+    prompt_lookup_max: int | None = _alias("As --drafter lookup:prompt_lookup_max=N.", metavar="N")
 
     def applied(self, settings: Settings) -> Settings:
         """The settings with what the aliases stand for; raises DraftwiseError for both."""

@@ -23,7 +23,7 @@ SETTINGS = Settings(scope="auto", seed=0)
 def serve(
     *,
     settings: Settings = SETTINGS,
-    chat_template: o.ChatTemplate = None,
+    chat_template: Path | None = o.CHAT_TEMPLATE,
     server: ServerSettings,
 ) -> None:
     """Answer OpenAI's API at http://127.0.0.1:8000/v1, faster while it runs; a live page at /."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import training as t
 from draftwise.cli.command import command
@@ -63,12 +64,14 @@ def sweep(
     lengths: LengthsOf = "2,4,6,8,10,12,14",
     thresholds: ThresholdsOf = "0.1,0.3,0.5,0.7,0.9",
     temperature: Heat = 1.0,
-    max_new_tokens: t.MaxNewTokens = 96,
+    max_new_tokens: int = option(
+        96, "Tokens of an answer, at most.", "--max-new-tokens", "-n", least=1, metavar="N"
+    ),
     repeats: Repeats = 1,
     num_prompts: Most = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Above 1: counts sooner, no seconds.")] = 1,
     lag: Lag = False,
-    as_json: o.AsJson = False,
+    as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
     """Compare fixed draft lengths with acceptance heads at many thresholds.
