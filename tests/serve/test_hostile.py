@@ -424,7 +424,7 @@ def test_a_stuck_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
 STUCK_SERVER = """
 import sys, threading
 from draftwise.serve import run, worker
-from draftwise.serve.listen import bind
+from draftwise.serve import bind
 from serve.fake import Fake
 from serve.live import fake_service
 worker.LAST_STEP_S = 0.5

@@ -12,7 +12,7 @@ from draftwise.cli.failures import VOICE, quiet, refused_values, say
 from draftwise.cli.load import check, load, read_template
 from draftwise.engine.memory import hold
 from draftwise.install import hint
-from draftwise.serve.settings import ServerSettings
+from draftwise.serve.settings import ServerSettings, bind, hosts_of
 from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
@@ -34,10 +34,9 @@ def serve(
         check(settings)
         if server.trace is not None:
             server.trace.open("a").close()  # refused before a model is loaded
-        from draftwise.serve.listen import bind, hosts_of
-        from draftwise.serve.logs import set_up
+        from draftwise.serve.middleware import set_up_logs
 
-        set_up(server.log_format)
+        set_up_logs(server.log_format)
         template = None if chat_template is None else read_template(chat_template)
         listener = bind(server.host, server.port)
         from draftwise.serve.run import serve as answer

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -19,13 +23,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from draftwise import __version__
+from draftwise.colours import nth_colour
 from draftwise.serve.constraint import Grammars
-from draftwise.serve.errors import Refused, first_wrong, no_object, response
-from draftwise.serve.heavy import LARGE_BODY, Heavy, uncollected
-from draftwise.serve.history import History
-from draftwise.serve.metrics import Metrics
-from draftwise.serve.middleware import Middleware
-from draftwise.serve.page import PAGE
+from draftwise.serve.metrics import History, Metrics
+from draftwise.serve.middleware import LARGE_BODY, Heavy, Middleware, uncollected
 from draftwise.serve.parse import ParsedRequest, RequestParser
 from draftwise.serve.responses import (
     About,
@@ -44,8 +45,12 @@ from draftwise.serve.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Refused,
     StreamOptions,
     TokenizeRequest,
+    first_wrong,
+    no_object,
+    response,
 )
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Busy, Closing, OutputQueue, Worker
@@ -106,7 +111,7 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
         settings.max_body,
         service.metrics.saw_response,
         settings.hosts,
-        service.heavy.ended,
+        service.heavy,
     )
     if not settings.origins:
         return inner
@@ -388,3 +393,35 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "draftwise",
         "max_model_len": service.asker.codec.max_positions,
     }
+
+
+_MOST_DRAFTERS = 24
+"""That the page has colours for; no pool is as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """text: the whole file. policy: a Content-Security-Policy that lets it run and nothing else."""
+
+    text: str
+    policy: str
+
+
+def _load() -> Page:
+    text = resources.files(__package__).joinpath("page.html").read_text("utf-8")
+    text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(_MOST_DRAFTERS)]))
+    sources = {
+        f"{kind}-src": _hashes(re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))
+        for kind, tag in (("script", "script"), ("style", "style"))
+    }
+    rules = [f"{kind} {hashes}" for kind, hashes in sources.items()]
+    own = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'"]
+    return Page(text, "; ".join([*own, "frame-ancestors 'none'", *rules]))
+
+
+def _hashes(codes: list[str]) -> str:
+    digests = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in codes]
+    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+
+
+PAGE = _load()

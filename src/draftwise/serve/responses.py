@@ -18,9 +18,14 @@ from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.generation import RequestOutput
 from draftwise.engine.records import TokenLogprobs
 from draftwise.engine.request import Stats
-from draftwise.serve.errors import Refused, error_body
 from draftwise.serve.parse import Codec, ToolText
-from draftwise.serve.schemas import ChatRequest, CompletionRequest, StreamOptions
+from draftwise.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Refused,
+    StreamOptions,
+    error_body,
+)
 from draftwise.serve.worker import OutputQueue, RequestHandle, Worker
 
 _LEAST = -9999.0
