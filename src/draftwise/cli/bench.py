@@ -33,7 +33,7 @@ from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.bench.session import ContestResult, Studio
+    from draftwise.bench.session import ContestResult
 
 _NAME = 34
 """Room for a name in a table of 80 columns."""
@@ -104,9 +104,9 @@ def bench(
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)
-            from draftwise.bench.runs import Wish, prepare
+            from draftwise.bench.runs import BenchSettings, prepare
 
-            wish = Wish(
+            chosen = BenchSettings(
                 suite,
                 out,
                 methods=tuple(method or ()),
@@ -121,12 +121,12 @@ def bench(
                 models=models,
             )
             o.request({"temperature": temperature}, seed=seed)
-            items, store = prepare(wish)
+            items, store = prepare(chosen)
             studio = lab.find("bench.studio")
             with_report = studio is not None and not no_report
             if with_report:
                 studio.check_report()
-            if studio is None and "fixed" in wish.methods:
+            if studio is None and "fixed" in chosen.methods:
                 raise DraftwiseError(
                     f"the lab finds the fixed plans worth measuring ({lab_hint()}); "
                     "without it name one: --method fixed:DRAFTERxLENGTH"
@@ -141,7 +141,7 @@ def bench(
                 is_late = limit is not None and time.monotonic() - began > 60 * limit
                 return not (is_stopped() or is_late)
 
-            measured = measure(wish, items, store, speculator, goes_on, bars.update, studio)
+            measured = measure(chosen, items, store, speculator, goes_on, bars.update, studio)
         if measured is not None:
             _conclude(measured, out, studio if with_report else None, as_json=as_json)
             if studio is None and not no_report:
@@ -158,7 +158,7 @@ def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
         raise DraftwiseError("nothing was measured in time: give more --minutes")
 
 
-def _conclude(measured: ContestResult, out: Path, studio: Studio | None, *, as_json: bool) -> None:
+def _conclude(measured: ContestResult, out: Path, studio: Any, *, as_json: bool) -> None:
     """The report, then what people or programs read."""
     from draftwise.bench.results import cautions
 
