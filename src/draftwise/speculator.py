@@ -133,7 +133,13 @@ class Speculator:
         Raises DraftwiseError for anything that cannot be loaded, paired or understood.
         """
         setting = presets.adjusted(
-            presets.preset(preset), policy, reward, feedback, lengths, rules, trees
+            presets.preset(preset),
+            policy=policy,
+            reward=reward,
+            feedback=feedback,
+            lengths=lengths,
+            rules=rules,
+            trees=trees,
         )
         path, defaults = resolve_target(target)
         model = load_model(path, dtype=dtype, device=device)

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from draftwise import __version__
 from draftwise.colours import nth_colour
+from draftwise.engine.attribution import SourceAttribution
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.metrics import History, Metrics
 from draftwise.serve.middleware import LARGE_BODY, Heavy, Middleware, uncollected
@@ -35,7 +36,6 @@ from draftwise.serve.responses import (
     CompletionReply,
     EventStream,
     Reply,
-    SourceSegments,
     events,
     gather,
     until_gone,
@@ -53,7 +53,7 @@ from draftwise.serve.schemas import (
     response,
 )
 from draftwise.serve.settings import ServerSettings
-from draftwise.serve.worker import Busy, Closing, OutputQueue, Worker
+from draftwise.serve.worker import Busy, Closing, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
@@ -326,20 +326,18 @@ async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: 
 async def _answer(
     service: Service, body: BaseRequest, wanted: ParsedRequest, reply: Reply, request: Request
 ) -> Response:
-    mailbox = OutputQueue(len(wanted.asks))
     try:
-        tickets = service.worker.submit(wanted.asks, mailbox.sinks)
+        answers = AnswerStreams(service.worker, wanted.asks)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
         raise Refused(503, _DRAINING, retry_after_s=5) from None
-    answers = AnswerStreams(service.worker, tickets, mailbox)
     facts = request.scope.get("state", {}).get("facts", {})
     facts |= {"answer": reply.id, "prompt_tokens": wanted.num_prompt_tokens}
     if body.stream:
         return await _stream(service, body, answers, reply, request)
     try:
-        whole = await until_gone(gather(answers, reply, len(tickets)), request.receive)
+        whole = await until_gone(gather(answers, reply, len(wanted.asks)), request.receive)
     finally:
         answers.close()
     facts["tokens"] = reply.num_tokens
@@ -363,15 +361,13 @@ async def _stream(
 
 
 def _about(service: Service, body: BaseRequest, wanted: ParsedRequest) -> About:
-    pieces = None
-    if body.draftwise.pieces:
-        pieces = SourceSegments(service.tokenizer, body.stops, len(wanted.asks))
+    num = len(wanted.asks) if body.draftwise.pieces else 0
     return About(
         service.asker.codec,
         body.model or service.models[0],
         wanted.num_prompt_tokens,
         service.num_spec_tokens,
-        pieces,
+        [SourceAttribution(service.tokenizer, body.stops) for _ in range(num)],
     )
 
 
