@@ -19,6 +19,7 @@ from draftwise.cli import training as t
 from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import loading
+from draftwise.cli.show import Bars
 from draftwise.lines import TRACE_BYTES, any_json, numbered_lines, read_text
 from draftwise.types import DraftwiseError
 
@@ -300,7 +301,7 @@ def _example(line: str, where: str) -> Example:
 
 def _as_texts(
     scene: t.Scene, examples: Sequence[Example], heats: Sequence[float], max_length: int,
-    how: t.Answers, bars: t.Bars, folder: Path,
+    how: t.Answers, bars: Bars, folder: Path,
 ) -> list[Text]:  # fmt: skip
     """All texts as tokens, the prompts without a completion answered by the target."""
     from draftwise.train.data import Text
@@ -324,7 +325,7 @@ def _as_texts(
 
 def _train(
     scene: t.Scene, taught: Sequence[Text], held_out: Sequence[Text], wish: HeadCommand,
-    learning: t.LearningOptions, seed: int, folder: Path, out: Path, bars: t.Bars,
+    learning: t.LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a head and write it in the target's precision; what is reported of it."""
     import torch

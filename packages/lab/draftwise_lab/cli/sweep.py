@@ -14,6 +14,7 @@ from draftwise.cli import training as t
 from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.prompts import read_batch
+from draftwise.cli.show import Bars
 from draftwise.types import DraftwiseError
 from draftwise_lab.plotting import require_matplotlib
 
@@ -105,7 +106,7 @@ def sweep(
     with quiet(), t.keeping(out):
         for name, given in panels.items():
             rows = [scene.encode(one.prompt) for one in given]
-            with t.Bars() as bars:
+            with Bars() as bars:
                 tick = bars.stage(name, s.num_turns(ways, rows, repeats, batch_size))
                 runs = s.play(field, ways, rows, repeats, batch_size, tick)
             points[name] = [s.point(way, runs[way.name]) for way in ways]
