@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.learning import Learning
 from draftwise.serve import MAX_BIASES, MAX_KEYS, MAX_PLANS, ServerSettings, hosts_of, read_calls
-from draftwise.speculator import Speculator
+from draftwise.speculator import Learning, Speculator
 from engine.scripted import byte_tokenizer
 from models import tiny_model
 from serve.fake import Fake
