@@ -64,7 +64,8 @@ ARROWS: dict[str, set[str]] = {
     "settings": {"checks", "types", "presets", "registry", "specs"},
     "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
-    "speculator": WORDS | {"chat", "nn", "drafters.protocol", "engine", "pool", "presets"},
+    "speculator": WORDS
+    | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "presets", "registry"},
 }
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {
