@@ -19,6 +19,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from draftwise import zoo
+from draftwise.bench.suites import in_turn
 from draftwise.chat import Message
 from draftwise.checks import option
 from draftwise.cli import options as o
@@ -97,23 +99,12 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
     """
     if num < 1:
         raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
-    if getattr(tokenizer, "chat_template", None):
-        return [
-            DemoPrompt(domain, text, [{"role": "user", "content": text}])
-            for domain, text in _in_turn(CHATS)[:num]
-        ]
-    from draftwise import zoo
-
-    return [DemoPrompt(domain, text, text) for domain, text in _in_turn(zoo.prompts())[:num]]
-
-
-def _in_turn(found: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    longest = max(len(prompts) for prompts in found.values())
+    takes_chats = getattr(tokenizer, "chat_template", None)
+    kinds = CHATS if takes_chats else zoo.prompts()
+    pairs = in_turn([[(domain, text) for text in texts] for domain, texts in kinds.items()])
     return [
-        (domain, prompts[i])
-        for i in range(longest)
-        for domain, prompts in found.items()
-        if i < len(prompts)
+        DemoPrompt(domain, text, [{"role": "user", "content": text}] if takes_chats else text)
+        for domain, text in pairs[:num]
     ]
 
 
