@@ -15,7 +15,6 @@ from rich.text import Text
 from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import (
     INTERRUPTED,
     Output,
@@ -49,7 +48,7 @@ _QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 
 
-@command
+@o.command
 def bench(
     *,
     out: Path = option(

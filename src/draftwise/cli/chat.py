@@ -21,7 +21,6 @@ from rich.text import Text
 from draftwise.chat import Message, Prompt, is_messages, render, turn_ends
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
 from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
@@ -53,7 +52,7 @@ A message that begins with a slash: put a space before it.
 Ctrl-C stops an answer, or clears what is typed."""
 
 
-@command
+@o.command
 def chat(
     *,
     settings: Settings = SETTINGS,

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.demo import choose_prompts
 from draftwise.cli.failures import Output, note, quiet, refused_values
 from draftwise.cli.load import check as check_wanted
@@ -34,7 +33,7 @@ _PLAIN = Preset("fixed:0", "length", "free", ())
 _NUM_PROMPTS = 10
 
 
-@command
+@o.command
 def check(
     *,
     target: o.Target = "zoo",

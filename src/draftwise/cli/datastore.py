@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from draftwise.checks import option
-from draftwise.cli.command import command
 from draftwise.cli.failures import refused_values, say, waiting
 from draftwise.cli.load import check_target, loading
+from draftwise.cli.options import command
 from draftwise.cli.show import bars
 from draftwise.lines import any_json, not_text
 from draftwise.types import DraftwiseError

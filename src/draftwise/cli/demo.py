@@ -24,7 +24,6 @@ from draftwise.bench.suites import in_turn
 from draftwise.chat import Message
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
 from draftwise.cli.load import check, load
 from draftwise.cli.show import PLAIN_STYLE, colours, legend, painted, shares, total
@@ -355,7 +354,7 @@ _WARM_UP_TOKENS = 24
 _PICTURE_SIZE = (110, 40)
 
 
-@command
+@o.command
 def demo(
     *,
     target: o.Target = "zoo",

@@ -14,7 +14,6 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import (
     check,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 
-@command
+@o.command
 def generate(
     *,
     prompt: Annotated[

@@ -18,7 +18,6 @@ from draftwise import registry
 from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import check_models, loading
 from draftwise.presets import PRESETS
@@ -39,7 +38,7 @@ _MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
 """Drafters that are a model: where it lies, and the options after that."""
 
 
-@command
+@o.command
 def models(
     *,
     target: o.AnyTarget = None,

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import VOICE, quiet, refused_values, say
 from draftwise.cli.load import check, load, read_template
 from draftwise.engine.memory import hold
@@ -19,7 +18,7 @@ from draftwise.types import DraftwiseError
 SETTINGS = Settings(scope="auto", seed=0)
 
 
-@command
+@o.command
 def serve(
     *,
     settings: Settings = SETTINGS,

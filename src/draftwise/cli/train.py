@@ -16,7 +16,6 @@ from draftwise.chat import Message
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import loading
 from draftwise.cli.show import Bars
@@ -33,7 +32,7 @@ HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most so many."""
 
 
-@command
+@o.command
 def drafter(
     *,
     target: o.Target,
@@ -201,7 +200,7 @@ class HeadCommand:
     )
 
 
-@command
+@o.command
 def eagle(
     *,
     target: o.Target,
@@ -379,7 +378,7 @@ def _train(
     }
 
 
-@command
+@o.command
 def head(
     *,
     target: o.Target,
@@ -477,7 +476,7 @@ def prompts() -> None:
 
 
 @prompts_app.command()
-@command
+@o.command
 def make(
     *,
     target: o.Target,

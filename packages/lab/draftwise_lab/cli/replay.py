@@ -13,7 +13,6 @@ from rich.table import Table
 
 from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refusals, refused_values, say
 from draftwise.cli.load import check, check_chat, load
 from draftwise.cli.prompts import as_chat, read_batch
@@ -98,7 +97,7 @@ def replay(
     _warn(found.get("coverage"))
 
 
-@command
+@o.command
 def advise_(
     *,
     trace: OptionalTrace = None,

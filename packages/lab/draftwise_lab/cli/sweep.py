@@ -11,7 +11,6 @@ import typer
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.prompts import read_batch
 from draftwise.cli.show import Bars
@@ -54,7 +53,7 @@ Most = Annotated[int | None, typer.Option(min=1, help="Prompts of each file, at 
 Lag = Annotated[bool, typer.Option("--lag", help="Judge one token late, as the released code.")]
 
 
-@command
+@o.command
 def sweep(
     *,
     target: o.Target,
