@@ -417,7 +417,7 @@ def test_panoramic_memory_does_not_grow() -> None:
     revealer = make("panoramic", "expected-length", TWO)
     for t in range(2000):
         revealer.reveal(*panorama(t + 1, 10 + 2 * t, [0.5, 0.5], [0.5, 0.5]))
-    assert len(revealer._ledger) <= 8
+    assert len(revealer._history) <= 8
     assert len(revealer._waiting) <= 2
 
 
@@ -427,7 +427,7 @@ def test_free_memory_does_not_grow() -> None:
     for t in range(2000):
         told = {"lookup": scores([0.5, 0.5], 10 + 2 * t, matches=[1, 1])}
         revealer.reveal(*played(2, 2, 1, told, 10 + 2 * t))
-    assert len(revealer._ledger) <= 2 * 64
+    assert len(revealer._history) <= 2 * 64
     assert len(revealer._waiting) <= 32
 
 
@@ -436,7 +436,7 @@ def test_panoramic_ignores_a_backlog_that_nothing_waits_for() -> None:
     reveal_one(revealer, panorama(1, 10, [0.5, 0.5], [0.5, 0.5]))
     feedback = reveal_one(revealer, panorama(2, 12, [0.1] * 4 + [0.5] * 2, [0.5] * 6, at=8))
     assert shown(feedback) == pytest.approx({0: 1.75 / 3, 1: 1.75 / 3})
-    assert len(revealer._ledger) == 0
+    assert len(revealer._history) == 0
 
 
 def test_panoramic_equals_the_theorem_on_random_text() -> None:

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 OURS = "/draftwise/"
 """What stands in the path of a file whose transfers count."""
+ON_CPU = {"_argmax", "_argmax_on_host"}
+"""Functions that read only tensors that are on the host anyway."""
 LIBRARY = "/transformers/"
 """Whose do not, though ours stands above them: models' own forwards."""
 
@@ -103,6 +105,8 @@ class Transfers:
         if self._is_paused or not known or OURS not in known[-1]:
             return
         where = next(frame for frame in reversed(frames) if OURS in frame.filename)
+        if where.name in ON_CPU:
+            return
         self.num += 1
         self.places[f"{where.filename.split(OURS)[-1]}:{where.lineno} {what}"] += 1
 

@@ -1,4 +1,4 @@
-"""draftwise: faster text from any Hugging Face causal LM, losslessly, learning as it goes.
+"""draftwise: lossless speculative decoding for Hugging Face causal LMs, tuned online.
 
 Importing this package imports no other package; each name is imported on first use.
 """

@@ -6,14 +6,14 @@ from typing import Any
 
 
 class DraftwiseError(Exception):
-    """An error whose text says what was wrong and what to do next; commands print it alone."""
+    """An error whose text says what is wrong and what to do; commands print only this text."""
 
 
 class BadValue(DraftwiseError, ValueError):
-    """A parameter whose value has the wrong type or lies outside its range.
+    """A parameter whose value has the wrong type or is outside its range.
 
-    name: the parameter as Python spells it; value: what was given; must: what it must be.
-    Commands and the server write the sentence again with their own name of the parameter.
+    name: the parameter's name in Python; value: the given value; must: what it must be.
+    Commands and the server replace the name with their own.
     """
 
     def __init__(self, name: str, value: Any, must: str) -> None:

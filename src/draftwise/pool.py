@@ -23,7 +23,7 @@ from draftwise.types import NONE, DraftwiseError
 def resolve_target(target: Any) -> tuple[Any, list[str]]:
     """The target's folder, hub id or module, and the drafters it gets when none are named.
 
-    Besides a folder, hub id or module it may be ``zoo``, a name of ``real.catalog``, or the path of
+    Besides a folder, hub id or module it may be ``zoo``, a key of ``PRETRAINED``, or the path of
     a ``.gguf`` file, which is unpacked on first use.
     """
     if target == ZOO:

@@ -9,35 +9,35 @@ from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
 
 
 class Policy(Protocol):
-    """Which of K plans to play: one algorithm, its memory, and nothing else."""
+    """Chooses one of K plans in each round, and learns from the outcome."""
 
     def choose(self) -> Decision:
-        """Pick the plan of the next round."""
+        """Choose the plan of the next round."""
         ...
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Take the outcome of a decision, in any order, its own or replayed.
+        """Learn from the outcome of a decision; outcomes may arrive in any order.
 
         Raises ValueError if a seen value is not a number in [0, 1] or a shape is not [K].
         """
         ...
 
     def probabilities(self) -> Floats:
-        """[K] what ``choose`` would draw from now (one-hot for an index policy)."""
+        """[K] the probabilities from which ``choose`` would draw (one-hot for an index policy)."""
         ...
 
     def estimates(self) -> Floats:
-        """[K] the present value of each plan as the policy sees it, for people to look at."""
+        """[K] the policy's current value of each plan, for display."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """The whole memory, random generator included, as what ``json.dumps`` takes."""
+        """The whole state, random generator included, as values that ``json.dumps`` accepts."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a memory saved by a policy made with the same options.
+        """Restore a state saved by a policy with the same options.
 
-        Raises ValueError if the memory belongs to another policy or another number of plans.
+        Raises ValueError if the state belongs to another policy or another number of plans.
         """
         ...
 
@@ -121,7 +121,7 @@ class Remembering(Protocol):
 
 
 class Reward(Protocol):
-    """Maps what is known of one plan's outcome in one round to a value in [0, 1]."""
+    """Maps the outcome of one plan in one round to a value in [0, 1]."""
 
     def __call__(self, outcome: Outcome) -> float: ...
 
@@ -166,10 +166,10 @@ class Mixer(Protocol):
 
 
 class StopRule(Protocol):
-    """Inside a draft: whether to go on. Asked before a token is drawn, so nothing is dropped.
+    """Decides inside a draft whether to draft another token, before that token is drawn.
 
-    One object serves one drafter in one request: it is asked with depth 0, 1, 2, ... while a draft
-    grows, and told once how that draft ended.
+    One object serves one drafter in one request. It is called with depth 0, 1, 2, ... while a draft
+    grows, and learns once how that draft was verified.
     """
 
     never_stops: bool
@@ -183,13 +183,13 @@ class StopRule(Protocol):
 
     @property
     def needs_hidden(self) -> int:
-        """The size of the hidden states that it reads, 0 = none."""
+        """Size of the drafter's hidden states that the rule reads; 0 = none."""
         ...
 
     def should_continue(self, step: DraftStep) -> bool:
-        """Whether one more token is drafted; never called past the plan's length."""
+        """Whether to draft one more token; never called beyond the plan's length."""
         ...
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """How many tokens the draft had, at least one, and how many of them were accepted."""
+        """Learn from a verified draft: its numbers of tokens (at least one) and accepted tokens."""
         ...

@@ -120,12 +120,11 @@ _REMOTE_INT, _REMOTE_FLOAT = 4096, 1e6
 def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
     """Refuse a spec that a remote request may not set.
 
-    kind: a key of ``TABLES``. A request may name any entry and set the options whose annotation is
-    int, float or bool, or one of these or None. Constructors bound such numbers, too; what an int
-    may allocate is bounded more tightly here. Every other option is refused, whatever its value:
-    text may name a file. The spec of a policy that another one wraps is checked in turn. Specs are
-    read by ``parse_options``, as ``build`` reads them, so that no spelling passes here and means
-    something else there. Raises DraftwiseError that says what is wrong.
+    kind: a key of ``TABLES``. A request may name any entry and set options annotated as int, float,
+    bool, or one of these or None. Constructors bound such numbers; integers that decide the size of
+    an allocation are bounded more tightly here. All other options are refused, because text may
+    name a file. The spec of a wrapped policy is checked in turn. The parser is that of ``build``,
+    so no spelling passes this check and means something else there. Raises DraftwiseError.
 
     >>> check_remote_spec("policy", "delayed:base=sliding-ucb: window=50")
     >>> check_remote_spec("policy", "router: examples=FILE")
@@ -163,10 +162,10 @@ def make_policy(
     plans: Sequence[Plan] | None = None,
     request_tokens: int | None = None,
 ) -> Policy:
-    """A policy over ``num_plans`` plans from a spec such as ``"ucb1:beta=0.01"``.
+    """A policy over ``num_plans`` plans, from a spec such as ``"ucb1:beta=0.01"``.
 
-    ``plans`` (as many) are for policies that price plans by themselves, such as ``goodput``;
-    ``request_tokens``, the most that the request may emit, for those that plan ahead (``petc``).
+    plans: the plans themselves, for policies that price them, such as ``goodput``.
+    request_tokens: maximum length of the answer, for policies that plan ahead (``petc``).
     Raises DraftwiseError for an unknown name or option, listing the valid ones, and ValueError
     for fewer than one plan.
 
@@ -191,7 +190,7 @@ def make_policy(
 
 
 def make_reward(spec: str) -> Reward:
-    """A reward from a spec such as ``"length"``; errors as ``make_policy``."""
+    """A reward from a spec such as ``"length"``; raises as ``make_policy``."""
     reward: Reward = build("reward", REWARDS, spec, {})
     return reward
 
@@ -212,9 +211,9 @@ def make_guide(
     *,
     home: Path | None = None,
 ) -> StopRule:
-    """A guide (stop rule) from a spec such as ``"max-confidence:0.8"``; errors as above.
+    """A stop rule (guide) from a spec such as ``"max-confidence:0.8"``; raises as ``make_policy``.
 
-    home: the folder of the drafter whose drafts it ends, where a trained rule may lie.
+    home: folder of the drafter, in which ``head`` looks for its weights.
     """
     rng = np.random.default_rng(seed)
     given = {

@@ -52,16 +52,16 @@ _drawn = partial(option, panel="Sampling", metavar="X")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn, the same for target and drafter; names as in vLLM.
+    """How tokens are sampled, for target and drafters alike; names as in vLLM.
 
-    temperature: 0 = greedy; top_k: 0 = all; top_p: in (0, 1]; min_p: in [0, 1], of the largest
-    probability; 0 = none. repetition_penalty: from 1e-6 to 1e6, 1 = none, for tokens of prompt and
-    answer. presence_penalty, frequency_penalty: from -1e6 to 1e6, subtracted from logits of tokens
-    that the answer has, once and once for each time; 0 = none. logit_bias: by token, added to its
-    logit. process: whatever else is done to [V] logits first, given all tokens before; None =
-    nothing. It may keep nothing from one call to the next: it is called for drafts, too; what it is
-    given holds the whole prompt. Raises BadValue (a DraftwiseError and a ValueError) for a value of
-    another type or outside its range.
+    temperature: 0 = greedy. top_k: 0 = all. top_p: in (0, 1]. min_p: in [0, 1], relative to the
+    largest probability; 0 = off. repetition_penalty: from 1e-6 to 1e6, 1 = off, for tokens of the
+    prompt and the answer. presence_penalty, frequency_penalty: from -1e6 to 1e6, 0 = off;
+    subtracted from the logits of tokens in the answer, once or per occurrence. logit_bias: by token
+    id, added to the logit. process: a function of all tokens before (prompt included) and [V]
+    logits, applied first; None = off. It must be stateless, because it is also called for drafts.
+    Raises BadValue (a DraftwiseError and a ValueError) for a value of another type or outside its
+    range.
     """
 
     temperature: float = option(
@@ -73,28 +73,36 @@ class SamplingParams:
         check=partial(checks.number, least=0, note="greedy"),
     )
     top_k: int = _drawn(
-        0, "0 is all tokens.", metavar="K", check=partial(checks.whole, least=0, note="all tokens")
+        0,
+        "Keep the K likeliest tokens; 0 keeps all.",
+        metavar="K",
+        check=partial(checks.whole, least=0, note="all tokens"),
     )
-    top_p: float = _drawn(1.0, "1 is all tokens.", metavar="P", check=checks.share)
+    top_p: float = _drawn(
+        1.0,
+        "Keep the likeliest tokens with total probability P; 1 keeps all.",
+        metavar="P",
+        check=checks.share,
+    )
     repetition_penalty: float = _drawn(
-        1.0, "Divides logits of tokens in prompt and answer; 1 is none.", check=checks.scale
+        1.0, "Divides logits of tokens in prompt and answer; 1 has no effect.", check=checks.scale
     )
     process: Callable[[Sequence[int], Any], Any] | None = option(None, check=checks.function)
     min_p: float = _drawn(
         0.0,
-        "Least probability, as a share of the largest; 0 is none.",
+        "Minimum probability relative to the largest; 0 has no effect.",
         metavar="P",
         check=checks.probability,
     )
     presence_penalty: float = _drawn(
-        0.0, "Subtracted once from logits of tokens in the answer; 0 is none.", check=_penalty
+        0.0, "Subtracted from logits of tokens in the answer; 0 has no effect.", check=_penalty
     )
     frequency_penalty: float = _drawn(
-        0.0, "Subtracted for each time that a token is in the answer; 0 is none.", check=_penalty
+        0.0, "Subtracted per occurrence of a token in the answer; 0 has no effect.", check=_penalty
     )
     logit_bias: Mapping[int, float] = _drawn(
         dict,
-        "Added to a token's logit, by its id: `50=-100`; repeatable.",
+        "Adds VALUE to the logit of token ID: `50=-100`; repeatable.",
         metavar="ID=VALUE",
         kind=list[str] | None,
         read=_read_biases,
@@ -103,7 +111,7 @@ class SamplingParams:
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens that occurred are scored differently."""
+        """Whether logits depend on which tokens occurred."""
         answered = self.presence_penalty != 0 or self.frequency_penalty != 0
         return self.repetition_penalty != 1.0 or answered
 
@@ -121,7 +129,7 @@ class SamplingParams:
         checks.check_fields(self)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises BadValue for a bias of a token that the target does not have."""
+        """Raise BadValue for a bias of a token that the target does not have."""
         outside = [token for token in self.logit_bias if token >= vocab_size]
         if outside:
             must = f"a mapping of token ids from 0 to {vocab_size - 1:,}, the target's vocabulary"

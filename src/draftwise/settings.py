@@ -41,14 +41,14 @@ class Hardware:
     )
     device: Any = option(
         "auto",
-        "auto (CUDA if there is a GPU), cpu, cuda, cuda:1, mps, xpu; `map:auto`, `map:balanced`: "
+        "auto (CUDA if available), cpu, cuda, cuda:1, mps, xpu; `map:auto`, `map:balanced`: spread "
         "the target over all devices (accelerate).",
         metavar="DEVICE",
         panel="Models",
         known=("auto", "cpu", "cuda", "map:auto"),
         kind=str,
     )
-    threads: int = _models(1, "Threads for the model's arithmetic.", metavar="N")
+    threads: int = _models(1, "Number of torch threads.", metavar="N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ class Settings(Hardware):
 
     target: Any = option(
         "zoo",
-        "A model folder (of a PEFT adapter, too), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
-        "(pretrained, from extras of those names), or `zoo`, the bundled model.",
+        "A folder (also of a PEFT adapter), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
+        "(from the extras of these names), or `zoo`, the bundled model.",
         "--target",
         "--model",
         "-m",
@@ -73,8 +73,8 @@ class Settings(Hardware):
     drafters: Sequence[Any] | None = option(
         None,
         "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
-        "`NAME=SPEC`; repeatable. Default: `lookup`; with the zoo also its drafters, with "
-        "a pretrained target also `suffix` and its head.",
+        "`NAME=SPEC`; repeatable. Default: `lookup`; with `zoo` also its drafters, with "
+        "`smollm2` and `gemma3` also `suffix` and their head.",
         "--drafter",
         "-d",
         metavar="SPEC",
@@ -82,14 +82,14 @@ class Settings(Hardware):
         kind=list[str] | None,
     )
     compile: bool = _models(
-        False, "torch.compile the models: minutes to start, faster steps.", "--compile"
+        False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"
     )
     preset: str = _learning(
         "draftwise", f"{', '.join(presets.PRESETS)}.", metavar="NAME", known=presets.PRESETS
     )
     policy: str | None = _learning(
         None,
-        "How to choose drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
+        "Chooses drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
         f"models` lists all {len(registry.POLICIES)}.",
         "--policy",
         "-p",
@@ -98,7 +98,7 @@ class Settings(Hardware):
     )
     lengths: Sequence[int] | None = _learning(
         None,
-        "Draft lengths to choose among: `1,2,4,8`.",
+        "Draft lengths to choose from: `1,2,4,8`.",
         "--plan-lengths",
         metavar="N,N",
         kind=str | None,
@@ -112,7 +112,7 @@ class Settings(Hardware):
     )
     rules: Sequence[str] | None = _learning(
         None,
-        f"When to end a draft early: {', '.join(registry.GUIDES)}; repeatable.",
+        f"Stop rule, which ends drafts early: {', '.join(registry.GUIDES)}; repeatable.",
         "--rule",
         "--guide",
         metavar="SPEC",
@@ -121,28 +121,28 @@ class Settings(Hardware):
     )
     trees: Sequence[str] | None = _learning(
         None,
-        "Shape of drafts: TOP_KxTOTAL_TOKENS as `4x16`, or `chain`; repeatable.",
+        "Draft shape: `chain`, or TOP_KxTOTAL_TOKENS such as `4x16`; repeatable.",
         "--tree",
         metavar="SHAPE",
         kind=list[str] | None,
     )
     scope: str = _learning(
         "request",
-        "auto: each learns from those before it; request: each learns by itself; session or "
-        "task:LABEL: all share what they learn.",
+        "auto: each request starts from what earlier ones learnt; request: each starts from "
+        "scratch; session or task:LABEL: all share one policy.",
         metavar="SCOPE",
         known=("auto", "request", "session", "task:"),
     )
     state: Path | None = option(
         None,
-        "File where what requests learnt is kept from run to run.",
+        "File that keeps shared learning between runs.",
         panel="Learning",
         metavar="FILE",
     )
     seed: int | None = option(
         None,
-        "Seed of the draws; default: other draws each run. Text repeats with presets that do not "
-        "look at the clock (the default does).",
+        "Random seed. Default: another one each run. Sampled text repeats only with presets that "
+        "do not depend on measured time (the default does).",
         panel="Sampling",
         metavar="N",
     )

@@ -75,11 +75,11 @@ def _in_turn(method: _F) -> _F:
 
 
 class Speculator:
-    """A target that generates with the help of drafters: ``from_pretrained`` builds it.
+    """A target with its drafters, made by ``from_pretrained``.
 
-    State: the costs measured so far, ``memory``, and the engine of its generations. Threads may
-    share it: their calls take turns, round by round, and their requests are answered together.
-    Callbacks may run in another thread than the one that gave them.
+    It owns the measured costs, the shared ``memory`` and an engine. Threads may share it: their
+    requests are batched, and their calls take turns round by round. Callbacks may run in another
+    thread than the one that passed them.
     """
 
     def __init__(
@@ -132,24 +132,25 @@ class Speculator:
     ) -> Speculator:
         """Load a target and its drafters.
 
-        target: a folder, also of a PEFT adapter, a hub id, a ``transformers`` model, or ``"zoo"``.
+        target: a folder (also of a PEFT adapter), a hub id, a ``transformers`` model, or ``"zoo"``.
         drafters: specs such as ``"lm:PATH"``, ``"lookup"``, ``"suffix"``, ``"datastore:FILE"``,
-            ``"zoo"`` (all bundled ones), ``"NAME=SPEC"``; models. Default ``["lookup"]``; for the
-            zoo ``["zoo", "lookup"]``.
-        trees: shapes such as ``"4x16"`` (children x tokens), ``"chain"``; all combine.
-        preset: where policy, reward, feedback and lengths come from, unless given.
+            ``"zoo"`` (all bundled ones) and ``"NAME=SPEC"``, or models. Default ``["lookup"]``; for
+            the zoo ``["zoo", "lookup"]``.
+        trees: draft shapes such as ``"4x16"`` (children x tokens) and ``"chain"``.
+        preset: sets policy, reward, feedback and lengths, unless these are given.
         dtype: ``auto``, a name such as ``bfloat16``, or a ``torch.dtype``. device: as in torch, or
-            ``map:auto``, ``map:balanced``, a dict: the target's ``device_map``.
-        compile: target and drafters that are models go through ``torch.compile`` where a request
-            runs alone: each shape takes seconds once, said on stderr, and no round counts them.
-        seed: of the randomness of all calls that bring no seed of their own, each of which draws
-            anew; None = another one each time.
-        scope: ``auto`` = requests learn from those before them; ``request`` = each learns anew;
-            ``session``, ``task:LABEL`` = all share it. ``memory.save``, ``load``: a file.
-        num_prefixes: finished texts whose keys and values are kept for prompts that begin alike,
-            as the next turn of a chat does. deterministic: the policy reads prices in place of the
-            clock, so that a seed repeats an answer at any temperature (with the scope ``request``).
-        Raises DraftwiseError for anything that cannot be loaded, paired or understood.
+            ``map:auto``, ``map:balanced``, or a dict: the target's ``device_map``.
+        compile: use ``torch.compile`` for target and model drafters in batches of one. Each input
+            shape compiles once, which is reported on stderr and not counted in the cost of a round.
+        seed: of calls without a seed of their own, each of which draws anew; None = random.
+        scope: ``auto`` = a request starts from what earlier ones learnt; ``request`` = from
+            scratch; ``session``, ``task:LABEL`` = all share one policy. ``memory.save`` and
+            ``memory.load`` keep it in a file.
+        num_prefixes: number of finished texts in the prefix cache, for prompts with the same
+            beginning, such as the next turn of a chat. deterministic: the policy uses fixed costs
+            instead of measured time, so that a seed repeats an answer at any temperature (with the
+            scope ``request``).
+        Raises DraftwiseError for models that cannot be loaded or paired, and for invalid settings.
         """
         setting = presets.adjusted(
             presets.preset(preset),
@@ -178,7 +179,7 @@ class Speculator:
         return f"Speculator({self.target.name!r}, drafters: {names}, {len(self.plans)} plans)"
 
     def clock(self) -> float:
-        """Seconds, which stand still while something is compiled."""
+        """Seconds, excluding compilation."""
         now = time.perf_counter()
         for model in self._compilable:
             now -= model.compiled.spent_s if model.compiled else 0.0
@@ -189,48 +190,50 @@ class Speculator:
 
         So that what else the machine does is not taken for the price of a forward.
         """
-        on_cpu = getattr(self.target.module, "device", torch.device("cpu")).type == "cpu"
-        if not on_cpu or torch.get_num_threads() > 1:
+        if self.target.device.type != "cpu" or torch.get_num_threads() > 1:
             return self.clock()
         return time.thread_time() - self.compiling()[1]
 
     def compiling(self) -> tuple[float, float]:
-        """Seconds that compiling took so far: of the wall clock, and of this process."""
+        """Seconds of compilation so far: wall time, and CPU time of this process."""
         made = [model.compiled for model in self._compilable if model.compiled]
+        if not made:
+            return 0.0, 0.0
         return sum(c.spent_s for c in made), sum(c.spent_cpu_s for c in made)
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """What it may draft with, in the order of the plans."""
+        """Its drafters, in the order of the plans."""
         return self._pool.drafters
 
     @property
     def plans(self) -> list[Plan]:
-        """What a policy chooses among."""
+        """The plans from which a policy chooses."""
         return self._learning.plans
 
     @property
     def memory(self) -> SharedPolicyState:
-        """What requests taught each other, if the scope has them share it; saved and loaded."""
+        """What requests share with each other in this scope; can be saved and loaded."""
         return self._learning.memory
 
     def start(self, prompts: Any, params: Params = None, **options: Unpack[Options]) -> Generation:
-        """Begin to answer one prompt or a batch; iterate over what is returned.
+        """Start answering one prompt or a batch; iterate over the returned ``Generation``.
 
-        prompts: text, token ids, messages (``[{"role": "user", "content": "Hello"}]``, by the
-        tokenizer's chat template, ended by the token that ends a turn), what a tokenizer returns,
-        or a list of these.
-        params: all parameters in one object, or a list with one a prompt; options: in place of it,
-        the fields of ``SamplingParams`` (``temperature=0.7, min_p=0.1``) or
-        ``sampling=SamplingParams(...)``, and those of ``RequestParams``; ``max_new_tokens``,
-        ``sampling`` and ``seed`` may be lists with one value a prompt. ``stop_when`` is called with
-        the prompt's index and its answer's tokens so far. With a ``seed``, sampled text repeats
-        where the preset does not look at the clock (the default does). As in transformers:
-        ``do_sample`` (True: temperature 1 unless given), ``stop_strings`` (the same as ``stop``),
-        ``num_return_sequences`` (sampled answers for each prompt, in a row). attention_mask: 0
-        where a prompt of a padded batch has padding. trace: a jsonl file for the rounds.
-        Raises DraftwiseError for an option that does not exist or has a wrong value, an empty or
-        too long prompt, ids that are no whole numbers, or padding without a mask.
+        prompts: text, token ids, messages (``[{"role": "user", "content": "Hello"}]``, formatted by
+            the tokenizer's chat template; the answer ends at the token that ends a turn), the
+            output of a tokenizer, or a list of these.
+        params: all parameters in one object, or a list with one per prompt. options: instead, the
+            fields of ``SamplingParams`` (``temperature=0.7, min_p=0.1``, or
+            ``sampling=SamplingParams(...)``) and of ``RequestParams``; ``max_new_tokens``,
+            ``sampling`` and ``seed`` may be lists with one value per prompt. ``stop_when`` is
+            called with the prompt's index and its answer's tokens so far. With a ``seed``, sampled
+            text repeats if the preset does not depend on measured time (the default does). As in
+            transformers: ``do_sample`` (True: temperature 1 unless given), ``stop_strings`` (same
+            as ``stop``), ``num_return_sequences`` (sampled answers per prompt, consecutive).
+            attention_mask: 0 where a prompt of a padded batch has padding. trace: a jsonl file for
+            the rounds.
+        Raises DraftwiseError for an unknown option or an invalid value, an empty or too long
+        prompt, ids that are not integers, and padding without a mask.
         """
         return self._start("start", prompts, params, options)
 
@@ -277,7 +280,7 @@ class Speculator:
     def engine(
         self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
     ) -> Engine:
-        """An engine of its own for requests that come and go, on the same models and prices.
+        """A separate engine on the same models and costs, for requests that you admit yourself.
 
         max_rows, max_bytes: as for ``Engine``. num_prefixes: as for ``from_pretrained``.
         """
@@ -289,10 +292,10 @@ class Speculator:
     def request(
         self, prompt: Any, params: RequestParams | None = None, **options: Unpack[Options]
     ) -> Request:
-        """One request for ``Engine.admit``; every option is its own.
+        """A request for ``Engine.admit``.
 
         options: as for ``start``, one value each; ``stop_when`` is called with the answer's tokens
-        alone. Raises DraftwiseError as ``start``.
+        only. Raises as ``start``.
         """
         if params is None:
             params = request_params("request", options)
@@ -316,9 +319,9 @@ class Speculator:
     def generate(self, prompts: Any, params: Params = None, **options: Unpack[Options]) -> Any: ...
 
     def generate(self, prompts: Any, params: Params = None, **options: Unpack[Options]) -> Any:
-        """Answer one prompt (-> ``Result``) or a batch (-> list of them); options as ``start``.
+        """Answer one prompt (-> ``Result``) or a batch (-> list); options as for ``start``.
 
-        Several answers to one prompt (``num_return_sequences``) are a list, too.
+        ``num_return_sequences`` returns a list, too.
         """
         generation = self._start("generate", prompts, params, options)
         list(generation)
@@ -328,7 +331,7 @@ class Speculator:
     def stream(
         self, prompt: Any, params: Params = None, **options: Unpack[Options]
     ) -> Iterator[tuple[str, Round]]:
-        """Answer one prompt piece by piece: the new text of each round, and the round itself."""
+        """Answer one prompt and yield the new text of each round together with its ``Round``."""
         generation = self._start("stream", prompt, params, options)
         if len(generation) != 1:
             raise DraftwiseError(

@@ -48,10 +48,10 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one request drafts in a round: drafter, length, what ends the draft early, and how wide.
+    """An arm: drafter, draft length, stop rule and tree shape.
 
-    ``length`` is in tokens, a tree's depth; 0 exactly for the plan ``none``. ``rule`` is a guide's
-    spec. ``tree``: None = a chain.
+    ``length`` is in tokens (a tree's depth); 0 exactly for the plan ``none``. ``rule`` is the spec
+    of a stop rule. ``tree``: None = a chain.
     """
 
     drafter: str
@@ -77,12 +77,12 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that a draft has at most, and that the target then verifies."""
+        """Maximum number of drafted tokens, which the target then verifies."""
         return self.length if self.tree is None else self.tree.total_tokens
 
     @property
     def num_slots(self) -> int:
-        """Room in a KV cache that drafting or verifying it takes: a tree is pruned when grown."""
+        """KV cache slots needed to draft or verify; a tree is pruned only after it was grown."""
         grown = 0 if self.tree is None else self.tree.top_k * (self.length - 1)
         return max(self.num_tokens, grown)
 
@@ -93,9 +93,9 @@ PLAIN = Plan(NONE, 0)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a policy chose: the plan's index, the probability it had then, and its round.
+    """What a policy chose: the plan's index, the probability of that choice, and its round.
 
-    The probability travels along, so that feedback which comes late stays unbiased.
+    The probability keeps late feedback unbiased.
     """
 
     plan: int
@@ -105,14 +105,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How one drafter fares along verified text, whether or not it drafted it.
+    """Acceptance of one drafter along verified text, whether or not it drafted that text.
 
     alphas: [n] acceptance probability ``sum_v min(p, q)`` at each position, in [0, 1] (for a point
-        mass, p of the proposed token; when decoding greedily, 1 where the two agree and else 0).
-    ratios: [n] ``min(1, q/p)`` of the token that the text really has there, in [0, 1].
-    matches: [n] tokens of a retrieval drafter's suffix match, 0 = no proposal; else None.
-    start: position of the first of them in the text (prompt included), in tokens.
-    weight: in (0, 1], what they say of its drafts: less than 1 where it read less than for a draft.
+        mass, p of the proposed token; for greedy decoding, 1 where both argmaxes agree, else 0).
+    ratios: [n] ``min(1, q/p)`` of the text's own token, in [0, 1].
+    matches: [n] length of a retrieval drafter's suffix match, 0 = no proposal; else None.
+    start: position of the first score in the text, prompt included, in tokens.
+    weight: in (0, 1], below 1 where a probe used less context than a draft.
     """
 
     start: int
@@ -142,25 +142,25 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that one round made known about one request, before any reward looks at it.
+    """What one round revealed about one request, before any reward.
 
-    scores: what became known of each drafter, in text order: for the drafter that played, its
-        drafted positions through the first rejection and the backlog it caught up on.
-    drafted_alphas: [num_drafted] alpha at EVERY drafted position given the draft's own prefix, the
-        rejected tail included (what block divergence averages, MetaSD eq. 4).
-    emitted_start: position in the text of the first token that the round emitted.
+    scores: new scores by drafter, in text order: for the drafter that played, its drafted
+        positions through the first rejection and the tokens on which it caught up.
+    drafted_alphas: [num_drafted] alpha at every drafted position given the draft's own prefix,
+        including the rejected tail (averaged by block divergence, MetaSD eq. 4).
+    emitted_start: position in the text of the first emitted token.
     seconds: duration of the round, drafting and verification.
-    costs: what everything costs, or None where they are not measured.
-    matches: length of each retrieval drafter's match at the END of the text, 0 = no proposal: the
+    costs: predicted costs, or None where they are not measured.
+    matches: by retrieval drafter, length of its match at the end of the text, 0 = no proposal: the
         context of the next choice.
-    confidences: [n] the largest probability of q of each token of a chain, NaN where a match wrote
-        it; empty unless drafters are mixed.
-    siblings: of each alternative of a kept or first wrong token of the chain, the confidence of
-        that token, the alternative's rank from 1 on, and whether it was kept.
-    stops: tokens that the drafter's other rules would have drafted, by rule; only of those that
-        would have stopped within this draft, and only where the feedback compares rules.
-    tokens: those that the round emitted; empty where nothing learns what texts are like.
-    num_left: tokens that the answer may still have, at most; None where that is not known.
+    confidences: [n] max q of each token of a chain, NaN for retrieved tokens; empty unless drafts
+        are mixed.
+    siblings: for each alternative of an accepted or first rejected token of the chain: the token's
+        confidence, the alternative's rank from 1 on, and whether the alternative was accepted.
+    stops: by other stop rule of the drafter, the length at which it would have stopped; only rules
+        that would have stopped within this draft, and only if the feedback compares rules.
+    tokens: the emitted tokens; empty where nothing learns from texts.
+    num_left: maximum number of tokens that the answer may still have; None = unknown.
     """
 
     plan: Plan
@@ -180,16 +180,16 @@ class Evidence:
 
     @property
     def num_emitted(self) -> int:
-        """Accepted tokens and the bonus token; in tokens."""
+        """Number of accepted tokens plus the bonus token."""
         return self.num_accepted + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What a policy is told: a value in [0, 1] for each plan that was ``seen``.
+    """What a round reveals to a policy: a value in [0, 1] for each plan that was ``seen``.
 
-    values, seen: [K]; where not seen, a value is ignored. evidence: the raw facts, for policies
-    that price plans. more: how many further feedbacks of the same decision are still to come.
+    values, seen: [K]; unseen values are ignored. evidence: the facts, for policies that price
+    plans. more: number of further feedbacks of the same decision.
     """
 
     values: Floats
@@ -242,16 +242,16 @@ class DraftStep:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens proposed for one request, as a tree; a chain is the tree of width one.
+    """Drafted tokens of one request, as a tree; a chain is a tree of width one.
 
-    tokens: [N]. probs: for each node the [V] distribution q it was drawn from, an array here or
-    a tensor on the device, or None for a point
-    mass (a deterministic proposal); None altogether if all are. sources: each token's writer.
+    tokens: [N]. probs: for each node the [V] distribution q it was drawn from, as an array or a
+        device tensor, or None for a point mass (a deterministic proposal); None altogether if all
+        are point masses. sources: the drafter of each token.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
-    confidences: as in ``Evidence``; a draft that has them begins with a chain, and the siblings of
-    the chain's tokens follow, each with the confidence of its chain's token. asides: after nodes
-    of a chain (-1 = the text), what its
-    drafter would have drawn from where others wrote or none did: to score it, not to verify.
+    confidences: as in ``Evidence``. A draft that has them begins with a chain; the siblings of the
+        chain's tokens follow, each with the confidence of its chain's token.
+    asides: q after nodes of a chain (-1 = the text) at which the drafter itself drew no token, for
+        scoring only.
     """
 
     tokens: Ints
@@ -263,28 +263,28 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs: Sequence[Any | None] | None, source: str) -> Draft:
-        """A chain by one drafter."""
+        """A chain of one drafter."""
         return cls(np.asarray(tokens, dtype=np.int64), probs, [source] * len(tokens))
 
     def q(self, node: int) -> Dist:
-        """What this node's token was drawn from."""
+        """The distribution from which this node's token was drawn."""
         probs = None if self.probs is None else self.probs[node]
         return int(self.tokens[node]) if probs is None else probs
 
     def parent(self, node: int) -> int:
-        """The node before this one; -1 = the end of the text."""
+        """The parent of a node; -1 = the text."""
         return node - 1 if self.parents is None else int(self.parents[node])
 
     @property
     def num_chain(self) -> int:
-        """Tokens of the chain that siblings stand beside; all of a chain, none of another tree."""
+        """Number of tokens of the chain that siblings belong to; 0 for other trees."""
         if self.parents is None:
             return len(self)
         return self.depth if self.confidences else 0
 
     @property
     def depth(self) -> int:
-        """Tokens on its longest path."""
+        """Number of tokens on the longest path."""
         if self.parents is None:
             return len(self)
         depths = [0]
@@ -293,7 +293,7 @@ class Draft:
         return max(depths)
 
     def children(self, node: int) -> list[int]:
-        """The nodes that continue this one (-1 = the text), in the order they are tried."""
+        """The children of a node (-1 = the text), in the order in which they are verified."""
         if self.parents is None:
             return [node + 1] if node + 1 < len(self.tokens) else []
         return [int(child) for child in np.flatnonzero(np.asarray(self.parents) == node)]
@@ -304,9 +304,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verification kept: the accepted nodes in order, and the bonus token.
+    """The result of verification: the accepted path and the bonus token.
 
-    tokens: [accepted + 1], the bonus token last; path: [accepted], the nodes that were accepted.
+    tokens: [accepted + 1], the bonus token last; path: [accepted], indices of the accepted nodes.
     """
 
     tokens: Ints
@@ -314,5 +314,5 @@ class Verdict:
 
     @property
     def num_accepted(self) -> int:
-        """Drafted tokens that were kept."""
+        """Number of accepted tokens."""
         return len(self.path)

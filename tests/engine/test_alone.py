@@ -105,7 +105,7 @@ def test_a_reward_that_fails(reward: Any) -> None:
     made = speculator(POOLS["all"], "ucb1")
 
     def spoil(request: Request) -> None:
-        request.revealer._valuer.reward = reward  # type: ignore[attr-defined]
+        request.revealer._evaluator.reward = reward  # type: ignore[attr-defined]
 
     with pytest.warns(UserWarning, match="goes on without drafts"):
         assert beside(made, spoil).tokens == plain_greedy(PROMPTS[3], NUM)

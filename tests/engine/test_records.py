@@ -186,6 +186,6 @@ def test_switching_drafting_off_or_on_is_logged_with_its_reason(
         for _ in range(3):
             engine.step()
     assert [line.split(" (")[0] for line in caplog.messages] == [
-        "drafting is switched off: it has cost more than it brought",
-        "drafting is switched on again: it has earned its cost",
+        "drafting is switched off: it cost more than it saved",
+        "drafting is switched on again: it pays",
     ]

@@ -173,6 +173,25 @@ def test_idle_time_is_not_priced() -> None:
     assert server.policy.costs.seconds(4, 0, 0, 0)[0] == pytest.approx(flat(4, 0), rel=0.1)
 
 
+def test_a_pause_does_not_end_drafting() -> None:
+    server = FakeServer(policy, flat, rate=0.95)
+    server.run(8, 200)
+    server.seconds = lambda batch, steps: 3.0
+    server.run(8, 1)
+    server.seconds = flat
+    assert server.run(8, 100)[0] == 0
+
+
+def test_a_text_in_which_drafts_fail_does_not_end_drafting_for_long() -> None:
+    """Thirty steps of one request in which nothing is accepted, after a good time."""
+    server = FakeServer(policy, flat, rate=0.9)
+    server.run(1, 400)
+    server.rate = 0.0
+    server.run(1, 30)
+    server.rate = 0.9
+    assert server.run(1, 100)[0] < 10
+
+
 def test_a_padded_batch_takes_the_time_of_its_graph() -> None:
     chosen = SglangSettings({1: [0, 1, 3], 8: [0, 1]}, state=None)
     made = StepsPolicy(chosen)
@@ -260,6 +279,15 @@ def test_what_was_learnt_outlives_the_server(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["about"] == about
     assert server(about).run(8, 1)[5] == 1
     assert server(about | {"device": "another"}).run(8, 1)[0] == 1
+
+
+def test_the_state_is_written_within_the_first_seconds(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state.json", {})
+    server = FakeServer(lambda clock: policy(clock=clock, state=file), slow)
+    while server.now_s < 106.0:
+        server.run(4, 1)
+    wait_for(file.path)
+    assert file.load()["costs"]["num_steps"] > 10
 
 
 @pytest.mark.parametrize("learnt", [{}, {"model": [[1.0]]}, {"model": "x", "costs": {}}])

@@ -32,8 +32,8 @@ def write(
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": len(head.layers),
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
         "rope_parameters": config.rope,
@@ -78,7 +78,7 @@ def by_hand(head: DFlashHead, text: list[int]) -> Tensor:
         k = turned(look.k_norm(parts(look.k_proj, both)), cos, sin)
         v = parts(look.v_proj, both)
         q = turned(look.q_norm(parts(look.q_proj, normed)), cos[-size:], sin[-size:])
-        share = config.num_heads // config.num_kv_heads
+        share = config.num_attention_heads // config.num_key_value_heads
         k, v = (x.repeat_interleave(share, 1) for x in (k, v))
         weights = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
         found = torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)

@@ -44,10 +44,10 @@ def llama_config(config: EagleConfig) -> LlamaConfig:
     made = LlamaConfig(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        rms_norm_eps=config.eps,
+        rms_norm_eps=config.rms_norm_eps,
         max_position_embeddings=512,
         rope_parameters=dict(config.rope),
     )
@@ -84,7 +84,7 @@ def third_by_the_library(head: EagleHead, tokens: Tensor, hidden: Tensor) -> Ten
         setattr(attention, name, nn.Linear(wide.shape[1], wide.shape[0], bias=False))
     attention.load_state_dict(head.midlayer.self_attn.state_dict())
     position_embeddings, mask = rotary_and_mask(config, tokens.shape[1])
-    eps = head.config.eps
+    eps = head.config.rms_norm_eps
     both = torch.cat(
         (
             normed(head.embed(tokens), weights["input_layernorm.weight"], eps),

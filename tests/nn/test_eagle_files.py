@@ -148,7 +148,7 @@ def test_every_layout_loads(layout: str, tmp_path: Path) -> None:
     assert head.config.generation == (3 if is_third else 1)
     assert head.config.taps == ((0, 1, 2) if is_third else (2,))
     assert head.config.rope["rope_theta"] == 500000.0
-    assert head.config.eps == 1e-5
+    assert head.config.rms_norm_eps == 1e-5
     stored = {tuple(t.shape): t for n, t in weights.items() if n != "t2d"}
     for name, ours in head.state_dict().items():
         assert tuple(ours.shape) in stored, name

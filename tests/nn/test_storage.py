@@ -57,10 +57,10 @@ def held(cache: RaggedCache, row: int, layer: int = 0) -> list[float]:
     return cache.storage(row).keys[layer].flatten().tolist()
 
 
-def test_storage_grows_by_blocks_of_8_tokens_or_an_eighth() -> None:
+def test_storage_grows_by_blocks_of_32_tokens_or_an_eighth() -> None:
     cache = RaggedCache(1)
     assert cache.storage(0).num_slots == 0
-    for end, slots in ((1, 8), (8, 8), (9, 16), (33, 40), (640, 640), (641, 720)):
+    for end, slots in ((1, 32), (32, 32), (33, 64), (640, 640), (641, 720)):
         cache.place([Span(0, end - 1, 1)])
         assert cache.storage(0).num_slots == slots
     assert RaggedCache(1, 40).capacity == 40
@@ -76,9 +76,9 @@ def test_bytes_of_storage_and_states() -> None:
     cache = RaggedCache(2)
     assert (cache.num_bytes, RaggedCache().lengths) == (0, [])
     write(cache, Span(0, 0, 3), Span(1, 0, 1))
-    assert cache.num_bytes == 2 * 2 * 8 * 4  # rows, keys and values, slots, bytes
+    assert cache.num_bytes == 2 * 2 * 32 * 4  # rows, keys and values, slots, bytes
     cache.states = Told()  # type: ignore[assignment]
-    assert cache.num_bytes == 2 * 2 * 8 * 4 + 7
+    assert cache.num_bytes == 2 * 2 * 32 * 4 + 7
 
 
 def test_a_shelf_is_asked_once_for_a_row_whose_length_is_known() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.policies.goodput.matches import MATCH_PRIORS, MatchTable
+from draftwise.policies.goodput.acceptance import MATCH_PRIORS, MatchTable
 from draftwise.policies.goodput.policy import Goodput
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from draftwise.policies.goodput.confidences import Bins, bin_of
+from draftwise.policies.goodput.acceptance import Bins, bin_of
 from draftwise.policies.goodput.mixing import GoodputMixer, Prices
 from draftwise.types import DraftStep
 

@@ -71,11 +71,11 @@ def test_saved_costs_are_the_same_costs(target_s, batch_s, draft_s, read_s) -> N
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("names", ["a"], "it is of the drafters"),
-        ("target_s", [math.nan], "no seconds"),
-        ("batch_s", [math.inf], "no seconds"),
-        ("draft_s", [1.0, math.inf, 0.0], "no seconds"),
-        ("read_s", [math.nan, 1.0, 0.0], "no seconds"),
+        ("names", ["a"], "it belongs to the drafters"),
+        ("target_s", [math.nan], "are not finite"),
+        ("batch_s", [math.inf], "are not finite"),
+        ("draft_s", [1.0, math.inf, 0.0], "are not finite"),
+        ("read_s", [math.nan, 1.0, 0.0], "are not finite"),
         ("draft_s", [1.0, 1.0], "shorter"),
         ("read_s", [1.0] * 4, "longer"),
     ],

@@ -1,6 +1,6 @@
 """A crowd of clients, some of them rude; every proper one gets its own, whole, right answer.
 
-Run by a test on an engine without a model, and by ``benchmarks/soak.py`` on a real server.
+Run by a test on an engine without a model.
 """
 
 from __future__ import annotations

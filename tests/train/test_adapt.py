@@ -39,7 +39,7 @@ def test_answers_stay_the_target_s_and_drafts_get_better(
         result = made.generate(prompt, max_new_tokens=40)
         assert list(result.tokens) == plain_greedy(prompt, 40)
         accepted.append(result.stats.draft_acceptance_rate)
-        adapter.hear(prompt, result.tokens)
+        adapter.learn_from(prompt, result.tokens)
         while adapter.step():
             pass
         adapter.apply()
@@ -52,7 +52,7 @@ def test_what_was_learned_counts_once_it_is_applied(pair: tuple[CausalModel, Eag
     text = [Text((*PROMPTS[0], *plain_greedy(PROMPTS[0], 30)), len(PROMPTS[0]))]
     before = acceptance_by_depth(head, target.module, text, 2)
     adapter = DrafterAdapter(target, head, lr=3e-3)
-    adapter.hear(text[0].tokens[: text[0].start], text[0].tokens[text[0].start :])
+    adapter.learn_from(text[0].tokens[: text[0].start], text[0].tokens[text[0].start :])
     while adapter.step():
         pass
     assert acceptance_by_depth(head, target.module, text, 2) == before, "not before it is applied"
@@ -65,7 +65,7 @@ def test_it_learns_while_somebody_is_waited_for(pair: tuple[CausalModel, EagleHe
     before = head.fc.weight.clone()
     lent = target.module.get_input_embeddings().weight.clone()
     adapter = DrafterAdapter(target, head, repeats=3)
-    adapter.hear(PROMPTS[0], plain_greedy(PROMPTS[0], 20))
+    adapter.learn_from(PROMPTS[0], plain_greedy(PROMPTS[0], 20))
 
     def wait() -> Iterator[None]:
         with adapter.idle():
@@ -82,9 +82,9 @@ def test_it_learns_while_somebody_is_waited_for(pair: tuple[CausalModel, EagleHe
 
 def test_texts_are_forgotten_and_short_ones_left_out(pair: tuple[CausalModel, EagleHead]) -> None:
     adapter = DrafterAdapter(*pair, most=50, repeats=1)
-    adapter.hear([1], [2])
+    adapter.learn_from([1], [2])
     assert not adapter.step()
     for _ in range(4):
-        adapter.hear([1, 2], list(range(3, 23)))
+        adapter.learn_from([1, 2], list(range(3, 23)))
         assert adapter.step()
     assert len(adapter._texts) == len(adapter._batches) == 2

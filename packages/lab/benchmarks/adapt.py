@@ -39,7 +39,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             [acceptance_by_depth(h, target.module, texts, args.depth) for h in (fixed, learner)]
         )
         sizes.append(len(answer))
-        adapter.hear(prompt, answer)
+        adapter.learn_from(prompt, answer)
         while adapter.step():
             pass
         adapter.apply()

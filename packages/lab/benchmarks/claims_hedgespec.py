@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from shared.claims import Row, played, report
 
-from draftwise_lab.sim import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, setting
+from draftwise_lab.sim import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, averages, setting
 
 FULL, SKIPS = "panoramic:per_token=true", "panoramic:per_token=true,every=12,warmup=6,hybrid=6"
 HEDGE = f"normalhedge/expected-length/{FULL}"
@@ -42,17 +42,10 @@ def games(preset: str, labels: Sequence[str], seeds: int, tokens: int = 500) -> 
     """Averages over domains by label, with ``by domain``."""
     world = setting(preset).make(None)
     found = played(world, labels, seeds, lengths=[8], tokens=tokens)
-    rows: dict[str, Row] = {}
-    for label in dict.fromkeys(name for _, name in found):
-        mine = [found[domain, label] for domain in world.domains]
-        rows[label] = {
-            "mat": float(np.mean([row["mat"] for row in mine])),
-            "ci95": float(np.sqrt(np.sum([row["ci95"] ** 2 for row in mine])) / len(mine)),
-            "speedup": float(np.exp(np.mean(np.log([row["speedup"] for row in mine])))),
-            "regret": float(np.mean([row.get("regret", 0.0) for row in mine])),
-            "by domain": [row["mat"] for row in mine],
-        }
-    return rows
+    return {
+        label: row | {"by domain": [found[domain, label]["mat"] for domain in world.domains]}
+        for label, row in averages(list(found.values())).items()
+    }
 
 
 def variants(seeds: int) -> list[Row]:
@@ -89,15 +82,16 @@ def router(seeds: int) -> list[Row]:
     }  # fmt: skip
     tables = {LLAMA: HEDGESPEC_LLAMA, "hedgespec-qwen8b": HEDGESPEC_QWEN8B}
     rows = []
+    here = {preset: games(preset, [HEDGE], seeds)[HEDGE]["by domain"] for preset in tables}
     for (preset, domain), (wrong, theirs, hedge) in printed.items():
         column = DOMAINS.index(domain)
         mats = [mat[column] for name, mat in tables[preset].items() if name != "eagle"]
         others = (sum(mats) - max(mats)) / (len(mats) - 1)
-        here = games(preset, [HEDGE], seeds)[HEDGE]["by domain"][column]
         rows.append({
             "world": preset, "domain": domain, "misrouted": wrong,
             "router, here": 1.0 / ((1 - wrong) / max(mats) + wrong / others),
-            "router (paper)": theirs, "HedgeSpec, here": here, "HedgeSpec (paper)": hedge,
+            "router (paper)": theirs, "HedgeSpec, here": here[preset][column],
+            "HedgeSpec (paper)": hedge,
         })  # fmt: skip
     return rows
 

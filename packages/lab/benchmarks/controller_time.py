@@ -1,8 +1,5 @@
 """The controller's own time: in a step, beside the engine's computing, and its compiling.
 
-    python -m benchmarks controller_time
-    python -m benchmarks controller_time --requests 64
-
 Requests have 2,000 tokens of Python source, and answers rewrite them with edits (as in
 ``retrieval_index``). A made-up model drafter is right with 7 in 10 tokens; a step takes 6 ms and
 10 us a token. ``step_ms`` is the processor time of ``observe`` and ``choose``, ``work_ms`` that of
@@ -14,12 +11,16 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
+import subprocess
+import sys
+import tempfile
 from typing import Any
 
 import numpy as np
-from retrieval_index import ANSWER, compiling, requests, show, sources, timed
-from shared.results import save
+from retrieval_index import ANSWER, requests, sources, timed
+from shared.script import run, show
 
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller, Limits
@@ -84,12 +85,31 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
     return next((i for i, token in enumerate(draft) if token != truth[i]), len(draft))
 
 
-def main() -> None:
-    """Measure everything; print and save."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--requests", type=int, nargs="+", default=list(AIMS_MS))
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
+COMPILE = """
+import time
+import draftwise.controller.controller
+from draftwise.controller.compiled import warm_up
+begin_s = time.process_time()
+wall_s = warm_up()
+print(wall_s, time.process_time() - begin_s)
+"""
+
+
+def compiling() -> dict[str, Any]:
+    """Seconds until everything is compiled, without and with a cache: wall and processor."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("first", "cached"):
+            made = subprocess.run(
+                [sys.executable, "-c", COMPILE], env={**os.environ, "NUMBA_CACHE_DIR": folder},
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            wall_s, cpu_s = map(float, made.stdout.split())
+            found |= {f"{name}_s": wall_s, f"{name}_cpu_s": cpu_s}
+    return found
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     warm_up()
     texts = sources(seed=0)
     rows = [
@@ -100,8 +120,8 @@ def main() -> None:
     show(rows, "a step")
     compiled = compiling()
     show([compiled], "compiling")
-    save(args.out, {"steps": rows, "compiling": compiled})
+    return {"steps": rows, "compiling": compiled}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, requests=list(AIMS_MS))

@@ -39,6 +39,7 @@ from draftwise.controller.costs import Step, StepCosts
 from draftwise.protocols import Policy
 from draftwise.registry import make_policy
 from draftwise.types import Decision, Feedback
+from draftwise_lab.plotting import dress, panels, require_matplotlib
 
 KINDS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
 NUM_REQUESTS = {1: 40, 4: 100, 16: 200, 64: 400, 128: 420}
@@ -780,27 +781,35 @@ def as_they_arrive(
     return rows
 
 
+LINES = {
+    "oracle": ("oracle, one drafter", "k:"),
+    "tree": ("draftwise, two branches", "C0-"),
+    "chain": ("draftwise, one chain", "C1-"),
+    "best_speed": ("best fixed rule, in hindsight", "C2--"),
+    "best_paper": ("best policy of the papers", "C3-."),
+    "vllm": ("vLLM, adaptive verification", "C7-"),
+    "throughput": ("SGLang, throughput-aware", "C7--"),
+    "ladder": ("SGLang, ladder", "C7:"),
+    "smart": ("SMART", "C7-."),
+}
+
+
 def figure(cells: list[dict[str, Any]], path: str) -> None:
     """Speeds over batch sizes."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    picture, (axes,) = panels(1, 1, 7.5, 4)
     sizes = [row["requests"] for row in cells]
-    _, axes = plt.subplots(figsize=(7, 4))
-    for name, style in (
-        ("oracle", "k:"), ("tree", "C0-"), ("chain", "C1-"), ("best_speed", "C2--"),
-        ("best_paper", "C3-"), *((name, "C7-") for name in SHIPPED),
-    ):  # fmt: skip
-        axes.plot(sizes, [row[name] for row in cells], style, label=name, marker=".")
-    axes.set(xscale="log", xlabel="requests", ylabel="speed relative to plain decoding")
-    axes.legend()
-    plt.savefig(path, bbox_inches="tight")
+    for name, (label, style) in LINES.items():
+        axes.plot(sizes, [row[name] for row in cells], style, label=label, marker=".")
+    axes.axhline(1.0, color="k", linewidth=0.5)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    dress(axes, xlabel="concurrent requests", ylabel="speed relative to plain decoding")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    picture.savefig(path)
 
 
-def main() -> None:
-    """Replay; print and save."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the data")
     parser.add_argument("--model", default="llama8b_bf16_1xh100", help="whose step costs")
@@ -813,6 +822,14 @@ def main() -> None:
     parser.add_argument("--figure", help="picture of speeds over batch sizes")
     parser.add_argument("--out", help="JSON file for the results")
     args = parser.parse_args()
+    if args.figure:
+        require_matplotlib()
+    return args
+
+
+def main() -> None:
+    """Replay; print and save."""
+    args = arguments()
     warm_up()
     texts, prices = load(args.data), Prices(args.data / "step_costs.npz", args.model)
     cells, safe, gaps = [], [], []

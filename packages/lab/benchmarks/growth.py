@@ -1,4 +1,4 @@
-"""How time grows with context and batch; the loop's own share of a round; memory by drafters."""
+"""How time grows with context and batch; shares of the loop and of a choice; memory by drafters."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from shared.compare import zoo_texts
 from shared.script import run, show
 
 from draftwise import Speculator
+from draftwise.registry import POLICIES, make_policy
+from draftwise.types import PLAIN, Feedback, Plan
 
 PRESETS = ("plain", "metasd", "banditspec", "hedgespec", "draftwise")
 CASES = ((64, 1), (256, 1), (1024, 1), (64, 4), (64, 16))
@@ -89,6 +91,29 @@ def _count_forwards(spec: Speculator) -> list[float]:
     return seconds
 
 
+def policies(_: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds of ``choose`` and ``learn`` with 64 plans, by policy: medians over 60 stretches.
+
+    The played plan alone is seen (bandit), or every plan.
+    """
+    plans = [PLAIN, *(Plan(name, length) for name in "abcdefg" for length in range(1, 10))]
+    rng, everyone, rows = np.random.default_rng(0), np.ones(64, dtype=bool), {}
+    for name in sorted(POLICIES):
+        row = rows[name] = dict[str, float]()
+        for kind in ("bandit", "all seen"):
+            policy, spent = make_policy(name, 64, plans=plans), []
+            for _ in range(65):
+                values, start = rng.random((60, 64)), time.process_time()
+                for value in values:
+                    made = policy.choose()
+                    seen = everyone if kind == "all seen" else np.arange(64) == made.plan
+                    policy.learn(made, Feedback(value, seen))
+                spent.append(1e6 * (time.process_time() - start) / 60)
+            row[f"{kind}, us"] = float(np.median(spent[5:]))  # the first ones warm up
+    show(rows)
+    return {"policies": rows}
+
+
 def pools(args: argparse.Namespace) -> dict[str, Any]:
     """Peak memory of a process with one drafter, and with several; each three times."""
     found: dict[str, list[float]] = {name: [] for name in POOLS}
@@ -109,5 +134,5 @@ def peak_mb(drafters: list[str], tokens: int) -> float:
 
 
 if __name__ == "__main__":
-    parts = {"growth": growth, "overhead": overhead, "pools": pools}
+    parts = {"growth": growth, "overhead": overhead, "policies": policies, "pools": pools}
     run(__doc__, parts, tokens=160, repeats=5)

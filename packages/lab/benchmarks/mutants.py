@@ -37,12 +37,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "engine/verify": ("tests/engine/test_lossless_exact.py",),
     "nn/verify": ("tests/nn/test_verify.py",),
     "nn/cache": ("tests/nn/test_storage.py", "tests/nn/test_cache.py", "tests/nn/test_trees.py"),
-    "nn/storage": ("tests/nn/test_storage.py", "tests/nn/test_cache.py"),
     "engine/costs": ("tests/engine/test_costs.py",),
     "policies/goodput/acceptance": ("tests/policies/test_acceptance.py",),
     "policies/goodput/pricing": ("tests/policies/test_pricing.py",),
-    "policies/goodput/ragged": ("tests/policies/test_ragged.py",),
-    "policies/goodput/rows": ("tests/policies/test_turns.py", "tests/policies/test_goodput.py"),
 }
 """A module, and the tests that ought to kill its mutants: seconds, all of them."""
 

@@ -1,35 +1,25 @@
-"""The retrieval index of all running requests: time of a step and of a prompt, memory, compiling.
-
-    python -m benchmarks retrieval_index
-    python -m benchmarks retrieval_index --requests 64 --cold
+"""The retrieval index of all running requests: time of a step and of a prompt, and memory.
 
 Texts are Python sources of the standard library, cut as a tokenizer would; an answer rewrites its
 request's prompt of 2,000 tokens with edits. A step emits what was accepted of the proposals and one
-token more; each batch is run without a history and with 260,000 tokens of other answers in it.
-Times are CPU time of the thread; ``--cold``: other work empties the caches in between.
-``after``: ``propose_after`` a draft of 2 tokens. Compiling is timed in a process of its own, with
-an empty cache and again with the one it left.
+token more; each batch runs without a history and with 260,000 tokens of other answers in it. Times
+are CPU time of the thread; ``--cold``: other work empties the caches in between. ``after``:
+``propose_after`` a draft of 2 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import re
-import subprocess
-import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from shared.results import save
+from shared.script import run, show
 
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.retrieval import SLICE, RetrievalIndex, make_index
@@ -166,47 +156,7 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-COMPILE = """
-import time
-import draftwise.controller.controller
-from draftwise.controller.compiled import warm_up
-begin_s = time.process_time()
-wall_s = warm_up()
-print(wall_s, time.process_time() - begin_s)
-"""
-
-
-def compiling() -> dict[str, Any]:
-    """Seconds until everything is compiled, without and with a cache: wall and processor."""
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("first", "cached"):
-            env = {**os.environ, "NUMBA_CACHE_DIR": folder}
-            run = subprocess.run(
-                [sys.executable, "-c", COMPILE], env=env, check=True, capture_output=True, text=True
-            )
-            wall_s, cpu_s = map(float, run.stdout.split())
-            found |= {f"{name}_s": wall_s, f"{name}_cpu_s": cpu_s}
-    return found
-
-
-def show(rows: list[dict[str, Any]], title: str) -> None:
-    """Print rows of the same names as a table."""
-    table = Table(*rows[0], title=title, box=None)
-    for row in rows:
-        cells = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values())
-        table.add_row(*cells)
-    Console(width=150).print(table)
-
-
-def main() -> None:
-    """Measure everything; print and save."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--requests", type=int, nargs="+", default=list(AIMS_MS))
-    parser.add_argument("--cold", action="store_true", help="empty the caches before each call")
-    parser.add_argument("--plain", action="store_true", help="also the index in plain Python")
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     warm_up()
     texts = sources(seed=0)
     kinds = (True, False) if args.plain else (True,)
@@ -219,10 +169,12 @@ def main() -> None:
     show(rows, "a step")
     opened = [prompts(texts, num, repeats) for num, repeats in ((2000, 200), (128_000, 20))]
     show(opened, "a prompt")
-    compiled = compiling()
-    show([compiled], "compiling")
-    save(args.out, {"steps": rows, "prompts": opened, "compiling": compiled})
+    return {"steps": rows, "prompts": opened}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, measure, requests=list(AIMS_MS),
+        cold={"action": "store_true", "help": "empty the caches before each call"},
+        plain={"action": "store_true", "help": "also the index in plain Python"},
+    )  # fmt: skip

@@ -65,23 +65,11 @@ def labels_of(name: str) -> dict[str, list[str]]:
     return {t: [label.format(k) for k in LENGTHS] for t, label in DRAFTER_POLICIES.items()}
 
 
-def seconds_by_text(match: sim.Match, outcome: sim.Outcome) -> tuple[Seconds, NDArray[np.str_]]:
+def seconds_by_text(outcome: sim.Outcome) -> tuple[Seconds, NDArray[np.str_]]:
     """Seconds of each text (summed over draws of its coins), and each text's domain."""
-    order: dict[tuple[str, str], int] = {}
-    for one in outcome.runs:
-        order.setdefault((one.domain, one.text), len(order))
-    seconds: Seconds = {}
-    for one in outcome.runs:
-        column = seconds.setdefault(one.policy, np.zeros(len(order)))
-        column[order[one.domain, one.text]] += one.seconds
-    plain, each = np.zeros(len(order)), np.zeros((len(match.plans), len(order)))
-    for domain, found in outcome.hindsight.items():
-        for (_, text), total in found.items():
-            plain[order[domain, text]] += total.plain_s
-            each[:, order[domain, text]] += total.seconds
-    domains = np.array([domain for domain, _ in order])
-    seconds["plain"] = plain
-    return seconds | _hindsight(each, plain, domains), domains
+    found = sim.sums_by_text(outcome)
+    fixed = _hindsight(found.plans_s, found.plain_s, found.domains)
+    return {**found.policies_s, "plain": found.plain_s, **fixed}, found.domains
 
 
 def _hindsight(each: Floats, plain: Floats, domains: NDArray[np.str_]) -> Seconds:
@@ -160,7 +148,7 @@ def compare_all(args: argparse.Namespace) -> dict[str, Any]:
         labels = [label for group in labels_of(name).values() for label in group]
         match = sim.make_match(chosen, [*labels, GOODPUT])
         outcome = sim.run_match(match, range(args.seeds), args.jobs)
-        found.append(summarise(name, *seconds_by_text(match, outcome)))
+        found.append(summarise(name, *seconds_by_text(outcome)))
     show({one["case"]: row_of(one) for one in found})
     return {"cases": found}
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from shared.compare import span
 from shared.script import run, show, track
 
 from draftwise import zoo
@@ -213,14 +214,6 @@ def rate(found: Rounds) -> float:
     return float(found[0].sum() / found[1].sum())
 
 
-def over(found: Rounds, base: Rounds) -> list[float]:
-    """Speed over that of another way to stop, with a 95% bootstrap interval over places."""
-    picks = np.random.default_rng(0).integers(0, len(base[0]), (1000, len(base[0])))
-    speeds = [a[picks].sum(1) / b[picks].sum(1) for a, b in (found, base)]
-    low, high = np.quantile(speeds[0] / speeds[1], [0.025, 0.975])
-    return [round(x, 4) for x in (rate(found) / rate(base), float(low), float(high))]
-
-
 def expected(args: argparse.Namespace) -> dict[str, Any]:
     """Lengths and heads over the best length, and heads over the paper's."""
     scene = Scene(args)
@@ -238,11 +231,14 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
         best = max(fixed, key=lambda n: rate(fixed[n]))
         own = {f"{f.name}{', lag' * lag}": places.head(f, lag) for f in folders for lag in (0, 1)}
         rows: dict[str, Any] = {
-            n: {"tok_per_s": rate(f), "over_best_fixed": over(f, fixed[best])}
+            n: {"tok_per_s": rate(f), "over_best_fixed": span(*f, *fixed[best])}
             for n, f in fixed.items()
         }
         for n, (f, h, length) in own.items():
-            ratios = {"over_best_fixed": over(f, fixed[best]), "over_base": over(f, own[BASE][0])}
+            ratios = {
+                "over_best_fixed": span(*f, *fixed[best]),
+                "over_base": span(*f, *own[BASE][0]),
+            }
             rows[n] = {"tok_per_s": rate(f), "h": h, "mean_length": length, **ratios}
         found[name] = {"best_fixed": best, "base": BASE, "rows": rows}
         show(rows, name)

@@ -247,11 +247,49 @@ def sglang() -> str:
     return table([*heads, "of the better rule", "own ms a step"], rows)
 
 
+GPU_MODELS = {"8B": "gpu_replay_8b", "70B": "gpu_replay_70b"}
+
+
+def _gpu(part: str, heads: dict[str, str]) -> str:
+    """A row for each model and number of requests; heads: column by name of a result."""
+    rows = [
+        [model, str(cell["requests"]), *(num(cell[name]) for name in heads)]
+        for model, file in GPU_MODELS.items()
+        for cell in load(file)[part]
+    ]
+    return table(["costs", "requests", *heads.values()], rows)
+
+
+def gpu_draftwise() -> str:
+    heads = {
+        "best_speed": "best fixed rule", "chain": "chain", "chain_counted": "own time counted",
+        "chain_of_best": "of best", "tree": "two branches", "tree_counted": "own time counted",
+        "tree_of_best": "of best", "chain_gap": "gap closed", "chain_cold": "first 2 s",
+        "chain_promised": "promised / accepted",
+    }  # fmt: skip
+    return _gpu("cells", heads)
+
+
+def gpu_others() -> str:
+    heads = {
+        "chain": "draftwise", "best_chain": "best fixed chain of both",
+        "best_pair": "best fixed pair of branches", "vllm": "vLLM, adaptive",
+        "throughput": "SGLang, throughput", "ladder": "SGLang, ladder", "smart": "SMART",
+        "best_paper": "best paper", "oracle": "oracle",
+    }  # fmt: skip
+    return _gpu("cells", heads)
+
+
+def gpu_gap() -> str:
+    names = load(GPU_MODELS["8B"])["gaps"][0]
+    return _gpu("gaps", {name: name for name in names if name != "requests"})
+
+
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
         startup, benchmarks, batches, overhead, growth, engine, trees, argmax, misled, entropy,
-        widths, serving, sglang, mutants, survivors,
+        widths, serving, sglang, mutants, survivors, gpu_draftwise, gpu_others, gpu_gap,
     )
 }  # fmt: skip
 

@@ -49,31 +49,31 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("generate:generate", "Complete a prompt with speculative decoding."),
     "chat": (
         "chat:chat",
-        "Talk with a model; each token in the colour of the drafter that wrote it.",
+        "Chat with a model in the terminal; tokens are coloured by drafter.",
     ),
     "demo": (
         "demo:demo",
-        "Watch plain decoding and draftwise answer the same prompts; tokens coloured by drafter.",
+        "Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter.",
     ),
     "serve": (
         "serve:serve",
-        "Answer OpenAI's API at http://127.0.0.1:8000/v1, faster while it runs; a live page at /.",
+        "Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1, with a live page at /.",
     ),
     "models": (
         "models:models",
-        "List what can be loaded; or load a target and drafters, check and describe them.",
+        "List models, drafters and policies; with --target or --drafter, load and check these.",
     ),
     "check": (
         "check:check",
-        "Are answers with drafts those without, in this dtype and on this device? By what margin?",
+        "Compare answers with and without drafts in this dtype and on this device.",
     ),
     "bench": (
         "bench:bench",
-        "Time draftwise, every preset, fixed plans and transformers' own ways, side by side.",
+        "Time draftwise, its presets, fixed plans and transformers' own methods side by side.",
     ),
-    "datastore": ("datastore:app", "Datastores to draft from: build one."),
-    "prompts": ("train:prompts_app", "Prompts that a model writes itself: make some."),
-    "train": ("train:app", "Drafters, and heads that end their drafts: train them."),
+    "datastore": ("datastore:app", "Build a datastore to draft from."),
+    "prompts": ("train:prompts_app", "Let an instruct model write training prompts."),
+    "train": ("train:app", "Train drafters, EAGLE heads and stop heads."),
 }
 """Name: (module:function or app, its line in the list)."""
 
@@ -171,7 +171,7 @@ def draftwise(
         ),
     ] = False,
 ) -> None:
-    """Faster text from any Hugging Face causal LM, losslessly, learning as it goes."""
+    """Lossless speculative decoding for Hugging Face causal LMs, tuned online."""
 
 
 def main() -> None:

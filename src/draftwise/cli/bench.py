@@ -53,7 +53,7 @@ def bench(
     *,
     out: Path = option(
         ...,
-        "Folder for results, trace and report; goes on there.",
+        "Folder for results, trace and report. An interrupted bench resumes there.",
         "--out",
         "-o",
         metavar="FOLDER",
@@ -68,32 +68,28 @@ def bench(
         _METHODS,
         metavar="M",
     ),
-    is_quick: bool = option(False, "A prompt of each domain, in 5 minutes.", "--quick"),
+    is_quick: bool = option(False, "One prompt of each domain, in 5 minutes.", "--quick"),
     target: o.AnyTarget = None,
     drafter: o.Drafters = None,
     tokens: int | None = option(
         None,
-        "Of each answer. Default: 128 (quick: 64).",
+        "Maximum number of tokens per answer. Default: 128 (quick: 64).",
         *("--tokens", "--max-new-tokens", "-n"),
         metavar="N",
     ),
-    repeats: int = option(3, "Times that everything is asked."),
+    repeats: int = option(3, "Number of repeats of every prompt."),
     prompts: int | None = option(None, "Prompts of each domain. Default: 4 (quick: 1)."),
-    domain: list[str] | None = option(None, "Of the suite only this; repeatable."),
-    minutes: float | None = option(
-        None, "Stop measuring after so many minutes, with what there is."
-    ),
+    domain: list[str] | None = option(None, "Use only this domain; repeatable."),
+    minutes: float | None = option(None, "Stop measuring after this many minutes."),
     temperature: o.Temperature = 0.0,
     seed: int = o.SEED,
     as_json: bool = option(False, "Print results.json instead of a table.", "--json"),
     no_report: bool = option(False, "Leave out report.html."),
-    clock: str = option(
-        "wall", "wall; or cpu: this process's own seconds, on a machine others use."
-    ),
+    clock: str = option("wall", "wall, or cpu: CPU time of this process, for shared machines."),
     hardware: o.Hardware,
     compile_: o.Compile = False,
 ) -> None:
-    """Time draftwise, every preset, fixed plans and transformers' own ways, side by side."""
+    """Time draftwise, its presets, fixed plans and transformers' own methods side by side."""
     usual = _QUICK if is_quick else _USUAL
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes

@@ -56,14 +56,12 @@ Ctrl-C stops an answer, or clears what is typed."""
 def chat(
     *,
     settings: Settings = SETTINGS,
-    system: str | None = option(None, "A system message.", metavar="TEXT"),
+    system: str | None = option(None, "System message.", metavar="TEXT"),
     params: RequestParams = PARAMS,
     chat_template: Path | None = o.CHAT_TEMPLATE,
-    adapt: bool = option(
-        False, "EAGLE heads go on learning from the answers while you type (experimental)."
-    ),
+    adapt: bool = option(False, "Train EAGLE heads on the answers while you type (experimental)."),
 ) -> None:
-    """Talk with a model; each token in the colour of the drafter that wrote it.
+    """Chat with a model in the terminal; tokens are coloured by drafter.
 
     Enter sends a message; without a terminal, each line of stdin is one. /help lists the commands.
     """
@@ -110,7 +108,7 @@ def learning_from(
         with ExitStack() as idle:
             for adapter in adapters:
                 for turn in new:
-                    adapter.hear(turn.result.prompt_tokens, turn.result.tokens)
+                    adapter.learn_from(turn.result.prompt_tokens, turn.result.tokens)
                 idle.enter_context(adapter.idle())
             message = next(messages, None)
         if message is None:

@@ -39,7 +39,7 @@ def check(
     target: o.Target = "zoo",
     prompts: Path | None = option(
         None,
-        "Prompts: one a line, or jsonl with `prompt` or `messages`. Default: those of `demo`.",
+        "One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
         "--prompts",
         "--batch",
         "-b",
@@ -48,23 +48,23 @@ def check(
     drafter: o.Drafters = None,
     is_chat: bool = o.AS_CHAT,
     max_new_tokens: int = option(
-        64, "Tokens of an answer, at most.", "--max-new-tokens", "-n", metavar="N", least=1
+        64, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", metavar="N", least=1
     ),
     widths: str = option(
         "2,4,8,16",
-        "Tokens of the forwards that are compared with forwards over one token.",
+        "Widths in tokens of the forwards that are compared with width one.",
         metavar="N,N",
     ),
     seed: int = o.SEED,
     as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
-    """Are answers with drafts those without, in this dtype and on this device? By what margin?
+    """Compare answers with and without drafts in this dtype and on this device.
 
     Every prompt is answered greedily twice, plainly and with drafts of every drafter and length;
-    then the plain answer is read again, one token at a time and several. Exit code 0: equal, or
-    different only where two tokens tie to within rounding (half precision); 1: tokens differ in
-    float32, or logits by more than rounding explains; 2: refused.
+    then the plain answer is recomputed in forwards of one and of several tokens. Exit code 0:
+    equal, or different only where two tokens tie to within rounding (half precision); 1: tokens
+    differ in float32, or logits by more than rounding explains; 2: refused.
     """
     with quiet():
         with refused_values():

@@ -369,7 +369,7 @@ def demo(
     hardware: o.Hardware,
     compile_: o.Compile = False,
 ) -> None:
-    """Watch plain decoding and draftwise answer the same prompts; tokens coloured by drafter."""
+    """Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."""
     wanted = Settings(
         **asdict(hardware),
         target=target,

@@ -42,20 +42,18 @@ if TYPE_CHECKING:
 def generate(
     *,
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue; without it, --file or stdin.")
+        str | None, typer.Argument(help="Text to continue. Default: --file or stdin.")
     ] = None,
     settings: Settings,
     params: RequestParams,
     is_chat: bool = o.AS_CHAT,
-    system: str | None = option(
-        None, "A system message before it; implies --chat.", metavar="TEXT"
-    ),
+    system: str | None = option(None, "System message; implies --chat.", metavar="TEXT"),
     file: Path | None = option(
         None, "Read the prompt from a file.", "--file", "-f", metavar="FILE"
     ),
     batch: Path | None = option(
         None,
-        "Many prompts: one a line, or jsonl with `prompt` or `messages`.",
+        "File with one prompt per line, or jsonl with `prompt` or `messages`.",
         "--batch",
         "-b",
         metavar="FILE",
@@ -63,10 +61,10 @@ def generate(
     as_json: bool = o.AS_JSON,
     chat_template: Path | None = o.CHAT_TEMPLATE,
     batch_size: int = option(
-        8, "Prompts of a batch that run together.", panel="Running", metavar="N"
+        8, "Prompts of --batch that run together.", panel="Running", metavar="N"
     ),
     trace: Path | None = option(
-        None, "Write each round as a line of jsonl.", panel="Running", metavar="FILE"
+        None, "Write one jsonl line per round to this file.", panel="Running", metavar="FILE"
     ),
     aliases: o.Aliases,
 ) -> None:

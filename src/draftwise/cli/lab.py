@@ -11,13 +11,11 @@ from draftwise.types import DraftwiseError
 GROUP = "draftwise.commands"
 """Entry points of this group: ``COMMAND = "module:function or app"``, ``COMMAND.PART = ...``."""
 COMMANDS: Mapping[str, str] = {
-    "simulate": "Play policies against each other on text whose acceptance is known.",
+    "simulate": "Compare policies on simulated text.",
     "sweep": "Compare fixed draft lengths with acceptance heads at many thresholds.",
-    "replay": "What would another policy have done on this traffic?",
-    "advise": (
-        "The best frozen setting for engines that cannot adapt, and what adapting would give."
-    ),
-    "zoo": "The bundled tiny models: remake them, look at them.",
+    "replay": "Play other policies on recorded traffic.",
+    "advise": "Find the best fixed setting for engines that do not adapt.",
+    "zoo": "Describe or rebuild the bundled models.",
 }
 """The lab's commands and their lines in the list, which is printed without importing the lab."""
 

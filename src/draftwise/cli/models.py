@@ -46,19 +46,17 @@ def models(
     hardware: o.Hardware,
     check: str | None = option(
         None,
-        "Build these types of causal LMs (by commas, `all`, or the `rest` that --write's page does "
-        "not have) tiny and random, and say which can be served, how, and why not.",
+        "Build these model types (comma-separated, `all`, or `rest`: those missing from --write's "
+        "page) tiny, with random weights, and report how each is served, or why not.",
         panel=_CHECKING,
         metavar="TYPES",
     ),
     quick: bool = option(
-        False, "The self-check alone, without comparing texts: minutes less.", panel=_CHECKING
+        False, "Run the self-check only, without comparing texts.", panel=_CHECKING
     ),
-    write: Path | None = option(
-        None, "Write what --check found as a Markdown page.", panel=_CHECKING
-    ),
+    write: Path | None = option(None, "Write the results of --check as Markdown.", panel=_CHECKING),
 ) -> None:
-    """List what can be loaded; or load a target and drafters, check and describe them."""
+    """List models, drafters and policies; with --target or --drafter, load and check these."""
     console = Output()
     with quiet():
         if check is not None:
@@ -177,7 +175,7 @@ def _drafters() -> Table:
         told = ", ".join(n if d is None else f"{n}={d}" for n, (_, d) in options.items())
         path, own = _MODEL_DRAFTERS.get(name, ("", told))
         rows.append((f"{name}:{path}" if path else name, own, about))
-    rows.append(("zoo, zoo:NAME", "", "All bundled models, or one of them or of the EAGLE heads."))
+    rows.append(("zoo, zoo:NAME", "", "All bundled drafters, or one of them (also EAGLE heads)."))
     return _entries("drafters", "--drafter", rows)
 
 

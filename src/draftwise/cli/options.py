@@ -162,16 +162,18 @@ PresetName = Annotated[str, annotated(Settings, "preset")]
 PolicySpec = Annotated[str | None, annotated(Settings, "policy")]
 Temperature = Annotated[float, annotated(SamplingParams, "temperature")]
 MaxNewTokens = Annotated[int, annotated(RequestParams, "max_new_tokens")]
-SEED = option(0, "Seed of the draws.", "--seed", panel="Sampling", metavar="N")
-AS_CHAT = option(False, "The prompt is a user's message, for the model's chat template.", "--chat")
+SEED = option(0, "Random seed.", "--seed", panel="Sampling", metavar="N")
+AS_CHAT = option(
+    False, "Send the prompt as a user message through the model's chat template.", "--chat"
+)
 CHAT_TEMPLATE = option(
     None,
-    "A Jinja file in place of the tokenizer's chat template.",
+    "Jinja file that replaces the tokenizer's chat template.",
     "--chat-template",
     panel="Models",
     metavar="FILE",
 )
-AS_JSON = option(False, "Print one object (with --batch: one a line).", "--json")
+AS_JSON = option(False, "Print JSON (with --batch one object per line).", "--json")
 
 _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 
@@ -180,10 +182,14 @@ _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 class Aliases:
     """Options that other programs have for what has a name here already."""
 
-    num_speculative_tokens: int | None = _alias("As --plan-lengths N.", metavar="N")
-    assistant_model: str | None = _alias("As --drafter lm:PATH.", metavar="PATH")
-    prompt_lookup_min: int | None = _alias("As --drafter lookup:prompt_lookup_min=N.", metavar="N")
-    prompt_lookup_max: int | None = _alias("As --drafter lookup:prompt_lookup_max=N.", metavar="N")
+    num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.", metavar="N")
+    assistant_model: str | None = _alias("Same as --drafter lm:PATH.", metavar="PATH")
+    prompt_lookup_min: int | None = _alias(
+        "Same as --drafter lookup:prompt_lookup_min=N.", metavar="N"
+    )
+    prompt_lookup_max: int | None = _alias(
+        "Same as --drafter lookup:prompt_lookup_max=N.", metavar="N"
+    )
 
     def applied(self, settings: Settings) -> Settings:
         """The settings with what the aliases stand for; raises DraftwiseError for both."""

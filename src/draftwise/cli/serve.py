@@ -25,7 +25,7 @@ def serve(
     chat_template: Path | None = o.CHAT_TEMPLATE,
     server: ServerSettings,
 ) -> None:
-    """Answer OpenAI's API at http://127.0.0.1:8000/v1, faster while it runs; a live page at /."""
+    """Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1, with a live page at /."""
     _check_installed()
     VOICE.notes = VOICE.loads = False  # stderr is the log's, which programs read
     target, state = settings.target, settings.state

@@ -40,26 +40,24 @@ def drafter(
     out: Path = t.OUT,
     init: str | None = option(None, "Start from this model: PATH or zoo:NAME."),
     num_layers: int | None = option(
-        None, "Start from the target's own first layers, so many.", "--layers"
+        None, "Start from this many of the target's first layers.", "--layers"
     ),
-    lend: bool = option(
-        False, "With --layers: its embeddings and lm_head stay the target's, which stores them."
-    ),
+    lend: bool = option(False, "With --layers: share the target's embeddings and lm_head."),
     draft_vocab: int | None = option(
-        None, "With --lend: tokens that it can draft, the most frequent. Default: all.", least=2
+        None, "With --lend: draft only this many of the most frequent tokens.", least=2
     ),
-    loss: str = option("logits", "logits: the target's distribution; sequence: its tokens."),
+    loss: str = option("logits", "logits: learn the target's distribution; sequence: its tokens."),
     temperatures: str = option("0,0.3,0.7,1", t.HEATS),
-    samples: int = option(1, "Answers to each prompt.", least=1),
+    samples: int = option(1, "Answers per prompt.", least=1),
     learning: t.LearningOptions,
-    probe_only: bool = option(False, "Stop after that look."),
+    probe_only: bool = option(False, "Stop after the report of --probe."),
     answers: t.Answers,
     hardware: o.Hardware,
 ) -> None:
-    """Train a drafter on what the target itself would say.
+    """Train a drafter on the target's own answers.
 
-    Before the long part it says what the drafter is worth now, from measured costs, and again after
-    a short probe. An interrupted run goes on where it was, and ends with the same weights.
+    The command reports the expected speed before training, after a short probe and at the end.
+    An interrupted run resumes, and ends with the same weights.
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
@@ -181,23 +179,23 @@ class HeadCommand:
     """What kind of head, and what it reads."""
 
     layout: str = option("authors", "authors (SafeAILab/EAGLE) or speculators (vLLM).")
-    depth: int = option(7, "Tokens of a draft that training unrolls.", least=1)
+    depth: int = option(7, "Draft length that training unrolls.", least=1)
     draft_vocab: int | None = option(
-        None, "Tokens that it can draft, the most frequent. Default: up to 32000.", least=2
+        None, "Draft only this many of the most frequent tokens. Default: up to 32000.", least=2
     )
-    max_length: int = option(2048, "Tokens of a text, at most; the rest is cut.", least=8)
+    max_length: int = option(
+        2048, "Maximum number of tokens per text; longer texts are truncated.", least=8
+    )
     temperatures: str = option("0,0.7,1", t.HEATS)
     keep: bool | None = option(
         None,
-        "Keep the target's states on disk, or ask it in every epoch. Default: below 4 GB.",
+        "Keep the target's hidden states on disk, or recompute. Default: keep up to 4 GB.",
         "--keep/--ask-again",
     )
     lend: bool = option(
-        False, "Use the target's own lm_head: neither trained nor stored, a third faster."
+        False, "Share the target's lm_head, neither trained nor stored; a third faster."
     )
-    regression: float = option(
-        0.0, "With --lend: weight of EAGLE-1's regression to its states.", least=0.0
-    )
+    regression: float = option(0.0, "With --lend: weight of EAGLE-1's regression loss.", least=0.0)
 
 
 @o.command
@@ -212,7 +210,7 @@ def eagle(
     ),
     prompts: Path | None = option(
         None,
-        "In place of --data, prompts that the target answers: one a line, jsonl with `prompt` or "
+        "Instead of --data: prompts for the target, one per line, jsonl with `prompt` or "
         "`messages`, or `self`: an instruct model writes its own.",
     ),
     head: HeadCommand,
@@ -220,11 +218,11 @@ def eagle(
     answers: t.Answers,
     hardware: o.Hardware,
 ) -> None:
-    """Train an EAGLE-3 head for a target, and say how often each token of a draft is accepted.
+    """Train an EAGLE-3 head for a target, and report its acceptance by depth.
 
-    The head learns from the hidden states of three of the target's layers and from its
-    distributions, unrolled as deep as it shall draft. An interrupted run goes on where it was.
-    Use it as `--drafter eagle:OUT`.
+    The head learns from the hidden states of three of the target's layers and from the target's
+    distributions, unrolled to the draft length. An interrupted run resumes. Use the head as
+    `--drafter eagle:OUT`.
     """
     folder = answers.folder(out)
     with quiet(), refused_values():
@@ -384,7 +382,7 @@ def head(
     target: o.Target,
     drafter: str = option(
         ...,
-        "The drafter whose tokens it judges, a model: PATH, lm:PATH or zoo:NAME.",
+        "The model drafter whose drafts it ends: PATH, lm:PATH or zoo:NAME.",
         "--drafter",
         "-d",
         metavar="SPEC",
@@ -396,23 +394,23 @@ def head(
     label: str = option(
         "analytic", "sampled: min(1, p/q) of the token; analytic: sum of min(p, q)."
     ),
-    mixing: float = option(0.15, "Share of the target's own tokens that are read."),
+    mixing: float = option(0.15, "Share of the answer's own tokens in the drafter's input."),
     temperature: float = option(
-        1.0, "At which answers and drafts are drawn.", "--temperature", "-t", metavar="T"
+        1.0, "Temperature of answers and drafts.", "--temperature", "-t", metavar="T"
     ),
-    tied: bool = option(False, "One residual layer D times, as released."),
-    epochs: float = option(12.0, "Passes over all judged tokens."),
+    tied: bool = option(False, "Repeat one residual layer D times, as in the released code."),
+    epochs: float = option(12.0, "Passes over all labelled tokens."),
     lr: float = option(2e-3, t.RATE),
     answers: t.Answers,
     as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
-    """Train a head that ends drafts where a token will probably be rejected.
+    """Train a head that ends drafts where a token will probably be rejected (SpecDec++).
 
-    The target answers the prompts, the drafter is asked at every position, and the head learns from
-    the drafter's hidden states. Put it into the drafter's folder as `head`, and the preset
-    `specdecpp` finds it. Answers and judged tokens are kept in the work folder, so that a second
-    head for the same models costs its own training only.
+    The target answers the prompts, the drafter drafts at every position, and the head learns from
+    the drafter's hidden states. The preset `specdecpp` finds it in the drafter's folder as `head`.
+    Answers and labelled tokens are kept in the work folder, so that a second head for the same
+    models costs only its own training.
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
@@ -482,25 +480,25 @@ def make(
     target: o.Target,
     out: Path = option(
         ...,
-        "The jsonl file, one conversation of one turn a line.",
+        "Output jsonl file, with one prompt per line.",
         "--out",
         "-o",
         metavar="FILE",
     ),
-    num: int = option(1000, "How many prompts.", least=1),
-    max_tokens: int = option(160, "Tokens of a prompt, at most.", least=8),
+    num: int = option(1000, "Number of prompts.", least=1),
+    max_tokens: int = option(160, "Maximum number of tokens per prompt.", least=8),
     rows: int = option(64, t.ROWS, least=1),
     avoid: list[Path] | None = option(
-        None, "jsonl whose texts may not occur, ten words in a row; repeatable."
+        None, "Drop prompts that share ten words in a row with this file; repeatable."
     ),
     seed: int = t.SEED,
     hardware: o.Hardware,
 ) -> None:
-    """Let an instruct model write prompts: what it says after the bare beginning of a user turn.
+    """Let an instruct model write prompts, by continuing the bare beginning of a user turn.
 
     No data is needed (Magpie, arXiv 2406.08464). Unfinished, short, repetitive and repeated turns,
-    and those in another script than the template's, are left out, and counted. A stopped run goes
-    on; what was sampled so far lies beside the file, as `NAME.all`.
+    and those in another script than the template's, are dropped and counted. An interrupted run
+    resumes from all samples so far, in `NAME.all` next to the file.
     """
     with quiet(), refused_values():
         t.check_inputs(target, hardware, Path(t.SELF))

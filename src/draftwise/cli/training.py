@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 PROMPTS = option(
     ...,
-    "Prompts of your own use: one a line, or jsonl with `prompt` or `messages`. `self`: an "
+    "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
     "instruct model writes its own.",
     metavar="FILE",
 )
 OUT = option(
     ...,
-    "Folder for what is made; give it again to go on.",
+    "Output folder. The same folder resumes an interrupted run.",
     "--out",
     "-o",
     metavar="FOLDER",
 )
-SEED = option(0, "The same seed, the same result.", least=0)
-ROWS = "Answers that are sampled together."
-HEATS = "Temperatures of the target's own answers, in turn."
+SEED = option(0, "Random seed.", least=0)
+ROWS = "Answers sampled in one batch."
+HEATS = "Temperatures of the target's answers, used in turn."
 RATE = "Learning rate."
 
 
@@ -53,9 +53,9 @@ RATE = "Learning rate."
 class Answers:
     """How many prompts the model writes (``self``), and how they are answered and kept."""
 
-    num_prompts: int = option(1000, "How many, with `--prompts self`.", least=2)
+    num_prompts: int = option(1000, "Number of prompts with `--prompts self`.", least=2)
     max_new_tokens: int = option(
-        256, "Tokens of an answer, at most.", "--max-new-tokens", "-n", least=1, metavar="N"
+        256, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1, metavar="N"
     )
     rows: int = option(32, ROWS, least=1)
     work: Path | None = option(None, "Folder for answers and checkpoints. Default: OUT/work.")
@@ -71,8 +71,10 @@ class LearningOptions:
 
     epochs: float = option(3.0, "Passes over all texts.")
     lr: float = option(5e-4, RATE)
-    probe: float = option(0.05, "Share of the steps after which to look.", least=0.0, most=1.0)
-    batch_tokens: int = option(2048, "Tokens of a step, about.", least=16)
+    probe: float = option(
+        0.05, "Share of the steps after which to report the expected speed.", least=0.0, most=1.0
+    )
+    batch_tokens: int = option(2048, "Approximate number of tokens per step.", least=16)
     bf16: bool | None = option(None, "Mixed precision. Default: on CUDA.", "--bf16/--no-bf16")
 
 

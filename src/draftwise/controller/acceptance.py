@@ -1,21 +1,20 @@
-"""Acceptance: how likely each further token of a draft is to be accepted.
+"""Acceptance: the probability that each further token of a draft is accepted.
 
-Two drafters are modelled, and both by hazards, the probability that a token is rejected given that
-all tokens before it were accepted:
+Two drafters are modelled by hazards: the probability that a token is rejected, given that all
+tokens before it were accepted.
 
-- the model drafter, by position in the draft, by what became of the request's last draft, and by
-  the length of the suffix of the text that occurred before;
-- retrieval, by the length of the matched suffix, which grows by one with every accepted token, and
-  by whether the places that match agree; once for drafts that begin at the text's end, and once
-  for those that continue a draft of the model.
+- The model drafter's hazard depends on the position in the draft, the outcome of the request's
+  last draft, and the length of the suffix of the text that occurred earlier.
+- Retrieval's hazard depends on the length of the matched suffix, which grows by one with every
+  accepted token, and on whether all matching places agree. Drafts that continue a draft of the
+  model have tables of their own.
 
-The tables are shared by all requests. A request has one factor for each drafter that multiplies
-the hazards: its discounted rejections over those that the tables expected, both with a prior
-weight, which is the posterior mean of a gamma-distributed rate.
+All requests share the tables. Each request scales the hazards of each drafter by one factor: its
+discounted rejections over those that the tables expected, both with a prior weight. This is the
+posterior mean of a gamma-distributed rate.
 
-Only free evidence is used. A position counts as observed if it was verified or is the position of
-the bonus token, and if every position before it was accepted; whether later ones would have been
-accepted is censored.
+Only free evidence is used. A position is observed if it was verified, or is the position of the
+bonus token, and every position before it was accepted. Later positions are censored.
 """
 
 from __future__ import annotations
@@ -32,59 +31,58 @@ Ints = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 
 NUM_OUTCOMES = 4
-"""What became of a request's last draft: none yet, all rejected, cut short, all accepted."""
+"""Outcomes of a request's last draft: none yet, all rejected, partly accepted, all accepted."""
 NUM_MATCHES = 7
 """Buckets of a matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17 or more tokens."""
 NUM_KINDS = 5
-"""Retrieval whose places disagree, whose places agree, and after 1, 2, and 3 or more tokens of the
-model."""
+"""Kinds of retrieval: places disagree; agree; after 1, 2, 3 or more tokens of the model."""
 
 DISCOUNT = 0.9995
-"""Of a shared table, for each observation."""
+"""Discount of a shared table, for each observation."""
 REQUEST_DISCOUNT = 0.99, 0.97
-"""Of a request's factor, for each observation: the model drafter's, retrieval's."""
+"""Discount of a request's factor, for each observation: the model drafter's, retrieval's."""
 REQUEST_WEIGHT = 16.0, 8.0
-"""Rejections that a request's factor of one is worth: the model drafter's, retrieval's."""
+"""Prior weight of a request's factor, in rejections: the model drafter's, retrieval's."""
 MODEL_PRIOR = 0.7
-"""Acceptance of a model drafter that was never seen."""
+"""Prior acceptance of a model drafter."""
 MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
-"""Acceptance by bucket of retrieval that was never seen."""
+"""Prior acceptance of retrieval, by bucket of the match."""
 PRIOR_WEIGHT = 6.0
-"""Observations that a prior of the tables is worth."""
+"""Prior weight of the tables, in observations."""
 LOWEST, HIGHEST = 0.005, 0.98
 """Bounds of a hazard."""
 JOINT_PRIOR = 6.0, 10.0
-"""What a second branch adds to the better one, observed and expected if they were independent."""
+"""Tokens that a second branch adds to the better one: observed, and expected if independent."""
 JOINT_DISCOUNT = 0.9995
-"""Of that, for each depth that both reach."""
+"""Discount of those sums, for each depth that both branches reach."""
 AFTER_DISCOUNT = 0.99
-"""Of the mean survival of retrieval after accepted tokens of the model, for each observation."""
+"""Discount of retrieval's mean survival after tokens of the model, for each observation."""
 AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0
-"""That survival before any was seen, and observations that it is worth."""
+"""Prior of that survival, and its weight in observations."""
 
-# columns of the facts of a slot
+# columns of ``Slots.facts``
 OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
 PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 15)
 NUM_FACTS = 15
-# which tokens of a slot, which survival, whose factor
-# no literals: as arguments each would have a function compiled once more
+# index of tokens, survival and factors
+# no literals: numba compiles a function once more for each literal argument
 _THREE: Any = np.arange(3)
 MODEL, OWN, AFTER = _THREE
 OBSERVED, EXPECTED = 0, 1
 
 
 class Slots(NamedTuple):
-    """What is known of running requests, by slot.
+    """State of running requests, by slot.
 
-    facts: [slots, NUM_FACTS] offered tokens of the model; found tokens, match and kind of
-    retrieval, and of retrieval after all of the model's tokens; what is being verified: tokens of
-    the model, of retrieval (after the model's where both are in one chain), and 1 where they are
-    two branches; the last draft's outcome, length of the text, bucket of the match, room, and how
-    many tokens of the model were right in the latest step.
-    tokens: [slots, 3, length] what the model wrote, retrieval proposed, and proposed after it.
-    survival: [slots, 3, length] probability that the first j + 1 of them are accepted; the model's
-    for a draft as long as may be. factors: [slots, 2, 2] rejections by drafter, observed and
-    expected.
+    facts: [slots, NUM_FACTS] tokens offered by the model; tokens, match and kind of retrieval, and
+    of retrieval after all of the model's tokens; the draft under verification: tokens of the
+    model, tokens of retrieval (after the model's where both are in one chain), and 1 for two
+    branches; outcome of the last draft, length of the text, bucket of the match, room, and correct
+    tokens of the model in the latest step.
+    tokens: [slots, 3, length] of the model, of retrieval, and of retrieval after the model.
+    survival: [slots, 3, length] probability that the first j + 1 of these tokens are accepted; the
+    model's is filled to the longest draft. factors: [slots, 2, 2] rejections by drafter, observed
+    and expected.
     """
 
     facts: Ints
@@ -94,14 +92,14 @@ class Slots(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What all requests share.
+    """Statistics that all requests share.
 
     model: [outcomes, buckets, length, 2] discounted rejections and observations, by outcome of the
-    last draft, match of the text, and position; matches: [kinds, buckets, 2] the same by bucket of
-    the match. joint: [2] what second branches added, observed and expected. after:
-    [buckets, length + 1] mean survival of retrieval one step after a draft of which the model's
-    first token was right, by the match before that step, and its number of observations. It stands
-    for retrieval after a draft of any length, which would take a search for each length.
+    last draft, match of the text, and position. matches: [kinds, buckets, 2] the same for
+    retrieval. joint: [2] tokens that second branches added, observed and expected. after:
+    [buckets, length + 1] mean survival of retrieval one step after a draft whose first token was
+    accepted, by the match before that step, and the number of observations. It approximates
+    retrieval after a draft of any length; the exact values would need one search for each length.
     """
 
     model: Floats
@@ -111,7 +109,7 @@ class Tables(NamedTuple):
 
 
 def new_slots(num: int, max_draft: int, old: Slots | None = None) -> Slots:
-    """Room for so many requests; the old ones keep their slots."""
+    """Arrays for ``num`` requests; requests of ``old`` keep their slots."""
     slots = Slots(
         np.zeros((num, NUM_FACTS), np.int64), np.zeros((num, 3, max_draft), np.int32),
         np.zeros((num, 3, max_draft)), np.zeros((num, 2, 2)),
@@ -124,7 +122,7 @@ def new_slots(num: int, max_draft: int, old: Slots | None = None) -> Slots:
 
 
 def new_tables(max_draft: int) -> Tables:
-    """Nothing was seen: priors."""
+    """Tables that hold only priors."""
     model = np.empty((NUM_OUTCOMES, NUM_MATCHES, max_draft, 2))
     model[..., 0], model[..., 1] = PRIOR_WEIGHT * (1 - MODEL_PRIOR), PRIOR_WEIGHT
     matches = np.empty((NUM_KINDS, NUM_MATCHES, 2))
@@ -136,7 +134,7 @@ def new_tables(max_draft: int) -> Tables:
 
 @compiled
 def bucket_of(match: int) -> int:
-    """The bucket of a matched suffix of so many tokens."""
+    """The bucket of a match of ``match`` tokens."""
     if match <= 2:
         return max(match, 0)
     if match <= 4:
@@ -155,7 +153,7 @@ def _factor(factors: Floats, slot: int, drafter: int) -> float:
 
 @compiled
 def _hazards(table: Floats) -> Floats:
-    """[n, m] of a table of rejections and observations."""
+    """[n, m] hazards of a table [n, m, 2] of rejections and observations."""
     num, width, _ = table.shape
     out = np.empty((num, width))
     for i in range(num):
@@ -190,13 +188,13 @@ def take(
     match: Int32, hits: Int32, agree: Int32, known: Slots, tables: Tables, has_model: bool,
     floor: float, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """Take what the model drafter wrote and what retrieval proposed, and their survivals.
+    """Store the drafts of the model and of retrieval with their survival probabilities.
 
-    offers, lengths: drafts of the model, one after another; no lengths: it did not draft. found,
-    num_found, match, hits, agree: proposals; no matches: texts were not searched. Nothing is being
-    verified until ``choose``. floor: probability of a draft's last token below which nothing after
-    it is worth its price. rows, drafts, nums, left: slots, tokens, length and remaining room of
-    drafts that may be worth continuing. Returns the longest draft, and how many of those there are.
+    offers, lengths: concatenated drafts of the model; lengths is empty if it did not draft. found,
+    num_found, match, hits, agree: proposals of retrieval; match is empty if texts were not
+    searched. floor: survival of a draft's last token below which no continuation is worth its
+    price. rows, drafts, nums, left (outputs): slots, tokens, lengths and remaining room of drafts
+    that may be worth continuing. Returns the length of the longest draft and the number of rows.
     """
     facts, tokens, survival, factors = known
     length = tokens.shape[2]
@@ -212,7 +210,7 @@ def take(
                 tokens[slot, MODEL, j] = offers[begin + j]
             begin += lengths[i]
             longest = max(longest, facts[slot, OFFERED])
-        if len(match):  # else the bucket of the latest search stands for this one
+        if len(match):  # otherwise the bucket of the latest search is kept
             num = num_found[i]
             facts[slot, FOUND], facts[slot, MATCH] = num, match[i]
             facts[slot, KIND] = 1 if agree[i] >= hits[i] else 0
@@ -243,7 +241,7 @@ def take(
 def find_after(
     slots: Ints, found: Int32, num_found: Int32, match: Int32, known: Slots, tables: Tables
 ) -> None:
-    """Take what retrieval proposed after drafts of the model, and its survival."""
+    """Store the proposals of retrieval after drafts of the model with their survival."""
     facts, tokens, survival, factors = known
     hazards = _hazards(tables.matches)
     for i in range(len(slots)):
@@ -261,7 +259,7 @@ def find_after(
 
 @compiled
 def _count(table: Floats, factors: Floats, drafter: int, is_rejected: bool) -> None:
-    """One observation, for the shared table and for the request's factor."""
+    """Add one observation to the shared table and to the request's factor."""
     rejected = 1.0 if is_rejected else 0.0
     discount = REQUEST_DISCOUNT[drafter]
     factors[drafter, OBSERVED] = factors[drafter, OBSERVED] * discount + rejected
@@ -275,7 +273,7 @@ def _learn_match(
     draft: Int32, match: int, kind: int, most: int, emitted: Int32, begin: int,
     tables: Tables, factors: Floats,
 ) -> int:  # fmt: skip
-    """Score retrieved tokens, at most so many, against emitted[begin:]; how many were right."""
+    """Score at most ``most`` retrieved tokens against emitted[begin:]; return the number right."""
     for j in range(most):
         is_rejected = draft[j] != emitted[begin + j]
         _count(tables.matches[kind, bucket_of(match + j)], factors, OWN, is_rejected)
@@ -286,7 +284,7 @@ def _learn_match(
 
 @compiled
 def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> None:
-    """What two branches brought, compared with the better one."""
+    """Learn how many tokens two branches add to the better one."""
     for j in range(min(facts[PLAYED_MODEL], facts[PLAYED_MATCH])):
         high = max(survival[MODEL, j], survival[OWN, j])
         low = min(survival[MODEL, j], survival[OWN, j])
@@ -307,7 +305,7 @@ def _learn_after(row: Floats, survival: Floats, num: int) -> None:
 
 @compiled
 def _shorten(facts: Ints, verified: int) -> None:
-    """A draft of which only so many tokens were verified."""
+    """Cut the recorded draft to the tokens that were verified."""
     if facts[BRANCHES]:
         if verified == 0:
             facts[PLAYED_MODEL] = facts[PLAYED_MATCH] = facts[BRANCHES] = 0
@@ -320,10 +318,10 @@ def _shorten(facts: Ints, verified: int) -> None:
 def learn(
     slots: Ints, emitted: Int32, counts: Ints, verified: Ints, known: Slots, tables: Tables
 ) -> None:
-    """Score what every drafter had to say against what a step emitted.
+    """Score every drafter's proposals against the tokens that a step emitted.
 
-    slots, counts: [rows]; emitted: flat. verified: [rows], tokens of the drafts that were
-    verified, or [0]: all of them.
+    slots, counts: [rows]; emitted: [sum of counts]. verified: [rows] verified tokens of each
+    draft, or empty if all were verified.
     """
     all_facts, all_tokens, all_survival, all_factors = known
     begin: Any = np.int64(0)
@@ -335,7 +333,7 @@ def learn(
         num_model, num_match = facts[PLAYED_MODEL], facts[PLAYED_MATCH]
         branches, offered = facts[BRANCHES], facts[OFFERED]
         kept = 0
-        # without a draft of its own the first position is the only one that is seen unselected
+        # if the model's draft was not verified, only its first position is free of selection
         for j in range(min(count, offered, num_model + 1)):
             is_rejected = tokens[MODEL, j] != emitted[begin + j]
             _count(tables.model[facts[LAST], facts[GROUP], j], factors, MODEL, is_rejected)
@@ -369,11 +367,11 @@ def learn(
 def learn_lengths(
     slots: Ints, accepted: Ints, num_drafted: int, table: Floats, known: Slots
 ) -> None:
-    """The model's part of ``learn`` for engines that tell lengths and no tokens.
+    """The model's part of ``learn`` for engines that report accepted lengths without tokens.
 
-    accepted: [rows], of drafts of num_drafted tokens each, all of which were verified. table:
-    [length, 2] rejections and observations; what became of a last draft is not told apart, since
-    such an engine decides before it knows.
+    accepted: [rows] of drafts of num_drafted tokens each, all verified. table: [length, 2]
+    rejections and observations, not by outcome of the last draft, since such an engine decides
+    before the outcome is known.
     """
     for i in range(len(slots)):
         kept = min(accepted[i], num_drafted)

@@ -1,14 +1,14 @@
 """Choice: which tokens to verify, for all requests at one price of a verified token.
 
 A request's options form a curve: the most tokens that a draft of ``w`` tokens is expected to add,
-whoever writes them. Its upper concave hull says what each further token is worth. All segments of
-all hulls, best first, are the step's demand; the number of tokens is the one that maximises
+whichever drafters write it. The slope of its upper concave hull is the value of each further
+token. The segments of all hulls, best first, are the step's demand. The number of tokens maximises
 
     expected tokens - rate * seconds(tokens in the step)
 
-where ``rate`` is the tokens a second that the engine makes at present (Dinkelbach's form of the
-largest ratio). Seconds may be any function of the number of tokens: a stair is filled up to its
-edge, since the tokens on it are free.
+where ``rate`` is the engine's current tokens per second (Dinkelbach's method for the largest
+ratio). Seconds may be any function of the number of tokens: a stair is filled up to its edge, since
+the tokens on it are free.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Ints = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 
 NUM_PRICES = 512
-"""Prices of a token that are told apart, between 0 and 1 expected token."""
+"""Number of bins for prices between 0 and 1 expected token."""
 PRICE_STEP = 1.0 / NUM_PRICES
 FORGET = 3.0
-"""Power of time with which the model's worth at the first steps loses its weight."""
+"""Rate at which the early means of the model's worth lose weight: FORGET / (FORGET + steps)."""
 
 
 @compiled
 def _pair(one: float, other: float, joint: float) -> float:
     """Probability that one of two branches is accepted at a depth that both reach.
 
-    joint: learnt, 1 where they are independent, 0 where the weaker one adds nothing.
+    joint: learnt; 1: independent branches, 0: the weaker one adds nothing.
     """
     high, low = max(one, other), min(one, other)
     return high + joint * low * (1.0 - high)
@@ -60,7 +60,7 @@ def _branches(
     model: Floats, match: Floats, num_model: int, num_match: int, joint: float, value: Floats,
     parts: Ints,
 ) -> int:  # fmt: skip
-    """Two branches, where they are better than one; the widest that are."""
+    """Add the two-branch drafts that beat one branch; return the largest such width."""
     top, deep, flat, total = 0, 0, 0, 0.0
     for w in range(1, num_model + num_match + 1):
         gain_deep, gain_flat = -1.0, -1.0
@@ -90,8 +90,8 @@ def curve(
 ) -> int:
     """value[w]: most expected tokens of a draft of w tokens, -1 where no draft has w.
 
-    survival, facts: of one slot. parts[w]: tokens of the model, of retrieval (after the model's if
-    it is a chain of both), and 1 for two branches. Returns the largest w.
+    survival, facts: of one slot. parts[w]: tokens of the model, tokens of retrieval (after the
+    model's in one chain), and 1 for two branches. Returns the largest w.
     """
     model, match, after = survival[MODEL], survival[OWN], survival[AFTER]
     room = int(facts[ROOM])
@@ -125,7 +125,7 @@ def curve(
 
 @compiled
 def hull(value: Floats, top: int, points: Ints) -> int:
-    """Widths on the upper concave hull of value[0..top], which rises; returns how many."""
+    """Write the widths on the rising upper concave hull of value[0..top]; return their number."""
     num = 1
     points[0] = 0
     for w in range(1, top + 1):
@@ -149,7 +149,7 @@ def _demand(
 ) -> None:  # fmt: skip
     """Segments of every request's hull, best first: width, gain and the draft up to its end.
 
-    ends: [rows + 1], where the segments of a row begin.
+    ends: [rows + 1] index of each row's first segment.
     """
     length = known.tokens.shape[2]
     value = np.empty(2 * length + 1)
@@ -173,7 +173,7 @@ def _demand(
 def _sweep(
     widths: Ints, gains: Floats, prices: Ints, seconds: Floats, rate: float
 ) -> tuple[int, int]:
-    """The number of tokens to buy, best first, and the bin of the price of the last one."""
+    """The number of tokens to buy, best first, and the price bin of the last one."""
     tokens = np.zeros(NUM_PRICES, np.int64)
     sums = np.zeros(NUM_PRICES)
     for at in range(len(prices)):
@@ -211,9 +211,9 @@ def choose(
 ) -> tuple[int, float, float]:  # fmt: skip
     """The best draft of every request, at one price of a token.
 
-    seconds[x]: of the step if x drafted tokens are verified. rate: tokens a second. drafts: [2, n]
-    chains and second branches, one after another; bounds: [2, rows + 1], where they begin. Returns
-    drafted tokens, tokens they are expected to add, and the price of a token.
+    seconds[x]: of the step if x drafted tokens are verified. rate: tokens per second. drafts
+    (output): [2, n] concatenated chains and second branches; bounds (output): [2, rows + 1] where
+    each begins. Returns drafted tokens, expected added tokens, and the price of a token.
     """
     rows = len(slots)
     size = rows * 2 * known.tokens.shape[2]
@@ -230,7 +230,7 @@ def choose(
             _play(slots[i], parts[at], known)
             left -= widths[at]
             expected += gains[at]
-    if cut < NUM_PRICES:  # requests whose next token has the price of the last one bought
+    if cut < NUM_PRICES:  # requests whose next token has exactly the final price
         for i in range(rows):
             for at in range(ends[i], ends[i + 1]):
                 if prices[at] == cut and widths[at] <= left:
@@ -243,7 +243,7 @@ def choose(
 
 @compiled
 def write(slots: Ints, known: Slots, drafts: Int32, bounds: Ints) -> None:
-    """The tokens of the drafts that were chosen, as in ``choose``."""
+    """Write the tokens of the chosen drafts to the outputs of ``choose``."""
     deep = flat = 0
     for i in range(len(slots)):
         slot = slots[i]
@@ -270,10 +270,10 @@ def _surplus(
     survival: Floats, facts: Ints, after: Floats, joint: float, branches: bool, price: float,
     out: Floats,
 ) -> None:  # fmt: skip
-    """Add to out[k] what the best draft of one request would be worth after k tokens of the model.
+    """Add to out[k] the worth of one request's best draft if the model writes k tokens.
 
-    Expected tokens less their price. The best draft is counted by parts: the model's first tokens,
-    with or without retrieval after all of them, retrieval alone, or both as branches.
+    Worth: expected tokens less their price. Candidates: a prefix of the model's tokens, retrieval
+    after all of them, retrieval alone, or both as branches.
     """
     model, match = survival[MODEL], survival[OWN]
     most, num_match = facts[ROOM], min(facts[FOUND], facts[ROOM])
@@ -316,8 +316,8 @@ def mean_surplus(
 ) -> None:  # fmt: skip
     """Update the discounted mean worth of model drafts of 0 .. longest tokens by all requests.
 
-    means: [lengths + 2], the last one counts calls. The first ones go by beliefs that are little
-    more than priors, and are soon forgotten.
+    means: [lengths + 2]; the last entry counts calls. Early calls rest on little more than priors
+    and lose their weight soon.
     """
     worth = np.zeros(longest + 1)
     for i in range(len(slots)):
@@ -333,7 +333,7 @@ def mean_surplus(
 def best_length(
     means: Floats, longest: int, num_requests: int, rate: float, fixed_s: float, each_s: float
 ) -> int:
-    """The model drafter's length that is worth most to all requests, less its own seconds."""
+    """The length of the model's drafts with the largest worth to all requests, less its seconds."""
     best, length = num_requests * means[0], 0
     for k in range(1, longest + 1):
         worth = num_requests * means[k] - rate * max(fixed_s + each_s * k, 0.0)

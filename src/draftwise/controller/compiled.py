@@ -21,8 +21,8 @@ _warm_ups: list[Callable[[], object]] = []
 def compiled(function: F) -> F:
     """Compile a function when it is first called; without numba, return it as it is.
 
-    Machine code is cached on disk. The cache notices changes of the function's own file only, so a
-    compiled function calls compiled functions of its own module, and no others.
+    Machine code is cached on disk. The cache only notices changes of the function's own file, so a
+    compiled function may only call compiled functions of its own module.
     """
     if numba is None:
         return function
@@ -39,9 +39,9 @@ def warms_up(function: F) -> F:
 
 
 def warm_up() -> float:
-    """Compile everything that is registered, or load it from the cache; seconds that this took.
+    """Compile all registered functions, or load them from the cache; return the seconds taken.
 
-    To be called before the first request. One log line; without numba nothing is done.
+    Call it before the first request. Writes one log line; does nothing without numba.
     """
     if numba is None:
         _log.info("numba is not installed: drafting runs uncompiled (pip install numba)")

@@ -1,9 +1,9 @@
-"""One controller for every engine: what to draft for all running requests.
+"""The default controller, shared by all engines: it decides what to draft for running requests.
 
-A reader sees four steps in ``choose``: acceptance, expected tokens, seconds, choice. Around them
-stand the guard (never slower than plain decoding), the look-ahead (the model drafter's length is
-decided one step early) and retrieval. No torch, no engine and no clock in here: an engine reports
-the facts of its steps and takes drafts.
+``choose`` has four steps: acceptance, expected tokens, seconds, choice. The guard keeps drafting
+from being slower than plain decoding, the look-ahead decides the model drafter's length one step
+early, and retrieval searches the texts. The controller knows no torch, engine or clock: an engine
+reports the facts of its steps and receives drafts.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from draftwise.controller.lookahead import LookAhead
 from draftwise.controller.retrieval import Proposals, make_index
 
 RATE_DISCOUNT = np.array([0.98, 0.995])
-"""Of the engine's rate in tokens a second, for each step: for choosing tokens, for the model's
-length, which pays over the steps that follow."""
+"""Discount of the engine's tokens per second, for each step: for choosing tokens, and for the
+model's length, which pays over the steps that follow."""
 PRICE_DISCOUNT = 0.8
-"""Of the price of a token, for each step, where it says which drafts may be worth continuing."""
+"""Discount of the average price of a token, for each step."""
 FLOOR_SHARE = 0.7
-"""Of that price, below which a draft's last token is not worth a look at what follows it."""
+"""Share of that price below which the end of a draft is not searched for a continuation."""
 FLOOR_CHECK = 64
-"""Steps between two in which what follows is looked up for all drafts."""
+"""Every so many steps continuations of all drafts are searched."""
 IDLE_STEPS = 64
-"""Steps without a draft after which texts are searched in one of two steps, then of three, .."""
+"""Steps without a draft after which texts are searched in every 2nd step; twice that: 3rd, .."""
 IDLE_MOST = 8
-"""Steps between two searches, at most."""
+"""Most steps between two searches."""
 SLICE = 4096
-"""Tokens that one call of ``work`` indexes."""
+"""Tokens indexed by one call of ``work``."""
 STATE_VERSION = 1
 
 Ints = NDArray[np.int64]
@@ -61,10 +61,10 @@ _UNSEARCHED = Proposals(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine allows.
+    """Limits of an engine.
 
-    max_draft: tokens of a request's draft, in each branch. max_step_tokens: tokens of a step.
-    model: whether the engine has a model drafter, which drafts for all requests or for none.
+    max_draft: most tokens of a request's draft, in each branch. max_step_tokens: most tokens of a
+    step. model: whether the engine has a model drafter, which drafts for all requests or none.
     branches: whether the target verifies trees. retrieval: whether texts are searched.
     """
 
@@ -78,12 +78,12 @@ class Limits:
 class Controller:
     """Learns from every step what to draft for every running request.
 
-    Each step, in this order: ``observe`` what it did, ``end`` and ``begin`` for requests that went
-    and came, ``choose`` the next drafts; ``work`` while the engine computes. ``num_to_draft`` is
-    the number of tokens that the model drafter is to write for each request during the coming step.
+    Call order for each step: ``observe`` its facts, ``end`` and ``begin`` requests, ``choose`` the
+    next drafts, and ``work`` while the engine computes. ``num_to_draft`` is the number of tokens
+    that the model drafter should write for each request during the coming step.
 
-    State: by slot, what was offered, proposed and is being verified; the tables of acceptance, the
-    cost model, the guard's account and the look-ahead, which all requests share.
+    State: drafts and proposals by slot; acceptance tables, cost model, guard and look-ahead, which
+    all requests share.
     """
 
     def __init__(self, limits: Limits, *, history_tokens: int = 1 << 18) -> None:
@@ -131,7 +131,7 @@ class Controller:
         model: bool = True,
         retrieval: bool = True,
     ) -> None:
-        """A request whose prompt was read, with its text so far, begins to decode.
+        """Add a request after its prefill, with its text so far.
 
         tenant: texts of other tenants are never proposed. shares: whether its answer may be
         proposed to other requests of its tenant. model, retrieval: drafters that it may use.
@@ -153,7 +153,7 @@ class Controller:
         self._known.facts[slot, LENGTH] = len(tokens)
 
     def end(self, name: str) -> None:
-        """A request is gone: finished, cancelled, or never known."""
+        """Remove a request that finished or was cancelled; unknown names are ignored."""
         slot = self._slots.pop(name, None)
         if slot is not None:
             if self.limits.retrieval:
@@ -171,10 +171,10 @@ class Controller:
         emitted: Sequence[Sequence[int]],
         num_verified: Sequence[int] | None = None,
     ) -> None:
-        """What a step took, and what it emitted for each request.
+        """Learn from a step: its facts, and the tokens that it emitted for each request.
 
-        num_verified: drafted tokens that were verified, where the engine shortened drafts (from
-        their end; a draft with a branch is verified whole or, at 0, not at all).
+        num_verified: drafted tokens that were verified, where the engine cut drafts from their
+        end. A draft with a branch is verified whole or not at all (0).
         """
         self._learn_lengths()
         num = len(names)
@@ -192,14 +192,14 @@ class Controller:
             self._index.extend(slots, tokens, counts)
 
     def _account(self, step: Step, context: int, num_emitted: int) -> None:
-        """Prices, the guard's account and the rate."""
+        """Update the cost model, the guard's account and the rate."""
         plain = self.costs.observe(step, context)
         if not self.costs.is_known or step.num_requests == 0:
             return
         seconds = counted_s = self.costs.counted_s + step.own_seconds
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
-            plain = seconds  # what the controller takes in a plain step is not lost by drafting
-        else:  # prompts would have been read without drafts, too
+            plain = seconds  # own time in a plain step is no loss by drafting
+        else:  # prefill takes its time without drafts, too
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
@@ -208,10 +208,10 @@ class Controller:
         self._last_s = seconds
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
-        """Model drafts that the step to be observed verified, for engines whose steps overlap.
+        """Record the model drafts that the step to be observed verified, for overlapping steps.
 
-        There ``choose`` has decided on later steps by then, and the host does not know the drafted
-        tokens: ``observe`` is told 0 for each accepted one, and 1 for the token that follows them.
+        In such engines ``choose`` has already decided on later steps, and the host does not know
+        the drafted tokens: ``emitted`` has 0 for each accepted token and 1 for the bonus token.
         """
         self._learn_lengths()
         slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, len(names))
@@ -227,10 +227,10 @@ class Controller:
         rooms: Sequence[int],
         offers: Sequence[Sequence[int]] | None = None,
     ) -> list[list[int]]:
-        """The chains of the coming step, one for each request; empty where plain decoding is best.
+        """The drafts of the coming step, one for each request; empty where plain decoding is best.
 
-        Second branches stand in ``branches``, in the same order, where ``Limits.branches`` is set.
-        rooms: tokens that a draft may have. offers: what the model drafter wrote.
+        With ``Limits.branches`` second branches are in ``branches``, in the same order. rooms: most
+        tokens of each draft. offers: tokens that the model drafter wrote.
         """
         num = len(names)
         self.branches = [[] for _ in names] if self.limits.branches else []
@@ -241,10 +241,10 @@ class Controller:
         self._learn_lengths()
         self._num_choices += 1
         slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
-        # 1. acceptance: how likely each further token is
+        # 1. acceptance: the survival probability of each further token
         width = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
         most = self._most_tokens(num)
-        # what the model wrote is paid for: an empty account does not waste it
+        # the model's tokens are paid for: verify them even if the account is empty
         if most <= 0 or not (width or self.guard.allows_drafts):
             self.promised += num
             self._num_idle += 1
@@ -262,7 +262,7 @@ class Controller:
         self.promised += num + expected
         self._num_idle = 0 if drafted else self._num_idle + 1
         self._price += (1 - PRICE_DISCOUNT) * (price - self._price)
-        # before a stair a token costs what it displaces, elsewhere what it takes
+        # just below a stair a token costs what it displaces, elsewhere its own seconds
         step = min(2 * num, most - drafted)
         if step > 0:
             ahead = seconds.item(drafted + step) - seconds.item(drafted)
@@ -278,10 +278,10 @@ class Controller:
         return self._read(0, num)
 
     def rests(self, num: int) -> bool:
-        """Whether a step of num requests drafts nothing, whatever their texts are.
+        """Whether the coming step of ``num`` requests drafts nothing, whatever their texts are.
 
-        True takes the place of ``choose``: an engine need not collect the requests. Never with a
-        model drafter, whose length is decided in ``choose``.
+        If True, the engine skips ``choose`` and need not collect its arguments. Always False with
+        a model drafter, whose length is decided in ``choose``.
         """
         upcoming = self._num_choices + 1
         if self.limits.model or (self.limits.retrieval and self._is_search_due(upcoming)):
@@ -293,22 +293,22 @@ class Controller:
         return True
 
     def _rate(self, which: int) -> float:
-        """Tokens a second, of the latest steps (0) or of more of them (1)."""
+        """Recent tokens per second, averaged over fewer (0) or more (1) steps."""
         tokens, seconds = self._rates[:, which].tolist()
         return float(tokens / seconds) if seconds else 0.0
 
     @property
     def _joint(self) -> float:
-        """What a second branch adds, of what it would if it were independent."""
+        """Tokens that a second branch adds, relative to independent branches; 0 to 1."""
         seen, expected = self._tables.joint.tolist()
         return float(min(max(seen / expected, 0.0), 1.0)) if expected > 0 else 0.0
 
     def _survivals(
         self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None
     ) -> int:  # fmt: skip
-        """Fill survivals of the model's draft, of retrieval, and of it after the model's draft.
+        """Fill the survival of the model's draft, of retrieval, and of retrieval after the model.
 
-        Returns the longest draft of the model.
+        Returns the length of the model's longest draft.
         """
         known, tables, num = self._known, self._tables, len(slots)
         written, lengths = _NO_TOKENS, _NOTHING
@@ -339,15 +339,15 @@ class Controller:
         return int(width)
 
     def _is_search_due(self, number: int) -> bool:
-        """Texts where nothing is worth drafting for long are searched less often.
+        """Whether texts are searched in this step: less often after many steps without a draft.
 
-        So are all texts while the guard allows no drafts; what is found then still teaches.
+        While the guard allows no drafts, rare searches still update the acceptance tables.
         """
         every = 1 + self._num_idle // IDLE_STEPS if self.guard.allows_drafts else IDLE_MOST
         return number % min(every, IDLE_MOST) == 0
 
     def _most_tokens(self, num: int) -> int:
-        """Drafted tokens of a step: within the engine's limit, not far beyond what was priced."""
+        """Most drafted tokens of a step: the engine's limit, little beyond the measured range."""
         if not self.costs.is_known:
             return 0
         length = self.limits.max_draft * (2 if self.limits.branches else 1)
@@ -356,7 +356,7 @@ class Controller:
         return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
 
     def _decide_length(self, num: int) -> None:
-        """What the model drafter is to write during the coming step."""
+        """Decide the model drafter's length in the coming step."""
         if not self.limits.model or not self.costs.is_known:
             self.num_to_draft = 0
             return
@@ -370,7 +370,7 @@ class Controller:
             self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
 
     def _learn_lengths(self) -> None:
-        """What each length of the model's draft would have been worth at the latest choice."""
+        """Learn what each length of the model's draft was worth at the latest choice."""
         if self._to_learn is not None and self.limits.model:
             slots, price = self._to_learn
             self._look_ahead.learn(
@@ -385,15 +385,15 @@ class Controller:
         return [flat[begin:end] for begin, end in pairwise(bounds)]
 
     def work(self) -> bool:
-        """What the next step does not need, to be called while the engine computes.
+        """Do work that the next step does not need, while the engine computes.
 
-        Returns whether more is left.
+        Returns whether work is left.
         """
         self._learn_lengths()
         return self.limits.retrieval and self._index.work(SLICE)
 
     def state(self) -> dict[str, Any]:
-        """What the next run on the same machine, model and settings may begin with; plain JSON."""
+        """The state for the next run on the same machine, model and settings, as plain JSON."""
         return {
             "version": STATE_VERSION,
             "max_draft": self.limits.max_draft,
@@ -405,7 +405,7 @@ class Controller:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state`` gave. Errors: ValueError, and nothing is changed."""
+        """Restore the result of ``state``. Errors: ValueError, and nothing is changed."""
         if state.get("version") != STATE_VERSION:
             raise ValueError(
                 f"the state has version {state.get('version')!r}, not {STATE_VERSION}:"
@@ -440,7 +440,7 @@ class Controller:
 
 
 def _like(array: NDArray[np.float64], values: Any) -> NDArray[np.float64]:
-    """Numbers of a state, of the shape that they must have."""
+    """Numbers of a state, checked to be finite and of the shape of ``array``."""
     found = np.array(values, float)
     if found.shape != array.shape or not np.isfinite(found).all():
         raise ValueError(f"the state is damaged: {array.shape} numbers were expected")

@@ -1,16 +1,16 @@
-"""Seconds of a step: tokens in it, requests, context and the model drafter's length.
+"""Cost model: seconds of a step by its tokens, requests, context and drafting.
 
 The model is linear, and a Kalman filter learns it:
 
     seconds = base + a * requests + b * context tokens + c * prefill tokens
             + d * (the model drafts) + e * its length + stairs below the number of tokens
 
-A stair is a jump between two numbers of tokens, so a price may rise anywhere: evenly on a CPU, by
-a third from 128 to 129 tokens on a GPU. Jumps that were not measured are believed to be small and
-share what the steps around them show. What was measured long ago is believed less (a random walk),
-by shape: a step informs about the jumps below its own number of tokens and about no others. A
-change of all seconds by one factor (a slower clock, a busier machine) is followed within a few
-steps. Single slow steps (outliers) count little.
+A stair is a jump between two numbers of tokens, so seconds may rise anywhere: evenly on a CPU, by
+a third from 128 to 129 tokens on a GPU. Jumps that were not measured have a small prior and share
+the rise measured around them. Confidence in old measurements decays (a random walk), by shape: a
+step informs only the jumps below its own number of tokens. When all seconds change by one factor
+(another clock rate, a busier machine), the model follows within a few steps. Single slow steps
+(outliers) have little weight.
 """
 
 from __future__ import annotations
@@ -32,56 +32,56 @@ EDGES = np.array(
 )
 """Numbers of tokens after which a step may take longer."""
 BASE, REQUESTS, CONTEXT, PREFILL, DRAFTS, LENGTH = range(6)
-"""Coefficients that stand before those of the stairs."""
+"""Coefficients before those of the stairs."""
 NUM_OTHERS = 6
 SIZE = NUM_OTHERS + len(EDGES)
 
 JUMP = 0.03
-"""Prior mean of a doubling of the tokens, as a share of a plain step."""
+"""Prior mean increase for twice the tokens, as a share of a plain step."""
 JUMP_SPREAD = 0.1
 """Prior standard deviation of one jump, as a share of a plain step."""
 DRAFT_SHARE = 0.04
-"""Prior of a token of the model drafter, as a share of a plain step."""
+"""Prior seconds of a token of the model drafter, as a share of a plain step."""
 NOISE = 0.01
-"""Standard deviation of a measurement at the start, as a share of it."""
+"""Prior standard deviation of a measurement, as a share of it."""
 DRIFT = 2e-4
 """Standard deviation by which a jump may change in one step, as a share of a plain step."""
 LEAST_NOISE = 2e-3
-"""Standard deviation of a measurement at least, as a share of a plain step."""
+"""Smallest standard deviation of a measurement, as a share of a plain step."""
 NOISE_DISCOUNT = 0.98
-"""Of the measured noise, for each step."""
+"""Discount of the measured variance, for each step."""
 FIRST_STEPS = 16
-"""Steps within which a step that takes half of the first one makes the prior begin again."""
+"""Steps within which one that takes half as long as the first resets the prior."""
 OUTLIER = 4.0
-"""Standard deviations beyond which a measurement is cut."""
+"""Standard deviations at which an innovation is clipped."""
 NEW = 4.0
-"""Times the noise, from which on the variance of a belief says that a shape is not known yet."""
+"""A shape counts as unknown while its variance exceeds this multiple of the noise."""
 SCALE_STEPS = 6
 """Steps in a row that are slower (or faster) by SCALE_CHANGE before all seconds are rescaled."""
 SCALE_CHANGE = 0.12
 PAUSE = 4.0
-"""Times its believed seconds that a step counts for at most: the machine paused, or compiled."""
+"""A step counts for at most this multiple of its predicted seconds (the machine paused)."""
 FIRST_MIXED = 32
-"""Steps that read prompts and are not priced before one that only decodes was seen."""
+"""Prefill steps that are skipped at the start while no pure decoding step was measured."""
 TABLE_SPREAD = 0.02
-"""Standard deviation of a jump that was given, as a share of a plain step."""
+"""Standard deviation of a jump from a price table, as a share of a plain step."""
 
 PLAIN, VARIANCE, RUN, STRIKES, RATIOS = range(5)
-"""Scalars: the plain step that the prior was made for, the variance of a measurement, steps since
-seconds were rescaled, whether the latest step of a new shape was an outlier, and from RATIOS on
-what the latest steps took compared with the belief."""
+"""Scalars: seconds of the plain step behind the prior, variance of a measurement, steps since the
+last rescaling, whether the latest step of a new shape was an outlier, and from RATIOS on measured
+over predicted seconds of the latest steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of the engine did and took.
+    """Facts of one step of the engine.
 
-    num_requests: requests that decoded. num_tokens: tokens in it, verified drafts and prefill
-    included. seconds: of the engine, without the controller's own work. num_drafted: tokens that
-    the model drafter wrote for each request during the step (0: it did not draft).
-    num_context: tokens of all texts before the step; None: the controller's own count of those it
-    knows. num_prefill: tokens of prompts that were read. own_seconds: that the controller's calls
-    added to the step.
+    num_requests: requests that decoded. num_tokens: all tokens, verified drafts and prefill
+    included. seconds: time of the engine, without the controller's own work. num_drafted: tokens
+    that the model drafter wrote for each request during the step (0: it did not draft).
+    num_context: tokens of all texts before the step; None: the controller's own count.
+    num_prefill: prompt tokens in the step. own_seconds: time that the controller's calls added to
+    the step.
     """
 
     num_requests: int
@@ -98,7 +98,7 @@ def _features(
     tokens: int, requests: int, context: int, prefill: int, length: int, edges: Ints,
     scales: Floats, x: Floats,
 ) -> int:  # fmt: skip
-    """Fill x with the factors of the coefficients; how many of them may differ from 0."""
+    """Fill x with the features; return the length of the prefix that may be non-zero."""
     x[BASE] = 1.0
     x[REQUESTS] = requests * scales[REQUESTS]
     x[CONTEXT] = context * scales[CONTEXT]
@@ -114,7 +114,7 @@ def _features(
 
 @compiled
 def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> float:
-    """Rescale everything once several steps in a row were slower, or faster, than believed.
+    """Rescale all seconds once SCALE_STEPS steps in a row were slower, or faster, than predicted.
 
     Returns the factor.
     """
@@ -147,13 +147,13 @@ def _update(
 ) -> None:  # fmt: skip
     """Kalman's update by one measurement.
 
-    num: coefficients whose factor may differ from 0. known: those that were ever measured; the
-    others are independent of them, so nothing is learnt about them.
+    num: coefficients whose feature may be non-zero. known: coefficients that were ever measured;
+    the others are independent of them and stay as they are.
     """
     gain = np.zeros(known)
     for i in range(num):
         if x[i] != 0.0:
-            gain += spread[i, :known] * x[i]  # by rows, which plain Python is quick at
+            gain += spread[i, :known] * x[i]  # by rows: fast in plain Python, too
     noise = scalars[VARIANCE]
     variance = noise
     for i in range(num):
@@ -161,8 +161,8 @@ def _update(
     innovation = y - believed
     bound = OUTLIER * np.sqrt(variance)
     if variance > NEW * noise:
-        # of a shape that is not known yet: twice as long as believed may be true, and more than
-        # that if it happens twice running
+        # an unknown shape may take twice the predicted seconds, and more than that only if two
+        # steps in a row do
         if abs(innovation) > max(bound, believed) and scalars[STRIKES] == 0.0:
             scalars[STRIKES] = 1.0
             return
@@ -184,9 +184,9 @@ def observe(
     tokens: int, requests: int, context: int, prefill: int, length: int, largest: int,
     seconds: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats, scalars: Floats,
 ) -> tuple[float, float]:  # fmt: skip
-    """Learn from one step; seconds of a plain step of its requests, and those that were believed.
+    """Learn from one step; return seconds of a plain step of its requests, and the prediction.
 
-    largest: tokens so far.
+    largest: tokens of the largest step so far.
     """
     x = np.zeros(len(mean))
     known = NUM_OTHERS
@@ -201,7 +201,7 @@ def observe(
     for i in range(len(mean)):
         spread[i, i] += walk
     _update(mean, spread, x, num, known, seconds, believed, scalars)
-    zero: Any = np.int64(0)  # a literal would have it compiled once more
+    zero: Any = np.int64(0)  # numba compiles once more for a literal argument
     plain = 0.0
     for i in range(_features(requests, requests, context, zero, zero, edges, scales, x)):
         plain += mean[i] * x[i]
@@ -213,7 +213,7 @@ def fill_seconds(
     requests: int, context: int, length: int, num: int, edges: Ints, scales: Floats, mean: Floats,
     out: Floats,
 ) -> None:  # fmt: skip
-    """out[x], x up to num: seconds of requests + x tokens, the model drafting ``length``."""
+    """out[x], x = 0 .. num: seconds of a step of requests + x tokens and a draft of ``length``."""
     total = mean[BASE] + mean[REQUESTS] * scales[REQUESTS] * requests
     total += mean[CONTEXT] * scales[CONTEXT] * context
     if length > 0:
@@ -227,11 +227,11 @@ def fill_seconds(
 
 
 class StepCosts:
-    """The cost model of one engine: ``observe`` steps, ask for ``seconds``.
+    """The cost model of one engine: ``observe`` learns from steps, ``seconds`` predicts.
 
-    State: mean and covariance of the coefficients (a normal distribution), the plain step that
-    the prior was made for, the noise, and the largest step that was measured. ``counted_s``: what
-    the latest step counts for, its seconds or PAUSE times those that were believed.
+    State: mean and covariance of the coefficients (a normal distribution), the plain step behind
+    the prior, the noise, and the largest step that was measured. ``counted_s``: seconds of the
+    latest step, at most PAUSE times the prediction.
     """
 
     def __init__(self) -> None:
@@ -248,13 +248,13 @@ class StepCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether a step was measured, or prices were given."""
+        """Whether a step was measured or a price table was loaded."""
         return self.num_steps > 0
 
     def observe(self, step: Step, num_context: int) -> float:
-        """Learn from one step; returns what a plain step of its requests takes, in seconds.
+        """Learn from one step; return the seconds of a plain step of its requests.
 
-        Steps without tokens or seconds say nothing, and their own seconds are returned.
+        A step without tokens or seconds is ignored and its own seconds are returned.
         """
         self.counted_s = step.seconds
         if step.num_tokens < 1 or not 0.0 < step.seconds < np.inf:
@@ -262,7 +262,7 @@ class StepCosts:
         if not self.is_known and step.num_prefill and self._num_mixed < FIRST_MIXED:
             self._num_mixed += 1
             return step.seconds
-        # the first steps may be slow (a warm-up, a long prompt): the prior is made for a plain one
+        # the first steps may be slow (warm-up, a long prompt): take the prior from a plain step
         is_first = self.num_steps < FIRST_STEPS
         if not self.is_known or (is_first and 2 * step.seconds < self._scalars.item(PLAIN)):
             self._begin(step)
@@ -281,9 +281,9 @@ class StepCosts:
     def seconds(
         self, num_requests: int, num_context: int, num_drafted: int, num_tokens: int
     ) -> Floats:
-        """[n] seconds of steps with num_requests + 0, 1, .. num_tokens tokens.
+        """[num_tokens + 1] seconds of steps with num_requests + 0, 1, .. num_tokens tokens.
 
-        The array is the cost model's own: the next call overwrites it.
+        The next call overwrites the array.
         """
         if num_tokens >= len(self._seconds):
             self._seconds = np.zeros(2 * num_tokens)
@@ -294,23 +294,23 @@ class StepCosts:
         return self._seconds[: num_tokens + 1]
 
     def draft_seconds(self, num_drafted: int) -> float:
-        """Of the model drafter, for a draft of so many tokens by each request."""
+        """Seconds of the model drafter for drafts of num_drafted tokens."""
         fixed, each = self.draft_price
         return max(fixed + each * num_drafted, 0.0) if num_drafted else 0.0
 
     @property
     def draft_price(self) -> tuple[float, float]:
-        """Seconds that the model drafter takes at all, and for each token of its length."""
+        """Seconds of the model drafter: fixed, and for each token of its length."""
         return self._mean.item(DRAFTS), self._mean.item(LENGTH)
 
     def load_table(
         self, seconds: Mapping[int, float], draft_s: tuple[float, float] | None = None
     ) -> None:
-        """Begin with given prices: seconds of a step by the number of its tokens.
+        """Start from a price table: seconds of a step by its number of tokens.
 
-        Between two numbers of tokens the price rises evenly; beyond the last as before it.
-        draft_s: seconds that the model drafter takes at all, and for each token of its length.
-        Steps that are measured correct the prices. Errors: ValueError.
+        Seconds are interpolated linearly, and extrapolated beyond the last entry. draft_s: seconds
+        of the model drafter, fixed and for each token of its length. Measured steps correct the
+        table. Errors: ValueError.
         """
         tokens = np.array(sorted(seconds), float)
         prices = np.array([seconds[num] for num in sorted(seconds)], float)
@@ -333,7 +333,7 @@ class StepCosts:
         self.num_steps, self.largest = FIRST_STEPS, int(tokens[-1])
 
     def prefill_seconds(self, num_requests: int, num_prefill: int) -> float:
-        """Of reading so many prompt tokens in a step in which so many requests decode."""
+        """Seconds of num_prefill prompt tokens in a step in which num_requests requests decode."""
         if not num_prefill or not self.is_known:
             return 0.0
         first, last = np.searchsorted(EDGES, [num_requests, num_requests + num_prefill])
@@ -365,7 +365,7 @@ class StepCosts:
         self._spread[:] = np.diag(deviations**2)
 
     def state(self) -> dict[str, Any]:
-        """What the next run on the same machine, model and settings may begin with."""
+        """The state for the next run on the same machine, model and settings."""
         return {
             "edges": EDGES.tolist(),
             "num_steps": self.num_steps,
@@ -379,10 +379,10 @@ class StepCosts:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state`` gave. Errors: ValueError where it does not fit."""
+        """Restore the result of ``state``. Errors: ValueError where it does not fit."""
         try:
             if list(state["edges"]) != EDGES.tolist():
-                raise ValueError("the cost model's stairs are others in this version")
+                raise ValueError("the cost model's stairs differ in this version")
             num, largest, longest = (
                 int(state[name]) for name in ("num_steps", "largest", "longest")
             )

@@ -1,13 +1,13 @@
-"""The guard: an account of the seconds that drafting has earned compared with plain decoding.
+"""The guard: an account of the seconds that drafting has saved compared with plain decoding.
 
-A conservative bandit (Wu et al. 2016, "Conservative Bandits"), with measured seconds in place of
-estimated rewards: a step that emitted ``n`` tokens for ``b`` requests in ``s`` seconds has earned
-``n / b * plain - s``, where ``plain`` are the seconds of the same step without drafts. Drafting is
-allowed while the account is not empty.
+A conservative bandit (Wu et al. 2016, "Conservative Bandits") with measured seconds in place of
+estimated rewards: a step that emits ``n`` tokens for ``b`` requests in ``s`` seconds earns
+``n / b * plain - s``, where ``plain`` is the time of the same step without drafts. Drafting is
+allowed while the account is positive.
 
-Bound: the account starts at, and never exceeds, CREDIT plain steps, and receives SHARE of the time;
-a step can overdraw it by what that one step lost. So over any period drafting loses at most SHARE
-of the period, CREDIT plain steps, and one step (as far as ``plain`` is right).
+Bound: the account starts at CREDIT plain steps, never exceeds them, and receives SHARE of the time.
+One step can overdraw it by its own loss. Over any period drafting therefore loses at most SHARE of
+the period, CREDIT plain steps, and the loss of one step, as far as ``plain`` is accurate.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections.abc import Mapping
 from typing import Any
 
 CREDIT = 4.0
-"""Plain steps that may be lost at the start, and at most after a good time."""
+"""Balance at the start, and largest balance, in plain steps."""
 SHARE = 0.002
-"""Of the time, that drafting which does not pay may cost."""
+"""Share of the time that the account receives."""
 PROBE_SHARE = 0.0015
-"""Of the time, that drafts of a drafter which does not pay at present may cost."""
+"""Share of the time for probes of a model drafter that does not pay at present."""
 RECENT = 0.995
-"""Discount of a step in the recent speed."""
+"""Discount of the recent speed, for each step."""
 
 
 class Guard:
-    """One account for all requests; shared, since what one request lost another may have earned.
+    """One account for all requests: the gains of one request cover the losses of another.
 
-    credit, share: in place of CREDIT and SHARE. State: ``balance`` in seconds; ``plain_s`` and
-    ``spent_s`` since the start and recently.
+    credit, share: replace CREDIT and SHARE. State: ``balance`` in seconds; ``plain_s`` (seconds
+    that plain decoding would have taken) and ``spent_s``, since the start and recently.
     """
 
     def __init__(self, credit: float = CREDIT, share: float = SHARE) -> None:
@@ -42,7 +42,7 @@ class Guard:
         self._is_open = False
 
     def observe(self, tokens_per_request: float, seconds: float, plain_s: float) -> None:
-        """A step of so many emitted tokens a request; plain_s: what a plain step takes."""
+        """Book a step; plain_s: seconds of the same step without drafts."""
         if not self._is_open:
             self.balance, self._is_open = self.balance + self._credit * plain_s, True
         worth = tokens_per_request * plain_s
@@ -54,21 +54,21 @@ class Guard:
         self.recent_spent_s = RECENT * self.recent_spent_s + seconds
 
     def charge(self, seconds: float) -> None:
-        """Seconds outside of steps that plain decoding would not have taken."""
+        """Charge seconds outside of steps that plain decoding does not need."""
         self.balance -= seconds
         self.spent_s += seconds
         self.recent_spent_s += seconds
 
     def grant(self, seconds: float) -> None:
-        """Credit beyond what was earned."""
+        """Add credit."""
         self.balance += seconds
 
     def state(self) -> dict[str, float]:
-        """What drafting has earned so far; the account itself opens again with every run."""
+        """The speed so far as plain JSON; the balance starts afresh with every run."""
         return {"plain_s": self.plain_s, "spent_s": self.spent_s}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state`` gave. Errors: ValueError where it is damaged."""
+        """Restore the result of ``state``. Errors: ValueError where it is damaged."""
         plain_s, spent_s = float(state["plain_s"]), float(state["spent_s"])
         if not (0 <= plain_s < math.inf and 0 <= spent_s < math.inf):
             raise ValueError("the guard's seconds must be finite and not negative")
@@ -76,7 +76,7 @@ class Guard:
 
     @property
     def allows_drafts(self) -> bool:
-        """Whether drafting may go on; nothing is known against it before the first step."""
+        """Whether drafting is allowed; always before the first step."""
         return not self._is_open or self.balance > 0.0
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
@@ -89,10 +89,10 @@ class Guard:
 
     @property
     def speed(self) -> float:
-        """Tokens a second relative to plain decoding, since the start; 1 before the first step."""
+        """Tokens per second relative to plain decoding since the start; 1 before the first step."""
         return self.plain_s / self.spent_s if self.spent_s else 1.0
 
     @property
     def recent_speed(self) -> float:
-        """The same, of the last few hundred steps."""
+        """The same over the last few hundred steps."""
         return self.recent_plain_s / self.recent_spent_s if self.recent_spent_s else 1.0

@@ -1,14 +1,13 @@
 """Compiled functions of the retrieval index: hash chains over texts in flat int32 arrays.
 
-A text is ``tokens`` [size], ``links`` [4 * size] and ``heads`` [4 * buckets], sizes being powers of
-two, with a bucket for every two tokens of a running text and for each token of the history. A place
-is the position of a token that may be proposed. For each order (1, 2, 4, 8) ``heads`` holds the
-newest place after a context of that many tokens, by bucket of the context's hash, and ``links``
-leads from a place to the next older one of its bucket. The history is a ring: its places are
-counted on for ever and stored modulo 2**32, and their age tells which of them are overwritten.
-Memory that a row needs is fetched while other rows are worked on, since waiting for it takes longer
-than all the rest.
-``retrieval.PlainIndex`` says the same in plain Python.
+A text has ``tokens`` [size], ``links`` [4 * size] and ``heads`` [4 * buckets]. Sizes are powers of
+two; a running text has one bucket for every two tokens, the history one for every token. A place is
+the position of a token that may be proposed. For each order (1, 2, 4, 8) ``heads`` holds the newest
+place after a context of that many tokens, by bucket of the context's hash, and ``links`` leads from
+a place to the next older place of its bucket. The history is a ring whose places count on for ever
+and are stored modulo 2**32; a place's age shows whether it was overwritten. Memory is prefetched
+for later rows while a row is processed, since cache misses would dominate the time.
+``retrieval.PlainIndex`` is the reference in plain Python.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if HAS_NUMBA:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def _pointer(typing_context: Any, address: Any) -> Any:
-        """An address as a pointer to int32."""
+        """Cast an address to a pointer to int32."""
 
         def cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -36,7 +35,7 @@ if HAS_NUMBA:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def _fetch(typing_context: Any, pointer: Any, index: Any) -> Any:
-        """Have the processor load pointer[index] into its cache while it goes on."""
+        """Prefetch pointer[index] into the processor's cache."""
 
         def fetch(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             integer, any_pointer = ir.IntType(32), ir.PointerType()
@@ -57,8 +56,8 @@ NUM_ORDERS = 4  # contexts of 1, 2, 4, 8 tokens
 LONGEST_CONTEXT = 8
 LONGEST_MATCH = 32
 MAX_HITS = 8
-PATIENCE = 32  # places looked at in a bucket: other contexts may share it
-CATCH_UP = 64  # an extension indexes a text that lags by at most this many tokens
+PATIENCE = 32  # places visited in a bucket, which other contexts may share
+CATCH_UP = 64  # ``extend`` indexes a text with at most this many pending tokens
 
 ADDRESS, CAPACITY, LENGTH, INDEXED, TENANT = range(5)  # columns of the table of running texts
 NUM_COLUMNS = 8  # a row fills a cache line
@@ -68,7 +67,7 @@ NOT_OPEN, BAD_COUNTS, BAD_TOKEN, BAD_NUM_DRAFTED = -1, -2, -3, -4
 FACTOR, SPREAD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _FACTOR, _SPREAD = np.uint64(FACTOR), np.uint64(SPREAD)
 _WRAP = 0xFFFFFFFF
-# as arguments: each literal number would have a function compiled once more
+# arguments: numba compiles a function once more for each literal
 _NUMBERS: Any = np.array([0, -1, NUM_ORDERS])
 _ZERO, _ALL, _NUM_ORDERS = _NUMBERS
 
@@ -83,7 +82,7 @@ class Ring(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """A text or the history in compiled code: pointers, which cost nothing to pass on."""
+    """A text or the history in compiled code, as pointers, which are cheap to pass."""
 
     tokens: Int32
     owners: Int32
@@ -94,7 +93,7 @@ class Chains(NamedTuple):
 
 @compiled
 def chains_at(address: int, capacity: int) -> Chains:
-    """A running text's block; its text is nobody else's."""
+    """The chains of a running text."""
     tokens = _pointer(address)
     return Chains(
         tokens,
@@ -107,7 +106,7 @@ def chains_at(address: int, capacity: int) -> Chains:
 
 @compiled
 def chains_of(ring: Ring) -> Chains:
-    """The history's."""
+    """The chains of the history."""
     return Chains(
         _pointer(ring.tokens.ctypes.data),
         _pointer(ring.owners.ctypes.data),
@@ -119,7 +118,7 @@ def chains_of(ring: Ring) -> Chains:
 
 @compiled
 def shift_for(num_buckets: int) -> int:
-    """How far a hash is shifted down to give a bucket."""
+    """Bits by which a hash is shifted down to its bucket."""
     shift = 64
     while num_buckets > 1:
         num_buckets >>= 1
@@ -129,7 +128,7 @@ def shift_for(num_buckets: int) -> int:
 
 @compiled
 def insert(chains: Chains, shift: int, seed: int, place: int, before: int) -> None:
-    """Make a place findable by the contexts that end just before it; ``before``: tokens there."""
+    """Index a place by the contexts of its ``before`` preceding tokens."""
     tokens, _, links, heads, mask = chains
     key = np.uint64(seed)
     level = 0
@@ -146,7 +145,7 @@ def insert(chains: Chains, shift: int, seed: int, place: int, before: int) -> No
 def heads_after(
     shift: int, seed: int, ending: Int32, num_ending: int, heads: Int64, row: int, column: int
 ) -> None:
-    """Where the heads of the contexts at a text's end are; ending: the latest token first."""
+    """Write the indices of the heads for a text's ending (latest token first)."""
     key = np.uint64(seed)
     level = 0
     for i in range(min(num_ending, LONGEST_CONTEXT)):
@@ -170,7 +169,7 @@ def walk(
     level: int,
     places: Int64,
 ) -> tuple[int, int]:
-    """The longest match among the places of a bucket, and how many have it, newest first."""
+    """The longest match among the places of a bucket, and the number of places with it."""
     tokens, owners, links, _, mask = chains
     longest, num, num_seen = 0, 0, 0
     for _ in range(PATIENCE):
@@ -209,15 +208,15 @@ def find(
     above: int,
     places: Int64,
 ) -> tuple[int, int]:
-    """The longest match of an ending that is longer than ``above``, and how many places have it.
+    """The longest match of more than ``above`` tokens, and the number of places with it.
 
-    tenant: whose places count; -1: all, and the owners are not read. oldest: the age of the first
-    place that is not kept any more. ending: its latest token first. firsts: the newest place in the
-    bucket of each context, at a row and from a column on. places: out, newest first.
+    tenant: owner of the places that count; -1: all places. oldest: age of the first overwritten
+    place. ending: latest token first. firsts[row, column:]: the newest place in the bucket of each
+    context. places (output): newest first.
     """
     for level in range(NUM_ORDERS - 1, -1, -1):
         if above >= (LONGEST_MATCH if level == NUM_ORDERS - 1 else (2 << level) - 1):
-            break  # what is longer was found, or would have been, at the order before
+            break  # the previous order would have found a longer match
         if 1 << level <= num_ending:
             longest, num = walk(
                 chains,
@@ -237,7 +236,7 @@ def find(
 
 @compiled
 def elect(nexts: Int64, num: int) -> tuple[int, int]:
-    """The token with most votes, ties to the first, and its votes."""
+    """The token with most votes (ties: the first), and its votes."""
     chosen, votes = nexts[0], 0
     for i in range(num):
         count = 0
@@ -254,9 +253,9 @@ def elect(nexts: Int64, num: int) -> tuple[int, int]:
 def read(
     tokens: Int32, mask: int, at: int, newest: int, draft: Int32, num_drafted: int, proposal: Int32
 ) -> int:
-    """The token at a place of a text that goes on with a draft, then with what is proposed.
+    """The token at a place of a text that continues with a draft, then with its proposal.
 
-    num_drafted: -1: the history, which just ends (-1).
+    num_drafted = -1: a text of the history, which ends (-1).
     """
     past = at - newest
     if past <= 0:
@@ -281,7 +280,7 @@ def go_on(
     nexts: Int64,
     out: Int32,
 ) -> tuple[int, int]:
-    """Write the continuation that most places vote for; its length, and the votes for its first."""
+    """Write the continuation with most votes; return its length and its first token's votes."""
     agree = num
     for depth in range(limit):
         if num == 1:
@@ -318,7 +317,7 @@ def follow(
     limit: int,
     out: Int32,
 ) -> int:
-    """Write from a depth on what follows a single place; the length of what is written."""
+    """Write from ``depth`` on what follows a single place; return the length written."""
     direct = min(limit, newest + 1 - place)
     while depth < direct:
         token = tokens[(place + depth) & mask]
@@ -337,7 +336,7 @@ def follow(
 
 @compiled
 def index_text(table: Int64, slot: int, until: int) -> None:
-    """Make the places of a running text findable, up to ``until``."""
+    """Index the places of a running text up to ``until``."""
     capacity = table[slot, CAPACITY]
     chains = chains_at(table[slot, ADDRESS], capacity)
     shift = shift_for(capacity // 2)
@@ -348,9 +347,9 @@ def index_text(table: Int64, slot: int, until: int) -> None:
 
 @compiled
 def index_texts(table: Int64, max_tokens: int) -> tuple[int, bool]:
-    """Index what is left of the running texts, in order of slots.
+    """Index pending tokens of running texts, in order of slots.
 
-    Returns what is left of max_tokens, and whether a text still lags.
+    Returns the rest of max_tokens, and whether tokens are pending.
     """
     for slot in range(len(table)):
         num = table[slot, LENGTH] - table[slot, INDEXED]
@@ -365,7 +364,7 @@ def index_texts(table: Int64, max_tokens: int) -> tuple[int, bool]:
 
 @compiled
 def is_open(table: Int64, slot: int) -> bool:
-    """Whether a running text has this slot."""
+    """Whether a slot is in use."""
     return 0 <= slot < len(table) and table[slot, CAPACITY] > 0
 
 
@@ -373,7 +372,7 @@ def is_open(table: Int64, slot: int) -> bool:
 def refuse_extension(
     table: Int64, slots: Int64, counts: Int64, num: int, tokens: Int32, num_tokens: int
 ) -> int:
-    """Why an extension cannot be made, as a negative code; 0: it can."""
+    """A negative code of refusal for bad arguments of ``extend``; otherwise 0."""
     total = 0
     for i in range(num):
         if not is_open(table, slots[i]):
@@ -391,7 +390,7 @@ def refuse_extension(
 
 @compiled
 def fetch_ends(table: Int64, slots: Int64, num: int) -> None:
-    """Have the ends of texts loaded."""
+    """Prefetch the ends of texts."""
     for i in range(num):
         text, length = _pointer(table[slots[i], ADDRESS]), table[slots[i], LENGTH]
         _fetch(text, length - 1)
@@ -409,9 +408,9 @@ def extend(
     num_tokens: int,
     first: int,
 ) -> int:
-    """Append tokens to texts from row ``first`` on; the first row that needs more room, or num.
+    """Append tokens to texts from row ``first`` on; return the first row that lacks room, or num.
 
-    Nothing is appended and a code of refusal returned if the input is wrong.
+    Wrong input appends nothing and returns a code of refusal.
     """
     code = refuse_extension(table, slots, counts, num, tokens, num_tokens)
     if code < 0:
@@ -436,7 +435,10 @@ def extend(
 
 @compiled
 def remember(ring: Ring, newest: int, tenant: int, text: Int32, start: int, end: int) -> int:
-    """Add text[start:end] to the history, a separator before its first token; the newest place."""
+    """Add text[start:end] to the history, with a separator before a new text.
+
+    Returns the newest place.
+    """
     tokens, owners, _, _ = ring
     mask = len(tokens) - 1
     shift = shift_for(len(tokens))
@@ -455,7 +457,7 @@ def remember(ring: Ring, newest: int, tenant: int, text: Int32, start: int, end:
 
 @compiled
 def refuse_proposal(table: Int64, slots: Int64, num: int, drafts: Int32, num_drafted: Int64) -> int:
-    """Why nothing can be proposed, as a negative code; 0: it can."""
+    """A negative code of refusal for bad arguments of ``propose``; otherwise 0."""
     for i in range(num):
         if not is_open(table, slots[i]):
             return NOT_OPEN
@@ -479,7 +481,7 @@ def fetch_heads(
     num_endings: Int64,
     heads: Int64,
 ) -> None:
-    """Find the endings of texts with their drafts, and have the heads of their contexts loaded."""
+    """Write the endings of texts with their drafts, and prefetch the heads of their contexts."""
     ring_shift = shift_for(ring.mask + 1)
     for i in range(num):
         slot, drafted = slots[i], num_drafted[i]
@@ -504,7 +506,7 @@ def fetch_heads(
 def fetch_places(
     table: Int64, slots: Int64, num: int, ring: Chains, num_endings: Int64, heads: Int64
 ) -> None:
-    """Replace heads by the places they hold, and have what is there loaded."""
+    """Replace heads by the places that they hold, and prefetch these places."""
     for i in range(num):
         chains = chains_at(table[slots[i], ADDRESS], table[slots[i], CAPACITY])
         for level in range(NUM_ORDERS):
@@ -515,7 +517,7 @@ def fetch_places(
 
 @compiled
 def place_at(chains: Chains, head: int) -> int:
-    """The place that a head holds, and have what is there loaded."""
+    """The place that a head holds, which is prefetched."""
     place = int(chains.heads[head])
     _fetch(chains.tokens, (place - 1) & chains.mask)
     _fetch(chains.links, NUM_ORDERS * (place & chains.mask))
@@ -537,10 +539,10 @@ def propose(
     found: Int32,
     shared: NDArray[np.bool_],
 ) -> int:
-    """Propose after each text and its draft; 0, or a code of refusal and nothing is done.
+    """Propose after each text and its draft; return 0, or a code of refusal without any change.
 
-    found: out, [4, rows]: number of tokens, match, hits, agree. only_after: rows without a draft
-    get nothing.
+    found (output): [4, rows] number of tokens, match, hits, agree. only_after: rows without a
+    draft get no proposal.
     """
     code = refuse_proposal(table, slots, num, drafts, num_drafted)
     if code < 0:

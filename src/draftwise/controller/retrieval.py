@@ -1,8 +1,8 @@
-"""Retrieval for every running request at once: what followed the longest match of a text's end.
+"""Retrieval for all running requests: propose what followed the longest match of a text's end.
 
-Source: SuffixDecoding (Oliaro et al. 2024), with hash chains in place of suffix trees. Differs: the
-longest match wins, up to 32 tokens; its continuation is voted on, token by token, by the newest 8
-places that have it; a request's own text comes before the history of its tenant.
+Source: SuffixDecoding (Oliaro et al. 2024). Differs: hash chains in place of suffix trees; the
+longest match wins, up to 32 tokens; the 8 newest places with that match vote on each token of the
+continuation; a request's own text takes precedence over its tenant's history.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from draftwise.controller.kernels import (
 )
 
 SLICE = 2048
-"""Tokens that one call indexes in less than half a millisecond."""
+"""Prompt tokens that ``open`` indexes: less than half a millisecond."""
 PROMPT_TAIL = 8
-"""Tokens of a prompt that its answer takes along into the history: the longest context."""
+"""Last prompt tokens that enter the history with an answer: the longest context."""
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
@@ -40,14 +40,14 @@ Int64: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Proposals:
-    """What is proposed after each text, in the order of the slots asked about.
+    """Proposals for each text, in the order of the given slots.
 
-    The arrays belong to the index: the next call of the same method overwrites them.
+    The next call of the same method overwrites the arrays.
 
-    tokens: [rows, max_draft], valid up to num_tokens. match: tokens of the text's end that occurred
-    before, 0 (nothing is proposed) to 32 (or more). hits: places with such a match that voted, 1 to
-    8. agree: those of them that continue with the first token proposed. shared: they are in the
-    history. Match, hits and agree do not depend on the limit, not even on a limit of 0.
+    tokens: [rows, max_draft], valid up to num_tokens. match: length of the matched suffix, 0 (no
+    proposal) to 32 (32 or more). hits: places with such a match that voted, 1 to 8. agree: votes
+    for the first proposed token. shared: whether the places are in the history. match, hits and
+    agree do not depend on the limit.
     """
 
     tokens: Int32
@@ -60,7 +60,7 @@ class Proposals:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: of the running texts, of the history, and of answers that wait to enter it."""
+    """Bytes of running texts, of the history, and of answers waiting to enter the history."""
 
     requests: int
     history: int
@@ -70,14 +70,14 @@ class Memory:
 class RetrievalIndex(ABC):
     """Longest-suffix-match retrieval over every running text and its tenant's shared history.
 
-    A token of another tenant's text is never proposed, and texts that do not share never enter the
-    history: a ring of the latest ``history_tokens`` tokens of all tenants (rounded up to a power of
-    two; 0: no history). An answer enters it whole after its request has closed, up to half of
-    the ring, and with the last 8 tokens of the prompt. Not for several threads at once.
+    The history is a ring of the latest ``history_tokens`` tokens of all tenants (rounded up to a
+    power of two; 0: no history). An answer enters it after its request has closed, with the last 8
+    tokens of the prompt, and is cut to half of the ring. Texts of other tenants are never proposed,
+    and texts with ``shares=False`` never enter the history. Not thread-safe.
 
-    slot: a number that the caller gives to a running request and may give again after ``close``;
-    the table of slots is as long as the largest. tenant: a number below 2**31 - 1.
-    Token ids: 0 to 2**31 - 1. Errors: ValueError, and nothing is changed.
+    slot: the caller's number of a running request, reusable after ``close``; memory grows with the
+    largest slot. tenant: 0 to 2**31 - 2. Token ids: 0 to 2**31 - 1. Errors: ValueError, and nothing
+    is changed.
 
     >>> index = make_index(max_draft=4)
     >>> index.open(0, [5, 6, 7, 8, 5])
@@ -102,7 +102,7 @@ class RetrievalIndex(ABC):
     def open(
         self, slot: int, tokens: Sequence[int] | Int32, *, tenant: int = 0, shares: bool = True
     ) -> None:
-        """Copy a new request's text, [n], and index its first 2,048 tokens; ``work`` the rest."""
+        """Copy a new request's text [n] and index its first 2,048 tokens (``work``: the rest)."""
         text = np.asarray(tokens, dtype=np.int32)
         if slot < 0 or self._is_open(slot):
             raise ValueError(f"slot {slot} is already open: close it first")
@@ -116,7 +116,7 @@ class RetrievalIndex(ABC):
         self._index(slot, SLICE)
 
     def close(self, slot: int) -> None:
-        """Free a slot; its answer, if it shares it, waits for ``work`` to add it to the history."""
+        """Free a slot. ``work`` later adds its answer to the history, if the request shares it."""
         if not self._is_open(slot):
             raise ValueError(f"slot {slot} is not open")
         tenant, num_prompt = self._shares.pop(slot, (0, self.length(slot)))
@@ -130,9 +130,9 @@ class RetrievalIndex(ABC):
         self._close(slot)
 
     def work(self, max_tokens: int) -> bool:
-        """Index at most so many tokens that were put off; whether some are left.
+        """Index at most ``max_tokens`` pending tokens; return whether some are left.
 
-        Running texts first, in order of slots, then closed ones, the first closed first.
+        Running texts come first, in order of slots, then closed ones, the oldest first.
         """
         left, is_behind = self._index_texts(max_tokens)
         while left > 0 and self._waiting:
@@ -154,14 +154,14 @@ class RetrievalIndex(ABC):
         tokens: Sequence[int] | Int32,
         counts: Sequence[int] | Int64,
     ) -> None:
-        """Append what a step emitted: counts[i] tokens to slots[i], one after another in tokens.
+        """Append a step's tokens: counts[i] tokens to slots[i]; tokens: [sum of counts].
 
-        A text that lags by at most 64 tokens is then indexed to its end, others by ``work``.
+        Texts with at most 64 pending tokens are indexed to their end, others by ``work``.
         """
 
     @abstractmethod
     def propose(self, slots: Sequence[int] | Int64, limits: Sequence[int] | Int64) -> Proposals:
-        """At most limits[i] tokens (and at most max_draft) after the text of slots[i]."""
+        """Propose at most limits[i] tokens (and at most max_draft) after the text of slots[i]."""
 
     @abstractmethod
     def propose_after(
@@ -171,11 +171,11 @@ class RetrievalIndex(ABC):
         num_drafted: Sequence[int] | Int64,
         limits: Sequence[int] | Int64,
     ) -> Proposals:
-        """The same after the text and the first num_drafted[i] tokens of drafts[i]; 0: nothing."""
+        """The same after the text and the first num_drafted[i] tokens of drafts[i]; none if 0."""
 
     @abstractmethod
     def length(self, slot: int) -> int:
-        """Tokens of a text."""
+        """The number of tokens of a text."""
 
     @abstractmethod
     def text(self, slot: int) -> Int32:
@@ -183,7 +183,7 @@ class RetrievalIndex(ABC):
 
     @abstractmethod
     def memory(self) -> Memory:
-        """Bytes that are held now."""
+        """Current memory."""
 
     @abstractmethod
     def _is_open(self, slot: int) -> bool: ...
@@ -199,37 +199,37 @@ class RetrievalIndex(ABC):
 
     @abstractmethod
     def _index_texts(self, max_tokens: int) -> tuple[int, bool]:
-        """Index running texts; what is left of max_tokens, and whether a text still lags."""
+        """Index running texts; return the rest of max_tokens, and whether tokens are pending."""
 
     @abstractmethod
     def _remember(self, tenant: int, text: Int32, start: int, end: int) -> None:
-        """Add a part of a text to the history."""
+        """Add text[start:end] to the history."""
 
 
 def make_index(
     max_draft: int = 16, history_tokens: int = 1 << 18, *, compiled: bool | None = None
 ) -> RetrievalIndex:
-    """The compiled index where numba is installed, else (or if asked for) the plain one."""
+    """The compiled index where numba is installed, otherwise the plain one."""
     if compiled if compiled is not None else HAS_NUMBA:
         return CompiledIndex(max_draft, history_tokens)
     return PlainIndex(max_draft, history_tokens)
 
 
 def power_of_two(least: int) -> int:
-    """The smallest power of two that is not less."""
+    """The smallest power of two that is at least ``least``."""
     return 1 << max(0, least - 1).bit_length()
 
 
 def capacity_for(num_tokens: int) -> int:
-    """Room for a new text: half as long again before it has to move."""
+    """Capacity of a new text: it can grow by half before it has to move."""
     return power_of_two(num_tokens + num_tokens // 2 + 64)
 
 
 class CompiledIndex(RetrievalIndex):
-    """The index in flat arrays: a block of 28 bytes a token for each running text.
+    """The index in flat arrays: one block of 28 bytes per token for each running text.
 
-    A block has room for ``capacity_for`` tokens and doubles when it is full; then each bucket
-    becomes two. Memory: 28 to 112 bytes a token, and 40 a token of the history.
+    A block has room for ``capacity_for`` tokens and doubles when it is full; each bucket then
+    splits in two. Memory: 28 to 112 bytes per token, and 40 per token of the history.
     """
 
     def __init__(self, max_draft: int = 16, history_tokens: int = 1 << 18) -> None:
@@ -245,7 +245,7 @@ class CompiledIndex(RetrievalIndex):
         self._tokens = np.zeros(1024, np.int32)
 
     def _room(self, num_rows: int) -> None:
-        """Arrays that calls are copied into, and those they answer with."""
+        """Allocate the arrays for arguments and results of calls."""
         self._slots, self._counts, self._num_drafted, self._undrafted = np.zeros(
             (4, num_rows), np.int64
         )
@@ -271,14 +271,14 @@ class CompiledIndex(RetrievalIndex):
         self._table[slot, kernels.LENGTH :] = len(text), 0, tenant, 0, 0, 0
 
     def _place(self, slot: int, capacity: int) -> Int32:
-        """Give a slot a block of zeros."""
+        """Allocate a slot's block."""
         block = np.zeros(7 * capacity, np.int32)
         self._blocks[slot] = block
         self._table[slot, : kernels.LENGTH] = block.ctypes.data, capacity
         return block
 
     def _grow(self, slot: int) -> None:
-        """Move a text to a block twice as large."""
+        """Move a text to a block of twice the size."""
         old, num = self._blocks[slot], int(self._table[slot, kernels.CAPACITY])
         new = self._place(slot, 2 * num)
         new[:num] = old[:num]
@@ -394,7 +394,7 @@ _REFUSALS = {
 
 @dataclass
 class _Chains:
-    """The newest places after each context, by bucket of the context's hash, oldest first."""
+    """The newest places after each context, oldest first, by bucket of the context's hash."""
 
     num_buckets: int
     buckets: list[dict[int, list[int]]] = field(
@@ -402,7 +402,7 @@ class _Chains:
     )
 
     def insert(self, place: int, ending: Sequence[int], seed: int) -> None:
-        """Make a place findable by the contexts that end just before it."""
+        """Index a place by the contexts that end just before it."""
         for buckets, bucket in zip(self.buckets, self._hashes(ending, seed), strict=False):
             places = buckets.setdefault(bucket, [])
             places.append(place)
@@ -410,20 +410,20 @@ class _Chains:
                 del places[0]
 
     def walk(self, ending: Sequence[int], seed: int) -> Iterator[tuple[int, list[int]]]:
-        """Orders, the longest first, and the places in the bucket of that context, newest first."""
+        """Orders, longest first, each with the places in its context's bucket, newest first."""
         hashes = list(self._hashes(ending, seed))
         for level in reversed(range(len(hashes))):
             yield 1 << level, self.buckets[level].get(hashes[level], [])[::-1]
 
     def double(self) -> None:
-        """Each bucket becomes two, with the same places."""
+        """Split each bucket in two with the same places."""
         self.num_buckets *= 2
         self.buckets = [
             {2 * b + half: list(old[b]) for b in old for half in (0, 1)} for old in self.buckets
         ]
 
     def _hashes(self, ending: Sequence[int], seed: int) -> Iterator[int]:
-        """Buckets of the contexts of 1, 2, 4, 8 tokens; ending: the latest token first."""
+        """Buckets of the contexts of 1, 2, 4, 8 tokens; ending: latest token first."""
         key, order = seed, 1
         for num, token in enumerate(ending[:LONGEST_CONTEXT], start=1):
             key = (key * kernels.FACTOR + token) % 2**64
@@ -434,7 +434,7 @@ class _Chains:
 
 @dataclass
 class _Text:
-    """A running text. indexed: the first place that is not in the chains yet."""
+    """A running text; indexed: the first place that is not in the chains yet."""
 
     tokens: list[int]
     tenant: int
@@ -448,14 +448,14 @@ class _Text:
 
 
 class PlainIndex(RetrievalIndex):
-    """The same in plain Python: what the compiled index has to equal, and its substitute."""
+    """The reference in plain Python, which also runs where numba is missing."""
 
     def __init__(self, max_draft: int = 16, history_tokens: int = 1 << 18) -> None:
         super().__init__(max_draft, history_tokens)
         self._texts: dict[int, _Text] = {}
         self._history: list[int] = []  # at least the latest tokens; -1 before each text
         self._owners: list[int] = []
-        self._num_dropped = 0  # tokens that were in the list before
+        self._num_dropped = 0  # tokens dropped from the front of the list
         self._chains = _Chains(max(2, self._ring_size))
 
     def _is_open(self, slot: int) -> bool:
@@ -479,7 +479,7 @@ class PlainIndex(RetrievalIndex):
         return self._texts[slot]
 
     def memory(self) -> Memory:
-        """Estimated: 500 bytes a token."""
+        """An estimate: 500 bytes per token."""
         requests = sum(len(text.tokens) for text in self._texts.values())
         return Memory(500 * requests, 500 * len(self._history), 4 * self._num_waiting)
 
@@ -571,7 +571,7 @@ class PlainIndex(RetrievalIndex):
         return Proposals(tokens, num_tokens, match, hits, agree, shared)
 
     def _match(self, text: _Text, draft: list[int]) -> tuple[int, list[int], bool]:
-        """The longest match of the end, its places, newest first, and whether they are shared."""
+        """The longest match, its places (newest first), and whether they are in the history."""
         ending = (text.tokens[-LONGEST_MATCH:] + draft)[: -LONGEST_MATCH - 1 : -1]
 
         def own(place: int) -> list[int]:
@@ -596,7 +596,7 @@ class PlainIndex(RetrievalIndex):
 
 
 def read_own(text: list[int], place: int, proposal: list[int]) -> int:
-    """The token at a place of a text that goes on with what is proposed."""
+    """The token at a place of a text that continues with its proposal."""
     return text[place] if place < len(text) else proposal[place - len(text)]
 
 
@@ -606,13 +606,13 @@ def longest(
     before: Callable[[int], list[int]],
     above: int,
 ) -> tuple[int, list[int]]:
-    """The longest match of an ending that is longer than ``above``, and its places, newest first.
+    """The longest match of more than ``above`` tokens, and its places, newest first.
 
-    ending: the latest token first. chains: candidates by order. before: the tokens before a place.
+    ending: latest token first. chains: candidates by order. before: the tokens before a place.
     """
     for order, places in chains:
         if above >= (LONGEST_MATCH if order == LONGEST_CONTEXT else 2 * order - 1):
-            break  # what is longer was found, or would have been, at the order before
+            break  # the previous order would have found a longer match
         lengths = ((in_common(before(place), ending), place) for place in places)
         hits = list(islice(((n, place) for n, place in lengths if n >= order), MAX_HITS))
         match = max((n for n, _ in hits), default=0)
@@ -622,7 +622,7 @@ def longest(
 
 
 def in_common(before: list[int], ending: Sequence[int]) -> int:
-    """How many tokens of a text's end agree with an ending, the latest token first."""
+    """The number of last tokens of ``before`` that agree with an ending (latest token first)."""
     num = 0
     for token, other in zip(reversed(before), ending, strict=False):
         if token != other:
@@ -634,7 +634,7 @@ def in_common(before: list[int], ending: Sequence[int]) -> int:
 def vote(
     places: list[int], read: Callable[[int, list[int]], int], limit: int
 ) -> tuple[list[int], int]:
-    """The continuation that most places vote for, ties to the newest; votes for its first token."""
+    """The continuation with most votes (ties: newest place), and the votes for its first token."""
     proposal: list[int] = []
     agree = 0
     while len(proposal) < limit:

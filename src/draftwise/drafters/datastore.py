@@ -1,4 +1,4 @@
-"""Sorting all suffixes of a token text by prefix doubling, with numpy alone."""
+"""Drafting from a corpus on disk: its suffix array, its file, the drafter."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from numpy.typing import NDArray
 
 from draftwise.checks import MANY, whole
 from draftwise.drafters.continuations import Rows
-from draftwise.drafters.protocol import Context
-from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Match, RetrievalSession
+from draftwise.drafters.retrieval import (
+    LONGEST_MATCH,
+    NO_MATCH,
+    Finder,
+    Match,
+    RetrievalSession,
+)
 from draftwise.lines import replacing as complete_file
 from draftwise.types import DraftwiseError
 
@@ -266,14 +271,12 @@ class DatastoreDrafter:
     Source: REST (He et al. 2024): longest suffix match in a datastore, continuations merged to a
     prefix tree by frequency. Differs: one search for the longest match instead of one for each
     length from 16 down to 2; of many matches ``num_matches`` at even distances vote, where REST
-    takes the first 5,000; the chain is the tree's most frequent path. Index: the corpus backwards
-    and its suffix array in a memory-mapped file (``datastore_file``), made by ``draftwise datastore
-    build``; it may be larger than memory. Several stores are several drafters:
-    ``code=datastore:code.store`` and ``wiki=datastore:wiki.store``.
+    takes the first 5,000; the chain is the tree's most frequent path. The reversed corpus and its
+    suffix array lie in a memory-mapped file made by ``draftwise datastore build``.
 
-    Memory: none of its own. Time: O(log n) a token. probs: None (a point mass, a function of the
-    text). Errors: DraftwiseError for a file that is no datastore, is cut off, or has another
-    vocabulary size than the target (None = not compared); ValueError if num_matches < 1.
+    Time: O(log n) a token. probs: None (a point mass, a function of the text). Errors:
+    DraftwiseError for a file that is no datastore, is cut off, or has another vocabulary size than
+    the target (None = not compared); ValueError if num_matches < 1.
     """
 
     retrieves, can_mix = True, False
@@ -292,23 +295,15 @@ class DatastoreDrafter:
             )
 
     def start(self) -> RetrievalSession:
-        """Nothing but each row's last tokens."""
         return RetrievalSession(
             self.name, lambda _: _DatastoreFinder(self._store, self._num_matches)
         )
 
 
-class _DatastoreFinder:
-    """One row's last tokens, looked for in the store."""
-
-    resumes = True
-
+class _DatastoreFinder(Finder):
     def __init__(self, store: Store, num_matches: int) -> None:
         self._store, self._num_matches = store, num_matches
         self._ending: deque[int] = deque(maxlen=LONGEST_MATCH)
-
-    def begin(self, context: Context) -> None:
-        """Prompt and output are alike here."""
 
     def push(self, token: int) -> None:
         self._ending.append(token)
@@ -322,6 +317,3 @@ class _DatastoreFinder:
             lambda depth: self._store.continuations(first, last, self._num_matches, depth),
             lambda: self._store.nexts(first, last, self._num_matches),
         )
-
-    def share(self) -> None:
-        """Nothing is added to a store."""

@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.model_session import (
-    PROBE_TOKENS,
-    DraftInput,
-    NeuralSession,
-    ShiftedKVCache,
-    TreeLevel,
-)
+from draftwise.drafters.model_session import PROBE_TOKENS, DraftInput, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
+from draftwise.nn.cache import RaggedCache
 from draftwise.nn.heads.eagle import StateHead, load_head, read
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
@@ -59,15 +54,13 @@ def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) ->
 
 
 class EagleDrafter:
-    """An EAGLE head: one layer over the target's hidden states, which costs less than any model.
+    """An EAGLE or MTP head: one layer over the target's hidden states.
 
-    Source: EAGLE (Li et al. 2024) for chains; EAGLE-2 (Li et al. 2024), section 4, for trees, by
-    ``Growth``; EAGLE-3 (Li et al. 2025). Differs: chains are sampled, and q is what they were
-    sampled from, after temperature, top-k and top-p, where the authors draft greedily. Index:
-    none. Memory: the keys and values of one layer; of the target's hidden states, which all heads
-    share, D floats a token and tapped layer. Time: one layer and one ``lm_head`` a token, the first
-    over whatever it missed: positions are always read with the target's own hidden states, never
-    again with those that a draft made up (``docs/kv_cache.md``). probs: as ``LMDrafter``.
+    Source: EAGLE (Li et al. 2024) for chains; EAGLE-2 (Li et al. 2024), section 4, for trees
+    (``grow``); EAGLE-3 (Li et al. 2025). Differs: chains are sampled, where the authors draft
+    greedily, and q is what they were sampled from. Verified text is always read with the target's
+    own hidden states, never with those of a draft (``docs/kv_cache.md``). Memory: keys and values
+    of one layer; D floats per token and tapped layer, shared by all heads. probs: as ``LMDrafter``.
 
     max_length, tree: limits and shape for its plans; None = the plan's own.
     """
@@ -90,21 +83,61 @@ class EagleDrafter:
         target.tap(head.taps)
 
     def start(self) -> NeuralSession:
-        """An empty cache and nothing scored."""
         return NeuralSession(self.name, EagleRunner(self.head))
 
 
-class EagleRunner(ShiftedKVCache):
-    """One head on its cache.
+class HiddenStateRunner:
+    """What runners share that read the target's hidden states, and their cache.
 
-    A text of n tokens has n - 1 slots: slot s reads token s + 1 beside the target's states after
-    token s, and gives q of position s + 2. Of a text the cache holds slots read with the target's
-    states only; those of a draft are cut off when it is judged.
+    A text of n tokens has n - 1 slots: slot s reads the target's states after token s, so the
+    first token that can be drafted is the third.
     """
 
     remembers = True
-    probe_tokens = PROBE_TOKENS
+    probe_tokens: int | None = None
     shows_hidden = resumes = False
+
+    def __init__(self) -> None:
+        self._cache = RaggedCache()
+
+    def open(self, row: int, expected: int) -> None:
+        self._cache.open(row, expected)
+
+    def close(self, row: int) -> None:
+        self._cache.close(row)
+
+    def crop(self, row: int, length: int) -> None:
+        """Keep the slots of the first ``length`` tokens."""
+        self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
+
+    def follow(self, context: Context) -> int:
+        """The draft's slots, at most; -1 for a text of one token, which has no state yet."""
+        num = len(context.tokens)
+        self.crop(context.row, num - 1)  # the last slot is read again
+        return self._cache.capacity - num + 1 if num > 1 else -1
+
+    def base(self, context: Context) -> int:
+        return self._cache.lengths[context.row]
+
+    def first(self, context: Context) -> int:
+        return 2
+
+    def num_unread(self, context: Context, end: int) -> int:
+        return end - 1 - self._cache.lengths[context.row]
+
+
+class EagleRunner(HiddenStateRunner):
+    """One EAGLE or MTP head on its cache.
+
+    Slot s reads token s + 1 with the target's states after token s, and gives q of position s + 2.
+    Of a text the cache holds slots read with the target's states only; those of a draft are cut
+    off when it is judged.
+    """
+
+    probe_tokens = PROBE_TOKENS
 
     def __init__(self, head: StateHead) -> None:
         super().__init__()
@@ -113,24 +146,9 @@ class EagleRunner(ShiftedKVCache):
         self._level: dict[int, Tensor] = {}
 
     def close(self, row: int) -> None:
-        """Free the row's cache."""
-        self._cache.close(row)
+        super().close(row)
         self._last.pop(row, None)
         self._level.pop(row, None)
-
-    def follow(self, context: Context) -> int:
-        """A text of one token has no hidden state yet: the target reads it in this very round."""
-        num = len(context.tokens)
-        self._step_back(context)
-        return self._cache.capacity - num + 1 if num > 1 else -1
-
-    def first(self, context: Context) -> int:
-        """What a text begins with has no state before it."""
-        return 2
-
-    def num_unread(self, context: Context, end: int) -> int:
-        """Slots that are not in the cache."""
-        return end - 1 - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         """Read slots with the target's states, long texts in pieces.
@@ -190,13 +208,11 @@ class EagleRunner(ShiftedKVCache):
         return read(self._head, self._cache, [c.row for c, _, _ in spans], tokens, hidden)
 
     def _start(self, reading: DraftInput) -> int:
-        """The first slot that is read."""
         start, end = self._cache.lengths[reading.context.row], reading.end - 1
         return start if reading.most is None else max(start, end - reading.most)
 
 
 def features_of(context: Context) -> HiddenStates:
-    """The target's hidden states along a text."""
     if context.features is None:
         raise RuntimeError("the target's hidden states are not there: tap it before prefill")
     return context.features

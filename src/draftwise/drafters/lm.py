@@ -1,4 +1,4 @@
-"""Sink and window: the first and the last tokens of a text, in place of all of it."""
+"""Causal LMs as drafters, of a long text over its first and last tokens only if so configured."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ class Window:
         ``skipped`` is the smallest multiple of half a window with which that is no longer than
         ``sink + window``. Where it changes, the cache is cut back to the sink, and the rest of the
         window is read again.
-    Differs: StreamingLLM drops one token a step and keeps keys without their rotary positions, to
-        turn them anew in every step. Our cache keeps turned keys, as the library's models write
-        them, which cannot be moved; so what is kept is read again, every half window, and is then
-        exactly what the model says of these tokens, on any architecture. A place depends on the
-        text's length alone, not on earlier plays, so a draft is a function of the text.
-    State: none here; a session notes by row what it skipped. Cost: at most two tokens read for
-        each of the text, in pieces; a cache of ``sink + window + ROOM`` slots a row.
+    Differs: StreamingLLM drops one token a step and rotates cached keys anew in every step. Our
+        cache holds rotated keys, which cannot be moved, so the window is read again, every half
+        window, and is then exactly what the model says of these tokens, on any architecture. A
+        draft remains a function of the text.
+    Cost: at most two tokens read for each of the text; ``sink + window + ROOM`` slots a row.
     Errors: BadValue for a negative sink or a window below 2.
 
     >>> window = Window(sink=1, window=4)
@@ -69,7 +67,6 @@ class Window:
         return -(-surplus // block) * block
 
     def read(self, text: Sequence[int], skipped: int) -> Sequence[int]:
-        """The text without what was skipped."""
         if not skipped:
             return text
         return [*text[: self.sink], *text[self.sink + skipped :]]
@@ -78,10 +75,9 @@ class Window:
 class LMDrafter:
     """Any causal LM that shares the target's tokenizer.
 
-    Source: Leviathan et al. (2023); several of them are the pool of MetaSD and HedgeSpec. Index:
-    none. Memory: one ragged KV cache a batch. Time: one forward a token, the first over whatever it
-    missed. probs: q after temperature, top-k and top-p (None when greedy); trees are made of the
-    likeliest tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``.
+    Source: Leviathan et al. (2023). Time: one forward a token, the first over whatever it missed.
+    probs: q after temperature, top-k and top-p (None when greedy); trees are made of the likeliest
+    tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``.
     home: the folder it was loaded from, where a head for it may lie. window: what it reads of a
     long text; None = everything. num_shared: tokens that both number alike, from the first on;
     None = as many as both have logits for. Raises DraftwiseError for a window that its positions
@@ -116,7 +112,6 @@ class LMDrafter:
         self.model.tap([-1])
 
     def start(self) -> NeuralSession:
-        """An empty cache and nothing scored."""
         return NeuralSession(self.name, LMRunner(self.model, self._shared, self.window))
 
 
@@ -138,21 +133,17 @@ class LMRunner:
 
     @property
     def probe_tokens(self) -> int:
-        """As many as there are positions, if these are few."""
         return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
     def shows_hidden(self) -> bool:
-        """Whether some guide reads the states."""
         return self._model.num_layers in self._model.taps
 
     def open(self, row: int, expected: int) -> None:
-        """Nothing read yet."""
         self._cache.open(row, min(expected, self._cache.capacity))
         self._skipped[row] = 0
 
     def close(self, row: int) -> None:
-        """Free the row's cache."""
         self._cache.close(row)
         del self._skipped[row]
 
@@ -162,7 +153,6 @@ class LMRunner:
         self._skipped[row] = 0
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """The other row's keys and values of these tokens."""
         length = 0 if self._skipped[source] else min(length, self._cache.lengths[source])
         length = self._cache.reachable(source, length)
         self._cache.copy(source, row, length)
@@ -178,7 +168,6 @@ class LMRunner:
         return self._cache.capacity - (len(context.tokens) - self._skipped[row])
 
     def base(self, context: Context) -> int:
-        """What the cache holds."""
         return self._cache.lengths[context.row]
 
     def first(self, context: Context) -> int:
@@ -187,7 +176,6 @@ class LMRunner:
         return self._window.sink + skipped + 1 if self._window is not None and skipped else 0
 
     def num_unread(self, context: Context, end: int) -> int:
-        """Tokens that are read and are not in the cache."""
         return end - self._skipped[context.row] - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
@@ -211,12 +199,10 @@ class LMRunner:
         return self._shared.spread(flat), self._hidden(logits)
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """One token more of each row."""
         logits = self._model.extend(self._cache, rows, list(tokens[:, None]), keep=1)
         return self._shared.spread(logits.flat), self._hidden(logits)
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        """A level of each tree, after those before it."""
         # a level may be wider than what is shared
         fed = [feed.tokens.clamp(max=self._shared.own - 1) for feed in feeds]
         trees = [feed.tree for feed in feeds]

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.checks import whole
-from draftwise.drafters.protocol import Context
-from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Match, RetrievalSession
+from draftwise.drafters.retrieval import (
+    LONGEST_MATCH,
+    NO_MATCH,
+    Finder,
+    Match,
+    RetrievalSession,
+)
 from draftwise.errors import BadValue
 
 _LONGEST = 64
@@ -17,10 +22,9 @@ class LookupDrafter:
     """The longest n-gram at the end of the text that occurred before; its latest occurrence wins.
 
     Source: prompt lookup decoding (Saxena 2023), names as in vLLM; unlike the original the longest
-    match wins, then the latest, and a continuation may be of any length. Index: last position of
-    each n-gram of ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens of the request's own text.
-    Memory: a dict entry per n-gram that came again, and one a token. Time: O(prompt_lookup_max) a
-    token. probs: None (point mass).
+    match wins, then the latest, and a continuation may be of any length. Memory: a dict entry per
+    n-gram of ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens that recurred, one per token.
+    Time: O(prompt_lookup_max) a token. probs: None (point mass).
     Errors: ValueError if not 1 <= prompt_lookup_min <= prompt_lookup_max.
 
     With the text ``5 6 7 8 5 6`` and n = 2 the match is ``5 6``, and ``7 8 5 ...`` is proposed.
@@ -38,27 +42,21 @@ class LookupDrafter:
         self.name, self._sizes = name, (prompt_lookup_min, prompt_lookup_max)
 
     def start(self) -> RetrievalSession:
-        """No index yet."""
         return RetrievalSession(self.name, lambda expected: _LookupFinder(*self._sizes))
 
 
-class _LookupFinder:
+class _LookupFinder(Finder):
     """One text, and where each of its n-grams ended last.
 
     An n-gram that occurred once is kept as ``~end``, and no longer one that ends with it is kept:
     those are written when it occurs again.
     """
 
-    resumes = True
-
     def __init__(self, smallest: int, largest: int) -> None:
         self._sizes = range(smallest, largest + 1)
         self._last: dict[tuple[int, ...], int] = {}
         self._text: list[int] = []
         self._match = NO_MATCH
-
-    def begin(self, context: Context) -> None:
-        """Prompt and output are alike here."""
 
     def push(self, token: int) -> None:
         """The longest earlier occurrence of the ending; then remember the ending itself."""
@@ -100,9 +98,6 @@ class _LookupFinder:
                     length += 1
                 break
         return self._matched([*self._text, *draft] if length else [], length, source)
-
-    def share(self) -> None:
-        """Every text is searched by itself."""
 
     def _matched(self, text: Sequence[int], length: int, source: int) -> Match:
         """What follows ``source``, running on into itself where it reaches the end."""

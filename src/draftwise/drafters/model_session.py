@@ -13,7 +13,6 @@ from torch import Tensor
 
 from draftwise.drafters.continuations import pruned
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
-from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
 from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import Branches
@@ -79,34 +78,6 @@ def _best(scores: Tensor, num: int) -> Tensor:
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
 
 
-class ShiftedKVCache:
-    """The slots of a head's cache; a text of n tokens has n - 1 of them."""
-
-    def __init__(self) -> None:
-        self._cache = RaggedCache()
-
-    def open(self, row: int, expected: int) -> None:
-        """Nothing read yet."""
-        self._cache.open(row, expected)
-
-    def crop(self, row: int, length: int) -> None:
-        """Keep the slots of the first tokens."""
-        self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        """The other row's slots of these tokens."""
-        self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
-
-    def base(self, context: Context) -> int:
-        """What the cache holds."""
-        return self._cache.lengths[context.row]
-
-    def _step_back(self, context: Context) -> None:
-        """The last slot is read again where nothing came after it."""
-        last = len(context.tokens) - 2
-        self._cache.lengths[context.row] = max(0, min(self._cache.lengths[context.row], last))
-
-
 PROBE_TOKENS = 32
 """Tokens at the end of a prompt from which a first impression is made."""
 
@@ -137,70 +108,54 @@ class DraftModelRunner(Protocol):
     @property
     def probe_tokens(self) -> int | None:
         """Tokens from which a first impression is made; None = all of a text."""
-        ...
 
     @property
     def remembers(self) -> bool:
         """Whether what was read of a text need not be read again."""
-        ...
 
     @property
     def shows_hidden(self) -> bool:
         """Whether states are shown beside logits."""
-        ...
 
     @property
     def resumes(self) -> bool:
         """Whether it can draft after tokens that it did not draw."""
-        ...
 
     def open(self, row: int, expected: int) -> None:
         """A text begins, of at most so many tokens."""
-        ...
 
     def close(self, row: int) -> None:
         """Free what the row has."""
-        ...
 
     def crop(self, row: int, length: int) -> None:
         """Another text goes on after the first ``length`` tokens."""
-        ...
 
     def copy(self, source: int, row: int, length: int) -> None:
         """An open row begins like another one."""
-        ...
 
     def follow(self, context: Context) -> int:
         """The text may have grown: tokens that a draft may put into the cache; -1 = no draft."""
-        ...
 
     def base(self, context: Context) -> int:
         """Slots of the cache that hold what was read of the row."""
-        ...
 
     def first(self, context: Context) -> int:
         """The first position whose q is that of a draft."""
-        ...
 
     def num_unread(self, context: Context, end: int) -> int:
         """Positions up to ``end`` whose q reading on would give."""
-        ...
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
         """Read on: [sum of num, V] logits, and where states are shown, [R, D] the last of each."""
-        ...
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Read a token [R] after what was read of each row: [R, V] logits, [R, D] states."""
-        ...
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
         """Read a level of each row's tree: [n, V] each."""
-        ...
 
     def settle(self, context: Context, base: int, agreed: int) -> None:
         """Text and draft agree on ``agreed`` tokens; it began after ``base`` (0 = none)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +166,27 @@ class DraftLogits:
     logits: Tensor
     hidden: Tensor | None
 
-    def described(self, tokens: Tensor) -> Tensor:
-        """[N, 4] what rules look at of the tokens drawn."""
-        return described(self.q, self.logits, tokens)
+    def described(self, tokens: Tensor, whole: bool) -> Tensor:
+        """[N, 4] of the tokens drawn, or unless ``whole`` [N, 1], which is all that mixers read.
+
+        The largest probability, the token's own, the entropy, the gap of the two largest; greedy
+        drafts are judged at temperature 1.
+        """
+        if len(self.q.probs) == len(self.q):
+            probs = self.q.probs
+        else:
+            probs = self.logits.float().softmax(-1)
+            if len(self.q.probs):
+                drawn = torch.from_numpy(np.flatnonzero(self.q.places >= 0)).to(probs.device)
+                probs = probs.index_copy(0, drawn, self.q.probs)
+        if not whole:
+            return probs.amax(-1, keepdim=True)
+        own = probs.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+        top = probs.topk(2).values
+        entropy = torch.special.entr(probs).sum(-1)
+        return torch.stack((top[:, 0], own, entropy, top[:, 0] - top[:, 1]), dim=-1)
 
     def take(self, rows: Sequence[int]) -> DraftLogits:
-        """Some of them."""
         if list(rows) == list(range(len(self.q))):
             return self
         index = torch.tensor(rows, dtype=torch.long, device=self.logits.device)
@@ -369,10 +339,10 @@ class Chain:
         if facts is None:
             self._step = DraftStep(depth, self.length, hidden_before=self._hidden)
         elif self.is_mixed:
-            self.confidences[-1] = float(facts[1])
-            self._step = DraftStep(depth, self.length, max_prob=float(facts[1]))
+            self.confidences[-1] = float(facts[0])
+            self._step = DraftStep(depth, self.length, max_prob=float(facts[0]))
         else:
-            prob, largest, entropy, margin = facts.tolist()
+            largest, prob, entropy, margin = facts.tolist()
             step = DraftStep(depth, self.length, prob, largest, entropy, margin, before)
             self._step = replace(step, hidden_before=self._hidden)
 
@@ -429,19 +399,6 @@ class Chain:
             confidences if self.is_mixed else (),
             self.offpath_probs,
         )
-
-
-def described(q: Dists, logits: Tensor, tokens: Tensor) -> Tensor:
-    """[N, 4] of each token: its probability, the largest one, the entropy, the gap of the two
-    largest; greedy drafts are judged at temperature 1."""
-    probs = logits.float().softmax(-1)
-    if len(q.probs):
-        drawn = torch.from_numpy(np.flatnonzero(q.places >= 0)).to(probs.device)
-        probs = probs.index_copy(0, drawn, q.probs)
-    own = probs.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
-    top = probs.topk(2).values
-    entropy = torch.special.entr(probs).sum(-1)
-    return torch.stack((own, top[:, 0], entropy, top[:, 0] - top[:, 1]), dim=-1)
 
 
 def draw_blindly(
@@ -517,8 +474,10 @@ def _look(
 
     after: what was heard after the tokens of these chains, if it was read already.
     """
-    has_facts = any(chain.needs_facts for chain in chains)
-    wanted = [tokens, *([heard.described(tokens)] if has_facts else [])]
+    wanted = [tokens]
+    if any(chain.needs_facts for chain in chains):
+        whole = any(chain.needs_facts and not chain.is_mixed for chain in chains)
+        wanted.append(heard.described(tokens, whole))
     states = [h.hidden for h in (heard, after) if h is not None and h.hidden is not None]
     told = yield [*wanted, *states]
     for index, chain in enumerate(chains):
@@ -728,22 +687,18 @@ class NeuralSession:
         self._rows: dict[int, _ScoredRow] = {}
 
     def open(self, context: Context, expected: int) -> None:
-        """Nothing read yet."""
         self._reader.open(context.row, expected)
         self._rows[context.row] = _ScoredRow()
 
     def close(self, row: int) -> None:
-        """Free what the row has."""
         self._reader.close(row)
         del self._rows[row]
 
     def crop(self, context: Context, length: int) -> None:
-        """Keep what was read of the first tokens."""
         self._reader.crop(context.row, length)
         self._rows[context.row] = _ScoredRow(length)
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Take over what was read of the other row's first tokens."""
         self._reader.copy(source, row, length)
         self._rows[row] = _ScoredRow(length)
 
@@ -785,7 +740,6 @@ class NeuralSession:
         )
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
-        """Cut back to where drafts and texts agree; note what verification showed of the drafts."""
         for context in contexts:
             row, agreed = self._rows[context.row], len(context.tokens)
             if row.drafted:
@@ -805,7 +759,6 @@ class NeuralSession:
     def score(
         self, contexts: Sequence[Context], everything: bool
     ) -> DeviceRead[list[Scores | None]]:
-        """Backlog and drafted positions; with ``everything``, read what is missing first."""
         if everything:
             yield from self._catch_up(contexts, None)
         return [self._report(context) for context in contexts]

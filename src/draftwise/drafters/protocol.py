@@ -150,51 +150,42 @@ def mixed_task(context: Context, length: int, mix: Mix) -> DraftTask:
 
 
 class DraftSession(Protocol):
-    """One drafter's memory of rows: caches, indices, what it has not been scored on yet."""
+    """The state of one drafter for the rows of an engine: caches, indices, unscored positions."""
 
     def open(self, context: Context, expected: int) -> None:
-        """A request begins in its row: a prompt so far, ``expected`` tokens at most in the end."""
-        ...
+        """Start a request in its row, with its prompt so far; ``expected``: its maximum length."""
 
     def close(self, row: int) -> None:
-        """Nothing of this row is wanted any more."""
-        ...
+        """Free a row."""
 
     def crop(self, context: Context, length: int) -> None:
-        """Another request goes on in an open row, after its text's first ``length`` tokens."""
-        ...
+        """Reuse an open row for another request, from the first ``length`` tokens of its text."""
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Let an open row begin with what is known of another one's first ``length`` tokens."""
-        ...
+        """Start an open row from the first ``length`` tokens of another row."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
-        """A draft for each task; an empty one is legal. A token drawn is always in the draft."""
-        ...
+        """A draft for each task; may be empty. Every token that was drawn must be in the draft."""
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
-        """The contexts (those of the last ``propose``) were verified: drop what was rejected.
+        """The drafts of the last ``propose`` were verified: roll back rejected tokens.
 
-        judged: what verification showed of this drafter's drafts, to be reported with the rest.
+        judged: scores of these drafts from verification, to be returned by ``score``.
         """
-        ...
 
     def score(
         self, contexts: Sequence[Context], everything: bool
     ) -> DeviceRead[list[Scores | None]]:
-        """What is known of this drafter along the verified text and was not reported before.
+        """Scores along the verified text that were not returned before; None where nothing is new.
 
-        With ``everything``, also what costs a forward of its own (panoramic feedback); else only
-        what is free. None where nothing is new.
+        With ``everything``, also those that need a forward of their own (panoramic feedback).
         """
-        ...
 
     def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:
-        """A look at the last tokens of texts: scores of what was not told yet, for little.
+        """Cheap scores on the last tokens of texts, at positions not scored before.
 
-        It may leave out what lies far before them, so these q's need not be those of a draft.
+        A probe may ignore distant context, so its q may differ from that of a draft.
         """
-        ...
 
 
 @runtime_checkable
@@ -203,11 +194,9 @@ class CatchingUpSession(Protocol):
 
     def num_uncached_tokens(self, context: Context) -> int:
         """Tokens of the text, but for its last, that were not read yet."""
-        ...
 
     def catch_up(self, contexts: Sequence[Context], most: int) -> DeviceRead[None]:
         """Read the next tokens of each text, at most so many."""
-        ...
 
 
 class Retrieving(DraftSession, Protocol):
@@ -215,15 +204,13 @@ class Retrieving(DraftSession, Protocol):
 
     def match_length(self, context: Context) -> int:
         """Tokens of the longest match at the end of the text, 0 = none."""
-        ...
 
     def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
         """The match at the end of text and draft, and the token that follows it; (0, -1) = none."""
-        ...
 
 
 class Drafter(Protocol):
-    """Something that can draft: loaded once, with a session for each engine."""
+    """A drafter, loaded once, with a session for each engine."""
 
     name: str
     can_branch: bool
@@ -238,8 +225,7 @@ class Drafter(Protocol):
     """Bytes that it keeps for each token of a text, keys and values above all."""
 
     def start(self) -> DraftSession:
-        """A memory of rows that come and go, empty."""
-        ...
+        """An empty session."""
 
 
 @runtime_checkable
@@ -262,4 +248,3 @@ class ShowingHidden(Protocol):
 
     def show_hidden(self) -> None:
         """Let guides see hidden states from now on; it costs a copy of them each step."""
-        ...

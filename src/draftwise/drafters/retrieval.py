@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from draftwise.drafters.continuations import (
     Rows,
@@ -48,27 +48,27 @@ class Match:
 NO_MATCH = Match(0, lambda depth: [], lambda: [])
 
 
-class Finder(Protocol):
-    """Where one row's text is searched for; its own memory and what it shares with others."""
+class Finder(ABC):
+    """The index that one row searches: the row's own text, and what it shares with other rows.
 
-    resumes: bool
-    """Whether prompt and answer are alike to it, so that a next turn goes on after the last."""
+    resumes: whether the text of the next chat turn may be appended, rather than read again.
+    """
 
-    def begin(self, context: Context) -> None:
-        """Called once, before anything is read: the text so far is the prompt."""
-        ...
+    resumes: bool = True
 
+    def begin(self, context: Context) -> None:  # noqa: B027
+        """Called once, before the first token: the text so far is the prompt."""
+
+    @abstractmethod
     def push(self, token: int) -> None:
-        """The text has one more token."""
-        ...
+        """Append a token."""
 
+    @abstractmethod
     def find(self, draft: Sequence[int]) -> Match:
         """The longest match at the end of text and draft."""
-        ...
 
-    def share(self) -> None:
-        """What was read so far may be seen by other rows from now on."""
-        ...
+    def share(self) -> None:  # noqa: B027
+        """Let other rows see the text so far."""
 
 
 class _RetrievalRow:

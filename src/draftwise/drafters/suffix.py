@@ -23,7 +23,13 @@ import numpy as np
 from draftwise.checks import MANY, whole
 from draftwise.drafters.continuations import Rows
 from draftwise.drafters.protocol import Context
-from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Match, RetrievalSession
+from draftwise.drafters.retrieval import (
+    LONGEST_MATCH,
+    NO_MATCH,
+    Finder,
+    Match,
+    RetrievalSession,
+)
 
 ORDERS = (1, 2, 4, 8)
 _NUM_ORDERS = len(ORDERS)
@@ -70,7 +76,6 @@ class Tail:
         self.num, self.last = min(self.num + 1, LONGEST_MATCH), token
 
     def copy(self) -> Tail:
-        """The same ending, to go on with apart."""
         twin = Tail()
         twin.keys, twin.tail = self.keys[-_LAGS[-1] :], self.tail
         twin.num, twin.last = self.num, self.last
@@ -101,9 +106,8 @@ class SuffixIndex:
 
     num_buckets: rounded up to a power of two; about the tokens expected. num_matches: occurrences
     looked at. max_tokens: tokens kept, at most; beyond, the oldest texts are dropped whole. A text
-    of a quarter of that is cut: what follows is a text of its own that begins with a copy of the
-    last 32 tokens, so that matches reach across the cut. State: four tables of 8 bytes a bucket,
-    mapped when first touched, and 36 bytes a token.
+    of a quarter of that is cut, and the next one begins with a copy of its last 32 tokens, so that
+    matches reach across the cut. Memory: 32 bytes a bucket and 36 a token.
     """
 
     def __init__(self, num_buckets: int, num_matches: int, max_tokens: int = sys.maxsize) -> None:
@@ -215,17 +219,13 @@ class SuffixDrafter:
     Source: SuffixDecoding (Oliaro et al. 2024) and SAM decoding (Hu et al. 2024): an index of the
     request (prompt and output) and a shared one of all outputs that this drafter has seen; the
     longer match proposes, the request's own on a tie. Differs: hash chains instead of suffix trees
-    or automata (``suffix_index`` says why); frequencies are those among the newest ``num_matches``
+    or automata (the module says why); frequencies are those among the newest ``num_matches``
     occurrences of the longest match, up to 32 tokens; the longer match wins, not the higher score.
-    Index: contexts of 1, 2, 4 and 8 tokens, and the longest match among the places after them.
 
-    An output is shared round by round, after the round's rows were scored, so requests that run
-    together help each other and an answer that is never finished is not lost; prompts are not
-    shared, and private requests share nothing. Each tenant has a history of its own, at most
-    ``num_tenants`` of them (of more, the one used least recently is forgotten), each of at most
-    ``max_tokens`` tokens, oldest outputs dropped first; 0 = none, and then an answer depends on its
-    own request alone. With a history a draft depends on what was
-    said before: the same seed may draw another sample, of the same law.
+    Outputs are shared after every round; prompts and private requests are not. Each of at most
+    ``num_tenants`` tenants (least recently used dropped first) has a history of at most
+    ``max_tokens`` tokens (oldest outputs dropped first); 0 = none. With a history the same seed may
+    draw another sample, of the same distribution.
 
     Memory: 36 bytes a token and 32 a token of ``max_tokens`` (of those expected for its own).
     Time: O(num_matches) a token. probs: None (a point mass, a function of the past alone).
@@ -263,7 +263,6 @@ class SuffixDrafter:
         return sum(history.num_tokens for history in self._histories.values())
 
     def start(self) -> RetrievalSession:
-        """An index for each row, beside the shared one."""
         return RetrievalSession(self.name, self._new_finder)
 
     def _new_finder(self, expected: int) -> _SuffixFinder:
@@ -282,7 +281,7 @@ class SuffixDrafter:
         return history
 
 
-class _SuffixFinder:
+class _SuffixFinder(Finder):
     """One row: its own text's index, and what of its output was not shared yet."""
 
     resumes = False

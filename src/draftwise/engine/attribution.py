@@ -1,4 +1,4 @@
-"""Which drafter wrote which piece of the text, while the text grows."""
+"""Attribution of a growing text to the drafters that wrote it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from draftwise.engine.request import TARGET
 from draftwise.engine.text import Detokenizer
 
 Piece = tuple[str, str]
-"""Some text and the name of its writer."""
+"""A piece of text and the name of its drafter."""
 
 
 class SourcedTokens(Protocol):
-    """Tokens and each one's writer: a round, or several in a row."""
+    """Tokens with the drafter of each: one round, or several."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
@@ -22,10 +22,10 @@ class SourcedTokens(Protocol):
 
 
 class SourceAttribution:
-    """Cuts one answer's growing text into pieces by their writers.
+    """Cuts one answer's growing text into pieces by drafter.
 
-    The text itself is the engine's; tokens are decoded here once more, one by one, only to find
-    where each begins. Text that may turn out to begin a stop string waits until it is known.
+    Tokens are decoded here again, one by one, only to find where each begins; the text itself comes
+    from the engine. A possible beginning of a stop string is held back.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
@@ -34,12 +34,12 @@ class SourceAttribution:
         self._num_decoded = self._num_shown = 0
 
     def grow(self, new: SourcedTokens, text: str) -> list[Piece]:
-        """The pieces that these tokens added to the answer, which is now ``text``."""
+        """The pieces that ``new`` added to the answer, which is now ``text``."""
         self._read(new.tokens, new.sources)
         return self._cut(text, len(text) - held_back(text, self._stops))
 
     def _read(self, tokens: Sequence[int], sources: Sequence[str]) -> None:
-        """Decode tokens one by one, and note where each writer's text ends."""
+        """Decode tokens one by one, and record where each drafter's text ends."""
         for token, source in zip(tokens, sources, strict=True):
             self._num_decoded += len(self._detokenizer.push([token]))
             end = self._num_decoded + len(self._detokenizer.waiting)
@@ -47,7 +47,7 @@ class SourceAttribution:
                 self._ends.append((end, source))
 
     def finish(self, text: str) -> list[Piece]:
-        """What is left of the finished answer."""
+        """The remaining pieces of the finished answer."""
         return self._cut(text, len(text))
 
     def _cut(self, text: str, end: int) -> list[Piece]:
@@ -63,14 +63,14 @@ class SourceAttribution:
 
 
 def painted(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> list[Piece]:
-    """The pieces of a finished answer, which together are one decode of its tokens."""
+    """The pieces of a finished answer; joined, they equal one decode of its tokens."""
     painter, whole = SourceAttribution(tokenizer), Detokenizer(tokenizer)
     painter._read(tokens, sources)
     return painter.finish(whole.push(tokens) + whole.flush())
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end of ``text`` that may be the beginning of a stop string.
+    """Number of characters at the end of ``text`` that may begin a stop string.
 
     >>> held_back("to be or", ["order", "been"])
     2

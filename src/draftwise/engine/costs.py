@@ -22,21 +22,20 @@ class _Samples:
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._first: float | None = None
+        self._value: float | None = None
 
     def add(self, seconds: float) -> None:
         """Take one measurement; the first, which paid for setting the shape up, stands aside."""
         if self._first is None:
             self._first = seconds
-        else:
-            self._seconds.append(seconds)
+            return
+        self._seconds.append(seconds)
+        is_few = len(self._seconds) < _FEW
+        self._value = min(self._first, *self._seconds) if is_few else median(self._seconds)
 
     def value(self, default: float) -> float:
         """Median, or the minimum of a few: one slow sample must not rule a drafter out."""
-        if not self._seconds:
-            return default
-        if self._first is not None and len(self._seconds) < _FEW:
-            return min(self._first, *self._seconds)
-        return median(self._seconds)
+        return default if self._value is None else self._value
 
 
 class CostModel(Protocol):

@@ -70,6 +70,8 @@ def _checked(scores: Any) -> Scores | None:
         raise Nonsense("alphas and ratios are not rows of floats")
     if len({len(row) for row in (*columns, scores.matches) if row is not None}) > 1:
         raise Nonsense("alphas, ratios and matches are not of one length")
+    if all(0.0 <= value <= 1.0 for column in columns for value in column.tolist()):
+        return scores
     if not all(np.isfinite(column).all() for column in columns):
         return None
     return replace(scores, alphas=columns[0].clip(0, 1), ratios=columns[1].clip(0, 1))
@@ -81,8 +83,9 @@ def _check_draft(draft: Any, task: DraftTask, vocab_size: int) -> None:
     tokens, num = draft.tokens, np.size(draft.tokens)
     if not (_is_row(tokens, "iu") or (_is_row(tokens, "f") and not num)):
         raise Nonsense("drafted tokens are not a row of whole numbers")
-    if num and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-        raise Nonsense(f"tokens {tokens.min()} to {tokens.max()} were drafted, of {vocab_size}")
+    ids = tokens.tolist()
+    if num and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise Nonsense(f"tokens {min(ids)} to {max(ids)} were drafted, of {vocab_size}")
     most = task.length if task.tree is None else task.tree.total_tokens
     if task.mix is not None:
         most = max(most, task.mix.most)

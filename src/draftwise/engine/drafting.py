@@ -157,11 +157,10 @@ class Sessions:
         sent: dict[str, Sequence[Floats] | None] = dict.fromkeys(asked)
         asks: dict[str, DeviceRead[T]] = {}
         answers: dict[str, T] = {}
-        seconds = dict.fromkeys(asked, 0.0)
+        seconds, now = dict.fromkeys(asked, 0.0), self._clock()
         while sent:
             wanted: dict[str, Sequence[Tensor]] = {}
             for name, values in sent.items():
-                start = self._clock()
                 try:
                     if values is None:
                         asks[name] = questions[name](self._sessions[name])
@@ -175,12 +174,14 @@ class Sessions:
                         self.leave_out(name, error)
                 except Exception as error:
                     self.leave_out(name, error)
-                seconds[name] += self._clock() - start
-            start = self._clock()
+                before, now = now, self._clock()
+                seconds[name] += now - before
             arrays = iter(fetch([tensor for tensors in wanted.values() for tensor in tensors]))
             sent = {name: list(islice(arrays, len(own))) for name, own in wanted.items()}
+            if wanted:
+                before, now = now, self._clock()
             for name in wanted:
-                seconds[name] += (self._clock() - start) / len(wanted)
+                seconds[name] += (now - before) / len(wanted)
         return answers, seconds
 
     def matches(self, context: Context) -> dict[str, int]:

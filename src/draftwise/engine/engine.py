@@ -1,4 +1,4 @@
-"""Texts whose keys and values are still there: the longest common beginning is not read again."""
+"""The engine: continuous batching with a scheduler, chunked prefill and a prefix cache."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from draftwise.types import Costs, DraftwiseError
 
 _LOG = logging.getLogger(__name__)
 MIN_PREFIX_TOKENS = 32
-"""Tokens that a common beginning must have to be worth keeping track of."""
+"""Shortest common prefix that is reused, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """A row that begins as a prompt does: its context, and how many tokens they share."""
+    """A row with a prefix of a prompt: its context, and the length of the common prefix."""
 
     context: Context
     length: int
 
 
 class PrefixCache:
-    """Rows of requests that have ended, kept for those to come; least recently used out first.
+    """Rows of ended requests, kept for later prompts; evicts the least recently used.
 
-    num_rows: as many are kept at most; 0 = none, and no beginning is looked for anywhere.
-    needs_states: whether drafters read the target's states, which rows without drafts do not keep.
+    num_rows: maximum number of kept rows; 0 = none, and no prefix is reused. needs_states: whether
+    drafters read the target's hidden states, which rows without drafts do not keep.
     """
 
     def __init__(self, num_rows: int, needs_states: bool) -> None:
@@ -48,19 +48,19 @@ class PrefixCache:
         self._kept: dict[int, Context] = {}
 
     def keep(self, context: Context) -> list[int]:
-        """Keep a row that has ended; returns the rows that must go for it."""
+        """Keep the row of an ended request; return the evicted rows."""
         self._kept[context.row] = context
         surplus = len(self._kept) - self.num_rows
         return [self.drop() for _ in range(surplus)]
 
     def drop(self) -> int:
-        """Let the least recently used row go; returns it. KeyError where there is none."""
+        """Evict the least recently used row and return it; StopIteration if there is none."""
         row = next(iter(self._kept))
         del self._kept[row]
         return row
 
     def take(self, row: int) -> bool:
-        """Whether this row was kept; it is the caller's now."""
+        """Remove a row for reuse; return whether it was kept."""
         return self._kept.pop(row, None) is not None
 
     def __len__(self) -> int:
@@ -72,15 +72,15 @@ class PrefixCache:
         return [len(context.tokens) for context in self._kept.values()]
 
     def find(self, prompt: Context, running: Iterable[Context]) -> PrefixMatch | None:
-        """The longest common beginning, of kept rows and of those that run; None = too short.
+        """The longest common prefix with a kept or running row; None if it is too short.
 
-        Of the same tenant alone, and of no private text: how soon an answer comes, and what is
-        counted, would tell others what they said.
+        Only rows of the same tenant and no private text: response times and counters would reveal
+        other tenants' prompts.
         """
         if self.num_rows == 0:
             return None
         wanted = np.asarray(prompt.tokens)
-        # a kept row is taken over, and not copied: of equals it comes first
+        # a kept row is reused without a copy, so it comes first among equals
         found = [
             PrefixMatch(context, common_prefix_length(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
@@ -93,7 +93,7 @@ class PrefixCache:
 
 
 def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
-    """Tokens that two texts have in common at their beginning.
+    """Length of the common prefix of two texts.
 
     >>> common_prefix_length(np.array([1, 2, 3]), [1, 2, 4, 5])
     2
@@ -105,7 +105,7 @@ def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """A request that has no row yet: the higher priority first, then the earlier."""
+    """A request without a row, ordered by priority, then by arrival."""
 
     priority: int
     number: int
@@ -113,16 +113,16 @@ class _Waiting:
 
 
 class Engine:
-    """One target, its drafters, their caches, and the requests that run on them.
+    """Continuous batching for one target and its drafters.
 
-    Rows have a number for as long as they run, and their storage grows with their text; a row that
-    ends frees its own and touches no other. Requests that do not fit wait in order; what runs has
-    room for all of its tokens. Rows that ended are kept for prompts that begin alike.
+    A running request has a row in every KV cache. Rows grow with their text and are freed when the
+    request ends. Requests that do not fit wait in order; a request runs only where the memory for
+    its longest text is reserved. Rows of ended requests are the prefix cache.
 
-    max_rows: rows that run at once. max_bytes: of keys and values of target and drafters; None =
-    no limit. num_prefixes: rows kept after their end; 0 = prompts are always read whole.
-    Any thread may call it: calls wait for each other, and for those of other engines on the same
-    models. Callbacks of requests run in the thread that calls ``step``, and may not call it.
+    max_rows: maximum number of running requests. max_bytes: maximum size of the KV caches of
+    target and drafters; None = no limit. num_prefixes: ended rows kept as prefix cache; 0 = none.
+    Any thread may call the engine: a lock serialises calls, also with other engines on the same
+    models. Callbacks of requests run in the thread that calls ``step`` and may not call ``step``.
     """
 
     def __init__(
@@ -153,14 +153,15 @@ class Engine:
         self._free: list[int] = []
         self._num_rows, self._numbers = 0, itertools.count()
         self._is_open, self._is_stepping = True, False
-        self._dropped: list[int] = []  # by finalizers, which may run in the middle of a step
-        self._isolated: set[int] = set()  # whose prompts are read one by one
+        self._dropped: list[int] = []  # by finalizers, which may run during a step
+        self._isolated: set[int] = set()  # requests that are prefilled one by one
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
-        """Take a request in; it runs as soon as there is room.
+        """Add a request; it runs as soon as there is room.
 
-        Raises DraftwiseError if it can never fit, is known already, or the engine is closed.
+        Raises DraftwiseError if the request can never fit, if its id is in use, or if the engine is
+        closed.
         """
         with self.lock:
             self._admit(request)
@@ -182,11 +183,12 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Round]:
-        """Seat the requests that fit, read some of their prompts, and run a round; its records.
+        """Start waiting requests that fit, prefill some prompt tokens, and run one round.
 
-        Empty where no row had its prompt read by now, or nothing is left to do. A request that
-        cannot be seated or read ends alone, with its ``error``; what a round raises ends all that
-        run. Raises DraftwiseError where a callback of a request calls it.
+        Returns one record per request in the round; empty while all prompts are being prefilled, or
+        when nothing is left to do. A request whose start or prefill fails ends alone, with its
+        ``error``; an exception of the round ends all running requests. Raises DraftwiseError when
+        called by a callback of a request.
         """
         with self.lock:
             if self._is_stepping:
@@ -205,7 +207,7 @@ class Engine:
         try:
             self._schedule()
             self._prefill()
-        except BaseException:  # Ctrl-C: what was half read is good for nothing
+        except BaseException:  # Ctrl-C: half-filled rows are useless
             self._abandon(self._prefilling)
             raise
         if not self._running:
@@ -216,7 +218,7 @@ class Engine:
             rounds = self._loop.round(self._running)
             if allowed != self.drafting_allowed:
                 _log_switch(not allowed, self.guard)
-        except BaseException:  # half a round: what it left in the caches is good for nothing
+        except BaseException:  # the caches are inconsistent after half a round
             self._abandon(self._running)
             raise
         self._drop_finished()
@@ -224,7 +226,7 @@ class Engine:
         return rounds
 
     def drop(self, id_: int) -> None:
-        """As ``cancel``, before anything else is done: finalizers may call it at any time."""
+        """Cancel a request before the next call does anything else; safe in finalizers."""
         self._dropped.append(id_)
 
     def _cancel_dropped(self) -> None:
@@ -233,7 +235,7 @@ class Engine:
                 self.cancel(gone)
 
     def cancel(self, id_: int) -> None:
-        """End a request where it is; the text so far stays in it, and its row is free at once.
+        """End a request at once and free its row; the request keeps its text so far.
 
         Raises DraftwiseError for an id that is not in the engine.
         """
@@ -249,7 +251,7 @@ class Engine:
         self._waiting = [w for w in self._waiting if w.request is not found]
         heapq.heapify(self._waiting)
         self._isolated.discard(found.id)
-        if found in self._prefilling:  # half a prompt is of little use to others
+        if found in self._prefilling:  # half a prompt is not worth keeping
             self._prefilling.remove(found)
             self._close(found.context.row)
         self._drop_finished()
@@ -258,7 +260,7 @@ class Engine:
         return any(request.id == id_ for request in self._all())
 
     def close(self) -> None:
-        """Cancel all, and free everything; nothing can be admitted any more."""
+        """Cancel all requests and free all memory; ``admit`` then raises DraftwiseError."""
         with self.lock:
             for request in list(self._all()):
                 self._cancel(request)
@@ -268,7 +270,7 @@ class Engine:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held during each call, by whichever thread; also by engines on the same models."""
+        """The lock held during each call, shared by all engines on the same models."""
         return self._pool.lock
 
     @property
@@ -280,7 +282,7 @@ class Engine:
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that have a row, those whose prompts are being read included."""
+        """Requests that have a row, including those in prefill."""
         return (*self._running, *self._prefilling)
 
     @property
@@ -293,37 +295,37 @@ class Engine:
 
     @property
     def num_cache_bytes(self) -> int:
-        """Bytes of the target's keys and values, rows kept for their beginnings included."""
+        """Size of the target's KV cache in bytes, including the prefix cache."""
         return self._cache.num_bytes
 
     @property
     def guard(self) -> Guard:
-        """The account of all requests: speed relative to plain decoding, now and overall."""
+        """The guard's account of all requests: recent and total speed relative to plain."""
         return self._pool.guard
 
     @property
     def drafting_allowed(self) -> bool:
-        """Whether the guard allows drafts at present."""
+        """Whether the guard currently allows drafts."""
         return self._pool.guard.allows_drafts
 
     @property
     def costs(self) -> Costs | None:
-        """What forwards cost with as many rows as run; None where none does."""
+        """The cost of forwards at the current number of running requests; None without any."""
         return self._loop.costs(self._running) if self._running else None
 
     def _all(self) -> Iterator[Request]:
         yield from (*self._running, *self._prefilling, *(w.request for w in self._waiting))
 
     def _bytes(self, num_tokens: int) -> int:
-        """Keys and values of target and drafters for a row with so many tokens."""
+        """Bytes of the KV caches of target and drafters for a row of num_tokens."""
         ours = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
         return ours + num_tokens * self._drafter_bytes
 
     def _schedule(self) -> None:
-        """Give rows to those that wait, in order, as far as they fit.
+        """Start waiting requests in order, as far as they fit.
 
-        One that waits for the end of a prompt that it shares keeps its place: others take a row
-        only where there is another one.
+        A request whose prefix is being prefilled by another one waits for it, and keeps its place
+        in the queue.
         """
         later: list[_Waiting] = []
         try:
@@ -353,21 +355,21 @@ class Engine:
             self._prefilling.append(request)
         except Exception as error:
             self._fail(request, error)
-        except BaseException:  # Ctrl-C: the request is in no list now
+        except BaseException:  # Ctrl-C: the request is in no list
             self._abandon([request])
             raise
 
     def _fail(self, request: Request, error: Exception) -> None:
-        """End a request alone: it could not be seated, or its prompt not be read."""
+        """End a request whose start or prefill failed."""
         request.fail(error)
         if request.context.row >= 0:
             self._close(request.context.row)
         request.finish()
 
     def _fits(self, request: Request, later: Sequence[Request]) -> bool:
-        """Whether there is room for all of it; rows that are only kept make way.
+        """Whether the request's longest text fits; evicts rows of the prefix cache if needed.
 
-        later: requests that have no row yet, and come before it.
+        later: waiting requests that come before it.
         """
         if self._max_bytes is None:
             return True
@@ -378,7 +380,7 @@ class Engine:
         return left >= 0
 
     def _prefilling_same_prefix(self, request: Request) -> Request | None:
-        """Whose prompt is being read, and spares this one most of its own when it has been."""
+        """A request in prefill whose prefix this one will reuse."""
         if request.id in self._isolated:
             return None
         found = self._prefix_cache.find(request.context, [r.context for r in self._prefilling])
@@ -386,13 +388,13 @@ class Engine:
         return next(same, None)
 
     def _start(self, request: Request) -> None:
-        """Seat a request: in a row of its own, or in one that began as it does."""
+        """Give a request a row: a new one, or one with its prefix."""
         found = self._cached_prefix(request)
         context, expected = request.context, request.num_room
         request.switch = self._pool.target.switch
         if self._pool.target.taps and context.is_drafted:
             context.features = HiddenStates()
-        # what a private request leaves is not kept: it takes no row that others share
+        # a private request is not kept afterwards, so it must not take a kept row
         takes = found is not None and not context.is_private
         if takes and found is not None and self._prefix_cache.take(found.context.row):
             context.row = found.context.row
@@ -412,7 +414,7 @@ class Engine:
     def _open_for_drafters(
         self, context: Context, expected: int, found: PrefixMatch | None
     ) -> None:
-        """Open the row for drafters, unless nothing is drafted for it; found: where it begins."""
+        """Open the row for drafters, unless drafting is disabled; found: its prefix."""
         sessions, row = self._drafting.sessions, context.row
         source = found.context.row if found is not None else -1
         if not context.is_drafted:
@@ -431,7 +433,7 @@ class Engine:
             self._drafting.sessions.close(row)
 
     def _cached_prefix(self, request: Request) -> PrefixMatch | None:
-        """What need not be read of a prompt; its last tokens are, to see how drafters fare."""
+        """The reusable prefix of a prompt, without its last tokens, which score the drafters."""
         if request.wants_prompt_logprobs or request.id in self._isolated:
             return None
         found = self._prefix_cache.find(request.context, [r.context for r in self._running])
@@ -443,7 +445,7 @@ class Engine:
         return PrefixMatch(found.context, length) if length > 0 else None
 
     def _prefill(self) -> None:
-        """Read on in prompts, by priority, first come first; those that are read begin to run."""
+        """Prefill by priority, then arrival; start requests whose prefill is complete."""
         if not self._prefilling:
             return
         group = sorted(self._prefilling, key=lambda request: -request.priority)
@@ -460,7 +462,7 @@ class Engine:
         self._drop_finished()
 
     def _prefill_group(self, requests: Sequence[Request]) -> list[Request]:
-        """Read some of these prompts; returns those that are read."""
+        """Prefill a part of these prompts; return the requests that are complete."""
         with self._loop.phase("prefill"):
             start = self._pool.clock()
             budget = self._prefill_budget.budget(is_idle=not self._running)
@@ -481,7 +483,7 @@ class Engine:
         return done
 
     def _prefill_one_by_one(self, requests: Sequence[Request], error: Exception) -> None:
-        """One of these prompts cannot be read: have each read alone, from its beginning."""
+        """After a failed prefill, prefill each of these prompts alone from its beginning."""
         self._prefilling = [request for request in self._prefilling if request not in requests]
         for request in requests:
             if len(requests) == 1:
@@ -495,7 +497,7 @@ class Engine:
             self._try_to_start(request)
 
     def _drop_finished(self) -> None:
-        """Free the rows of requests that have ended, or keep them for their beginnings."""
+        """Free the rows of ended requests, or keep them as prefix cache."""
         over = [request for request in self._running if request.is_over]
         self._running = [request for request in self._running if not request.is_over]
         for request in over:
@@ -529,9 +531,7 @@ class Engine:
 
 def _log_switch(allowed: bool, guard: Guard) -> None:
     """Log that the guard switched drafting on or off, and why."""
-    state = (
-        "on again: it has earned its cost" if allowed else "off: it has cost more than it brought"
-    )
+    state = "on again: it pays" if allowed else "off: it cost more than it saved"
     _LOG.info(
         "drafting is switched %s (%.3f times plain decoding lately, %.3f since the start)",
         state,

@@ -18,10 +18,9 @@ from draftwise.engine.request import Request, Stats
 class Result:
     """One finished answer.
 
-    tokens: the output ids, without the prompt. sources: each token's writer (a drafter's name, or
-    ``target``). finish_reason: ``eos``, ``stop``, ``length``, ``non-finite logits``, ``cancelled``,
-    ``error`` (a callback of this request raised) or ``interrupted``. logprobs: one a token, if
-    they were asked for.
+    tokens: the output ids, without the prompt. sources: the drafter of each token, or ``target``.
+    finish_reason: ``eos``, ``stop``, ``length``, ``non-finite logits``, ``cancelled``, ``error`` (a
+    callback of this request raised) or ``interrupted``. logprobs: one per token, if requested.
     """
 
     prompt_tokens: list[int]

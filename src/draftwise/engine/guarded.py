@@ -1,4 +1,4 @@
-"""Callbacks that belong to one request: what they raise is that request's own matter."""
+"""Wrappers of a request's callbacks: an exception ends or degrades that request only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from draftwise.types import DraftStep
 
 
 class GuardedCallback:
-    """A callback whose first exception is kept in ``error``; from then on it is not asked again.
+    """A callback that is not called again after its first exception, which is kept in ``error``.
 
-    checked: what is made of its answer, called with it and the arguments; raises DraftwiseError for
-    an answer that cannot be used. instead: what stands in for its answer after an exception, called
-    with the arguments.
+    checked: converts the result, called with the result and the arguments; raises DraftwiseError
+    for an unusable one. instead: the result after an exception, called with the arguments.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class GuardedCallback:
         return self._instead(*args)
 
     def num_allowed(self, text: Sequence[int], num: int) -> int:
-        """What a process says of the last ``num`` tokens; all stand where it says nothing."""
+        """How many of the last ``num`` tokens a logits processor allows; all by default."""
         tell = getattr(self._call, "num_allowed", None)
         if tell is not None and self.error is None:
             try:
@@ -52,7 +51,7 @@ class GuardedCallback:
 
 
 def guarded_stop(stop_when: Callable[..., Any]) -> GuardedCallback:
-    """``stop_when`` of one request: whatever is true ends its answer, and so does an exception."""
+    """``stop_when`` of one request: a true result or an exception ends the answer."""
 
     def checked(answer: Any, *_: Any) -> bool:
         try:
@@ -64,7 +63,7 @@ def guarded_stop(stop_when: Callable[..., Any]) -> GuardedCallback:
 
 
 def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
-    """``process`` of one request: returns [V] logits, or leaves them as they are."""
+    """``process`` of one request: returns [V] logits, unchanged after an exception."""
 
     def checked(answer: Any, text: Sequence[int], logits: Tensor) -> Tensor:
         found = torch.as_tensor(answer) if isinstance(answer, np.ndarray) else answer
@@ -82,7 +81,7 @@ def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
 
 
 class GuardedMixer:
-    """A mixer that ends every draft from its first exception on, of which ``on_error`` is told.
+    """A mixer that ends every draft after its first exception, which is passed to ``on_error``.
 
     Raises whatever reading its ``drafter`` and ``length`` raises.
     """
@@ -94,7 +93,7 @@ class GuardedMixer:
     def pick(
         self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
     ) -> str | None:
-        """What the mixer says, as long as it names somebody who can write."""
+        """The mixer's choice; naming a drafter that cannot write counts as an exception."""
         if self._is_broken:
             return None
         try:
@@ -109,7 +108,7 @@ class GuardedMixer:
             return None
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
-        """What the mixer says, as long as that is a number."""
+        """The mixer's choice, as a number of at least 0."""
         if self._is_broken:
             return 0
         try:
@@ -121,10 +120,10 @@ class GuardedMixer:
 
 
 class GuardedStopRule:
-    """A guide that ends every draft from its first exception on, with one warning.
+    """A stop rule that ends every draft after its first exception, with one warning.
 
-    The tokens drawn before it stay in the draft: dropping them for what the guide made of them
-    would change the law.
+    Tokens drawn before the exception stay in the draft: dropping them because of their own values
+    would change the output distribution.
     """
 
     def __init__(self, guide: StopRule, rule: str) -> None:
@@ -134,11 +133,11 @@ class GuardedStopRule:
 
     @property
     def needs_hidden(self) -> int:
-        """The size of the hidden states that the guide reads, 0 = none."""
+        """Size of the hidden states that the rule reads; 0 = none."""
         return self._guide.needs_hidden
 
     def should_continue(self, step: DraftStep) -> bool:
-        """What the guide says, as long as it can."""
+        """The rule's decision; False after an exception."""
         if self._is_broken:
             return False
         try:
@@ -148,7 +147,7 @@ class GuardedStopRule:
             return False
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Told on, as long as it listens."""
+        """Pass the outcome on unless the rule has failed."""
         if not self._is_broken:
             try:
                 self._guide.learn(num_drafted, num_accepted)
@@ -158,6 +157,6 @@ class GuardedStopRule:
     def _disable(self, error: Exception) -> None:
         self._is_broken = True
         warnings.warn(
-            f"rule {self._rule!r} raised {error!r}: its request drafts no more with it",
+            f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it",
             stacklevel=2,
         )

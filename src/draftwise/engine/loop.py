@@ -1,7 +1,7 @@
-"""The loop: choose, read, draft, verify, commit, look, reveal, learn; for all rows that run.
+"""The loop: choose, read, draft, verify, commit, look, reveal and learn, for all running rows.
 
-``Loop.round`` is the whole of it. Every request has its own text, length, plan and policy; rows
-that chose the same drafter draft together, and one target forward verifies all of them.
+``Loop.round`` is the entry point. Every request has its own text, length, plan and policy. Rows
+that chose the same drafter draft together, and one target forward verifies all rows.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from draftwise.nn.trees import draft_branches
 from draftwise.types import Costs, Draft, Evidence, Verdict
 
 PAUSE = 8.0
-"""Plain rounds; one that takes longer was interrupted, and is charged as one that took so long."""
+"""Most plain rounds charged for one round: a longer one was interrupted."""
 SURE = 1.3
-"""Times plain decoding, from which on a draft is played though drafting has lost of late."""
+"""Expected speed relative to plain decoding at which a request drafts on an empty account."""
 REQUEST_CREDIT = 1.0
-"""Plain rounds that drafting may lose on a new request, split among the rows of the batch."""
+"""Credit of a new request in plain rounds, divided by the rows of the batch."""
 PROBE_SHARE = 0.01
-"""Of the time, that forwards of drafters which do not draft may take, to see how they fare."""
+"""Share of the time that probes of idle drafters may take."""
 
 
 class Loop:
-    """Rounds over rows whose prompts were read; the target's cache and the drafters are shared."""
+    """Rounds over prefilled rows, which share the target's cache and the drafters."""
 
     def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
         self._pool, self._cache, self._drafting = pool, cache, drafting
@@ -42,7 +42,7 @@ class Loop:
         self._verify_s = self._plain_s = self._probe_s = 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
-        """One round; each request's record of it."""
+        """Run one round; return one record per request."""
         start = self._pool.cost_clock()
         with self.phase("choose"):
             states = choose(requests, self._pool.guard.allows_drafts)
@@ -66,13 +66,13 @@ class Loop:
             evidence = self._collect_evidence(states)
         with self.phase("learn"):
             for state, facts in zip(states, evidence, strict=True):
-                if not state.waits:  # what was chosen is still to come
+                if not state.waits:  # its plan is played in a later round
                     state.request.learn(state.decision, facts)
         charged = self._account(states, self._pool.cost_clock() - start)
         return self._records(states, evidence, charged)
 
     def _account(self, states: Sequence[RoundState], seconds: float) -> tuple[float, float]:
-        """What the round has earned: seconds of a plain one, and its own."""
+        """Book the round in the guard's account; return its seconds without drafts, and its own."""
         has_drafted = any(len(state.draft) or state.waits for state in states)
         plain_s = self._plain_s if has_drafted else seconds
         seconds = min(seconds, PAUSE * plain_s)
@@ -81,23 +81,23 @@ class Loop:
         return plain_s, seconds
 
     def begin(self, num: int, num_running: int, seconds: float) -> None:
-        """So many requests begin, and first impressions of their prompts took ``seconds``.
+        """Book ``num`` new requests whose prompts were scored by drafters in ``seconds``.
 
-        They are charged to the account, and every request brings a little credit for its own text.
+        The seconds are charged to the guard's account, and every request adds some credit.
         """
         guard, plain_s = self._pool.guard, self._plain_s
-        guard.charge(min(seconds, num * plain_s))  # beyond that the machine, or Python, paused
+        guard.charge(min(seconds, num * plain_s))  # more means that the machine paused
         guard.grant(REQUEST_CREDIT * plain_s * num / max(num_running, 1))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what happens inside under a name."""
+        """Add the time spent inside to the phase ``name``."""
         start = self._pool.clock()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self._pool.clock() - start
 
     def costs(self, requests: Sequence[Request]) -> Costs:
-        """What everything costs with so many rows."""
+        """Current costs of target and drafters for these rows."""
         longest = max(request.longest for request in requests)
         context = sum(len(request.context.tokens) for request in requests)
         return self._drafting.shared(
@@ -107,7 +107,7 @@ class Loop:
         )
 
     def _verify(self, states: Sequence[RoundState]) -> None:
-        """One forward of the target, and one look at what each row keeps."""
+        """Run one target forward, and accept or reject the drafts of all rows."""
         start = self._pool.cost_clock()
         for state in states:
             state.uniforms = state.request.uniforms(len(state.draft) + 1)
@@ -124,7 +124,7 @@ class Loop:
             self._verify_plainly(broken)
 
     def _target_forward(self, states: Sequence[RoundState]) -> int:
-        """The target's logits after the text and after each drafted token; how many it was fed."""
+        """Fill in the logits after the text and after each drafted token; return the tokens fed."""
         fed = [state.fed for state in states]
         trees = [draft_branches(state.draft, self._cache.lengths[state.row]) for state in states]
         rows, widest = [state.row for state in states], max(map(len, fed))
@@ -135,11 +135,11 @@ class Loop:
         return logits.num_fed
 
     def _verify_plainly(self, states: Sequence[RoundState]) -> None:
-        """Do rows again whose drafts hold a token that the target cannot read.
+        """Verify rows again whose drafts contain a token with non-finite keys or values.
 
-        Its keys and values are not finite, and what a mask hides is multiplied by 0, not left out.
-        So p is asked for again with nothing drafted, and the same uniforms judge the drafts' first
-        tokens alone: an accepted one is all that the round emits.
+        A mask multiplies such keys and values by 0, which is not finite either. Therefore p is
+        computed again without a draft, and the same uniforms verify only the drafts' first tokens;
+        the round emits at most one of them.
         """
         alone = [replace(state, draft=EMPTY) for state in states]
         self._cache.settle([t.row for t in states], [len(t.context.tokens) - 1 for t in states])
@@ -153,17 +153,17 @@ class Loop:
             children = Draft(draft.tokens[nodes], probs, parents=np.full(len(nodes), -1))
             assert logits is not None
             uniforms = state.uniforms[[*nodes, -1]]
-            same = logits.expand(len(nodes) + 1, -1)  # what follows an accepted one is not read
+            same = logits.expand(len(nodes) + 1, -1)  # p after an accepted token is not used
             firsts.append(replace(plain, draft=children, uniforms=uniforms, logits=same))
         verify_batch(firsts)
         for state, first in zip(states, firsts, strict=True):
             path = np.array(state.draft.children(-1))[first.verdict.path]
             state.verdict = Verdict(first.verdict.tokens[:1], path)
             state.targets, state.logprobs = first.targets[:1], first.logprobs[:1]
-            state.hidden, state.parts = first.hidden, []  # nothing is learnt of such a draft
+            state.hidden, state.parts = first.hidden, []  # such a draft is no evidence
 
     def _leave_out_broken(self, state: RoundState) -> None:
-        """Drop a draft whose q is not finite, and its drafter; the target's own p decides then."""
+        """Drop a draft whose q is not finite, and disable its drafter."""
         for name, draft in state.parts:
             drawn = [q for q in draft.probs if q is not None] if draft.probs is not None else []
             if not all(bool(torch.as_tensor(q).isfinite().all()) for q in drawn):
@@ -171,7 +171,7 @@ class Loop:
                 state.draft = EMPTY
 
     def _commit(self, state: RoundState) -> None:
-        """Append what was kept, and cut the cache back."""
+        """Append accepted tokens, and roll back the cache."""
         request, context = state.request, state.context
         base = len(context.tokens) - 1
         state.num_emitted = request.commit(state.draft, state.verdict, state.targets)
@@ -184,7 +184,7 @@ class Loop:
         score_drafts(state)
 
     def _collect_evidence(self, states: Sequence[RoundState]) -> list[Evidence]:
-        """All that the round made known, for each request."""
+        """The evidence of the round, for each request."""
         drafted = [state.request for state in states if state.context.is_drafted]
         costs = self.costs([state.request for state in states]) if drafted else None
         seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
@@ -214,7 +214,7 @@ class Loop:
         evidence: Sequence[Evidence],
         charged: tuple[float, float],
     ) -> list[Round]:
-        """One record a request; the round's seconds are shared by its rows."""
+        """One record per request; each is given all of the round's seconds."""
         seconds, self.seconds = self.seconds, {}
         return [
             state.request.record(
@@ -225,10 +225,10 @@ class Loop:
 
 
 def choose(requests: Sequence[Request], may_draft: bool = True) -> list[RoundState]:
-    """A decision for each row, by its policy; what could not be played yet still stands.
+    """The policy's decision for each row; a pending decision is kept.
 
-    may_draft: whether rows may draft that do so only where it is not slower than plain decoding;
-    otherwise those do that expect much of it.
+    may_draft: whether the guard allows drafts. If not, guarded rows draft only if they expect SURE
+    times the speed of plain decoding.
     """
     states = []
     for request in requests:

@@ -1,4 +1,4 @@
-"""What outlives a request: a policy that many requests share and teach, and its file."""
+"""Policy state shared by requests, and its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from draftwise.types import DraftwiseError, Feedback, Plan
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
 _VERSION = 2
 _WAIT_S = 10.0
-"""How long ``save`` waits for another process that saves."""
+"""Seconds for which ``save`` waits for another process."""
 
 
 class UnusableState(DraftwiseError):
@@ -30,7 +30,7 @@ class UnusableState(DraftwiseError):
 
 
 def check_scope(scope: str) -> str:
-    """The scope; DraftwiseError if there is no such one."""
+    """Return the scope; DraftwiseError if it is unknown."""
     if scope in {AUTO, REQUEST, SESSION} or scope.removeprefix(TASK) not in {scope, ""}:
         return scope
     raise DraftwiseError(
@@ -39,12 +39,11 @@ def check_scope(scope: str) -> str:
 
 
 class SharedPolicyState:
-    """What a scope's requests share: ``auto``, ``session`` and each ``task:LABEL`` have their own.
+    """What the requests of a speculator share: one state for each scope.
 
-    Each request has a policy of its own, which knows what those before it have learnt. A policy
-    that cannot (not ``protocols.Remembering``) is shared itself for ``session`` and ``task:LABEL``,
-    and learns anew for ``auto``, as for ``request``.
-    State: one policy, or what policies remember; which of a file's savings it knows.
+    Each request has its own policy, which starts from what earlier requests of the scope learnt. A
+    policy without this ability (``protocols.Remembering``) is itself shared for ``session`` and
+    ``task:LABEL``, and starts from scratch for ``auto``, as for ``request``.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
@@ -60,9 +59,9 @@ class SharedPolicyState:
         self._seen: str | None = None
 
     def begin(self, policy: Policy, prompt: Sequence[int], label: str, private: bool) -> None:
-        """A request begins with its own policy, which is told what the memory knows.
+        """The policy of a new request, with what its scope has learnt.
 
-        label: whatever tells its kind, such as a task. private: no other request learns from it.
+        label: the kind of request, such as a task. private: no other request learns from this one.
         """
         if self._shared is not None and isinstance(policy, Remembering):
             policy.recall(self._shared, prompt, label, private)
@@ -72,12 +71,12 @@ class SharedPolicyState:
         return self.policy if self._shared is None else self._shared
 
     def save(self, path: str | Path) -> None:
-        """Write what was learnt, all at once: a reader never sees half a file.
+        """Write the state atomically.
 
-        What other scopes have in the file stays. A file that was written by someone else since
-        this memory read it, or that is no state of the same policy and plans, is kept under another
-        name, which a warning says. Raises DraftwiseError where nothing is kept (scope ``request``),
-        where there is no such folder, and where another process holds the file (``hold``); OSError.
+        Other scopes in the file are kept. A file that another process changed, or that is no state
+        of this policy and these plans, is renamed with a warning. Raises DraftwiseError for the
+        scope ``request``, which shares nothing, for a missing folder, and where another process
+        holds the file (``hold``); OSError.
         """
         kept, path = self._kept, checks.path("path", path)
         if kept is None:
@@ -96,10 +95,10 @@ class SharedPolicyState:
             self._seen = saved[self.scope]
 
     def load(self, path: str | Path) -> None:
-        """Take up what was saved; a scope that the file does not have begins anew.
+        """Read a saved state; a scope that the file does not have starts from scratch.
 
-        Raises DraftwiseError for a file of other plans or another policy, and its kind
-        ``UnusableState`` for one that is damaged, of another version or no state at all.
+        Raises DraftwiseError for a file of another policy or other plans, and its subclass
+        ``UnusableState`` for a file that is damaged, of another version or no state.
         """
         found = self._read(checks.path("path", path))
         kept = self._kept
@@ -114,10 +113,10 @@ class SharedPolicyState:
         self._seen = found["saved"].get(self.scope)
 
     def take_up(self, path: Path) -> str | None:
-        """Load a file, if there is one; an ``UnusableState`` is set aside, and said.
+        """Load a file if it exists; an ``UnusableState`` is renamed.
 
-        Returns what is to be said, None where all is well. Raises DraftwiseError for a file of
-        other plans or another policy; OSError.
+        Returns a warning, or None. Raises DraftwiseError for a file of another policy or other
+        plans; OSError.
         """
         if not path.exists():
             return None
@@ -128,7 +127,7 @@ class SharedPolicyState:
         return None
 
     def _present(self, path: Path) -> dict[str, Any]:
-        """What the file holds now, as far as it stays; another's work is set aside."""
+        """The file's present content; a file of another process is set aside."""
         if not path.exists():
             return {"saved": {}, "scopes": {}}
         try:
@@ -166,10 +165,10 @@ class SharedPolicyState:
 
 @contextmanager
 def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a state file for this process: the command line and the server do while they run.
+    """Lock a state file for this process; the command line and the server do so while they run.
 
-    path: None holds nothing. Raises DraftwiseError where another process holds it for longer than
-    ``wait_s`` seconds, and says what to do.
+    path: None locks nothing. Raises DraftwiseError if another process holds the lock for longer
+    than ``wait_s`` seconds.
     """
     if path is None or (place := Path(os.path.realpath(path))) in _HELD:
         yield
@@ -187,11 +186,11 @@ def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
 
 
 _HELD: set[Path] = set()
-"""Files that this process holds, so that what it saves meanwhile does not wait for itself."""
+"""Files locked by this process, which it need not wait for."""
 
 
 def _try_out(policy: Policy, state: Any) -> None:
-    """Raise whatever a copy of a policy raises that takes up this state, chooses and learns."""
+    """Let a copy of the policy load the state, choose and learn; raises what the copy raises."""
     twin = copy.deepcopy(policy)
     twin.load_state(state)
     num = len(twin.probabilities())

@@ -23,10 +23,10 @@ MOST_LENGTHS = 128
 
 
 class Options(TypedDict, total=False):
-    """What ``generate``, ``stream``, ``start`` and ``request`` take by name.
+    """Keywords of ``generate``, ``stream``, ``start`` and ``request``.
 
-    The fields of ``RequestParams`` and of ``SamplingParams``, two names of transformers
-    (``do_sample``, ``stop_strings``), and what a batch alone has.
+    The fields of ``RequestParams`` and ``SamplingParams``, two names of transformers
+    (``do_sample``, ``stop_strings``), and options for batches.
     """
 
     sampling: SamplingParams | Sequence[SamplingParams] | None
@@ -88,34 +88,32 @@ def _drafter_names(name: str, value: Any) -> tuple[str, ...]:
 _optional = partial(partial, checks.optional)
 _drawn, _running = partial(option, panel="Sampling"), partial(option, panel="Running")
 SEED_HELP = (
-    "Seed of the draws; default: other draws each run. Text repeats with presets that do not look "
-    "at the clock (the default does)."
+    "Random seed. Default: another one each run. Sampled text repeats only with presets that do "
+    "not depend on measured time (the default does)."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParams:
-    """What one request asks for, apart from its prompt; checked when it is made.
+    """The parameters of one request, apart from its prompt; checked on construction.
 
-    max_new_tokens: 1 or more; an answer also ends where the target has no position left. stop:
-    strings that end an answer. stop_when: asked after each token with the answer's tokens so far;
-    True ends it. eos_token_ids: instead of the model's own; ignore_eos: none at all. seed: 0 or
-    more; None = other draws each time. label, private: what other requests may learn from it
-    (``SharedPolicyState.begin``). tenant: whose earlier answers and prefixes it may share. preset,
-    policy,
-    lengths: instead of the speculator's; lengths from 1 to 1,024, at most 128. speculation: False
-    decodes plainly, and no drafter sees the text. drafters: names of those that it may use; None =
-    all. max_draft: tokens of a draft, 0 to 1,024; None = as the plans say. These three have the
-    names of vLLM's ``extra_args``. logprobs: likeliest tokens to report with each emitted one, from
-    0 (that one alone) to the vocabulary's size; prompt_logprobs: those of the prompt's tokens, too.
-    priority: the higher comes first. Raises BadValue for a value of another type or outside its
-    range.
+    max_new_tokens: 1 or more; an answer also ends at the target's last position. stop: strings that
+    end an answer. stop_when: called after each token with the answer's tokens so far; True ends the
+    answer. eos_token_ids: replace the model's; ignore_eos: use none. seed: 0 or more; None =
+    random. label, private: which requests share learning with it (``SharedPolicyState.begin``).
+    tenant: the tenant whose earlier answers and prefixes it may reuse. preset, policy, lengths:
+    replace the speculator's; up to 128 lengths from 1 to 1,024. speculation: False decodes plainly,
+    and no drafter sees the text. drafters: names of the allowed drafters; None = all. max_draft:
+    maximum tokens per draft, 0 to 1,024; None = the plans' lengths. These three are named as in
+    vLLM's ``extra_args``. logprobs: number of likeliest tokens reported with each emitted one, from
+    0 (the emitted one only) to the vocabulary's size; prompt_logprobs: also for prompt tokens.
+    priority: higher runs first. Raises BadValue for a value of another type or outside its range.
     """
 
     sampling: SamplingParams = option(SamplingParams, check=_sampling_params)
     max_new_tokens: int = option(
         256,
-        "Tokens of an answer, at most.",
+        "Maximum number of tokens per answer.",
         "--max-new-tokens",
         "-n",
         metavar="N",
@@ -123,7 +121,7 @@ class RequestParams:
     )
     stop: tuple[str, ...] = _drawn(
         (),
-        "A string that ends the answer; repeatable.",
+        "String that ends the answer; repeatable.",
         metavar="TEXT",
         kind=list[str] | None,
         check=checks.strings,
@@ -131,7 +129,7 @@ class RequestParams:
     stop_when: Callable[[Sequence[int]], bool] | None = option(None, check=checks.function)
     eos_token_ids: tuple[int, ...] | None = option(None, check=_optional(_token_ids))
     ignore_eos: bool = _drawn(
-        False, "Go on after the end-of-text token.", "--ignore-eos", check=checks.flag
+        False, "Continue after the end-of-text token.", "--ignore-eos", check=checks.flag
     )
     seed: int | None = _drawn(None, SEED_HELP, metavar="N", check=_optional(checks.seed))
     label: str = option("", check=checks.string)
@@ -144,11 +142,11 @@ class RequestParams:
         check=_optional(partial(checks.wholes, least=1, most=LONGEST_PLAN, num=MOST_LENGTHS)),
     )
     speculation: bool = _running(
-        True, "Draft, or decode plainly.", "--speculation/--no-speculation", check=checks.flag
+        True, "Draft, or use plain decoding.", "--speculation/--no-speculation", check=checks.flag
     )
     drafters: tuple[str, ...] | None = _running(
         None,
-        "Draft with these of the pool alone, by name.",
+        "Use only these of the loaded drafters, by name.",
         metavar="NAME,NAME",
         kind=str | None,
         read=lambda text: None if text is None else text.split(","),
@@ -156,7 +154,7 @@ class RequestParams:
     )
     max_draft: int | None = _running(
         None,
-        "Tokens of a draft, at most.",
+        "Maximum number of tokens per draft.",
         metavar="N",
         check=_optional(partial(checks.whole, least=0, most=LONGEST_PLAN)),
     )
@@ -169,11 +167,11 @@ class RequestParams:
 
     @property
     def drafts(self) -> bool:
-        """Whether anything may be drafted for it."""
+        """Whether drafting is enabled for it."""
         return self.speculation and self.max_draft != 0
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises BadValue for what a target with so many tokens cannot give."""
+        """Raise BadValue for values that exceed the target's vocabulary."""
         self.sampling.check_vocabulary(vocab_size)
         checks.optional(checks.whole, "logprobs", self.logprobs, 0, vocab_size)
 

@@ -1,4 +1,4 @@
-"""Prompts, read in pieces between rounds, so that rows that write need not wait for long ones."""
+"""Chunked prefill between rounds, so that running rows need not wait for long prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT_SCORES = 16
 
 
 class PrefillScheduler:
-    """Reads all of each prompt but its last token, and lets drafters look at its end."""
+    """Prefills prompts up to their last token, and scores drafters on their last tokens."""
 
     def __init__(
         self, target: CausalModel, cache: RaggedCache, drafting: Drafting, loop: Loop
@@ -29,12 +29,12 @@ class PrefillScheduler:
         self._target, self._cache, self._drafting, self._loop = target, cache, drafting, loop
 
     def prefill(self, requests: Sequence[Request], budget: int) -> int:
-        """Read on in these prompts, in order, up to ``budget`` tokens; returns how many it read."""
+        """Prefill up to ``budget`` tokens of these prompts, in order; return how many."""
         fed: list[tuple[Request, list[int]]] = []
         for request in requests:
             start = self._cache.lengths[request.context.row]
             end, switch = len(request.prompt) - 1, self._target.switch
-            # past a rope's first table at once: what stands before would be read twice
+            # cross LongRoPE's switch in one chunk: earlier tokens would be recomputed
             most = max(budget, switch + 1) if start < switch < end else budget
             piece = list(request.prompt[start:end][:most])
             if piece:
@@ -58,27 +58,27 @@ class PrefillScheduler:
         return sum(len(piece) for _, piece in fed)
 
     def is_prefilled(self, request: Request) -> bool:
-        """Whether only the prompt's last token is left, which the first round reads."""
+        """Whether only the prompt's last token is left, which the first round feeds."""
         return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
 
     def score_prompts(
         self, requests: Sequence[Request], num_waiting: int, may_pay: bool = True
     ) -> None:
-        """Round 0: its plan is none, and what it shows is how drafters fare on the prompt.
+        """Round 0: score drafters on the prompt, without a draft.
 
-        num_waiting: rows that write and wait for it; if there are any each request has one look,
-        and the others as it writes. may_pay: whether policies may have looks that cost forwards.
+        num_waiting: running rows that wait for it; with any, each request gets one paid probe now
+        and others later. may_pay: whether probes may cost forwards.
         """
         asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
-        while asked:  # a policy that they share learns of one before it is asked about the next
+        while asked:  # a shared policy learns from one request before it decides on the next
             first = {id(request.policy): request for request in reversed(asked)}
             self._show(list(first.values()), num_waiting, may_pay)
             asked = [request for request in asked if first[id(request.policy)] is not request]
 
     def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
-        """What is free or panoramic, and then what policies are curious about."""
+        """Use free and panoramic scores first, then the probes that policies ask for."""
         names, ask = self._drafting.sessions.names, self._drafting.score_prompts
-        # panoramic feedback reads whole prompts anyway, at the latest in its first round
+        # drafters with panoramic feedback prefill whole prompts in any case
         whole = [r for r in requests if r.reads_everything]
         rest = [r for r in requests if not r.reads_everything]
         probing = [r for r in rest if r.probing is not None]
@@ -90,7 +90,7 @@ class PrefillScheduler:
         if not may_pay:
             return
         most = 1 if num_waiting else None
-        num_rows = 1 + num_waiting // max(len(requests), 1)  # for each of those that look together
+        num_rows = 1 + num_waiting // max(len(requests), 1)  # for each request of the group
         drafters_to_probe = {r.id: r.drafters_to_probe(num_rows)[:most] for r in requests}
         looks = ask(probe, drafters_to_probe, requests)
         for request in requests:
@@ -98,7 +98,7 @@ class PrefillScheduler:
                 request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))
 
     def _round_zero(self, request: Request, scores: Mapping[str, Scores]) -> Evidence:
-        """What is known before the first round."""
+        """The evidence before the first round."""
         return Evidence(
             PLAIN,
             0,
@@ -111,11 +111,11 @@ class PrefillScheduler:
         )
 
     def _num_kept(self, request: Request, num_fed: int) -> int:
-        """Tokens of a piece whose logits are wanted."""
+        """Tokens of a chunk whose logits are needed."""
         return num_fed if request.wants_prompt_logprobs else min(num_fed, PROMPT_SCORES)
 
     def _remember(self, request: Request, block: torch.Tensor) -> None:
-        """Keep p of the prompt's last tokens, and log-probabilities where they are wanted."""
+        """Keep p of the prompt's last tokens, and log-probabilities if requested."""
         context, text = request.context, request.prompt
         end = self._cache.lengths[context.row]
         if request.wants_prompt_logprobs:

@@ -1,4 +1,4 @@
-"""What one round did, as a record: for the stream, the trace file, the simulator and the report."""
+"""Records of rounds, for streams, trace files, the simulator and the report."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "rev
 
 
 RECENT = 0.95
-"""Discount of a step in the recent speed of a request or a label: about its last twenty steps."""
+"""Discount of the recent speed of a request or label, per step: about the last 20 steps."""
 
 
 @dataclass(slots=True)
 class Account:
-    """Seconds that steps took, and what the same tokens would have taken without drafts.
+    """Seconds of steps, and seconds of the same tokens without drafts; both without prefill.
 
-    Prefill is in neither. ``spent_s`` is measured, ``plain_s`` is what the cost model believes of
-    plain decoding; the recent sums are discounted by ``RECENT`` a step.
+    ``spent_s`` is measured, ``plain_s`` is estimated by the cost model. The recent sums are
+    discounted by ``RECENT`` per step.
     """
 
     plain_s: float = 0.0
@@ -47,24 +47,23 @@ class Account:
 
     @property
     def speed(self) -> float | None:
-        """Tokens a second relative to plain decoding; None before the first step."""
+        """Tokens per second relative to plain decoding; None before the first step."""
         return self.plain_s / self.spent_s if self.spent_s > 0 else None
 
     @property
     def recent_speed(self) -> float | None:
-        """The same, of the latest steps."""
+        """The same for the latest steps."""
         return self.recent_plain_s / self.recent_spent_s if self.recent_spent_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One request's round: what was chosen, drafted, kept, and what it cost.
+    """One round of one request: what was chosen, drafted and accepted, and its cost.
 
-    tokens, sources: what was emitted and each token's drafter (``target`` for the bonus token).
-    seconds: of the round's phases; shared by all rows of a batch, which run together. estimates:
-    [K] the policy's values after learning. scores: what became known of each drafter. plain_s,
-    spent_s: what the guard believes of such a round without drafts, and what it took.
-    label: the request's.
+    tokens, sources: the emitted tokens and the drafter of each (``target`` for the bonus token).
+    seconds: by phase; all rows of a batch are charged its whole time. estimates: [K] the policy's
+    values after learning. scores: new scores by drafter. plain_s, spent_s: the guard's estimate of
+    the round without drafts, and the round's seconds. label: the request's.
     """
 
     request: int
@@ -98,7 +97,7 @@ class Round:
         return len(self.tokens)
 
     def charge(self, account: Account) -> None:
-        """Enter this round in an account, if plain decoding's price is known."""
+        """Add this round to an account, if the cost of plain decoding is known."""
         if self.plain_s > 0:
             account.add(self.num_emitted * self.plain_s, self.spent_s)
 
@@ -140,10 +139,10 @@ def _scores_as_json(scores: Scores) -> dict[str, Any]:
 
 
 class TraceWriter:
-    """Rounds to a jsonl file; a disk that fails costs the trace, never the generation.
+    """Writes rounds to a JSONL file. A failing disk ends the trace, never the generation.
 
-    with_text: whether lines hold the tokens that were emitted. Raises OSError only when the file
-    cannot be opened at all, before any work is done.
+    with_text: whether lines hold the emitted tokens. Raises OSError only if the file cannot be
+    opened, before any work is done.
     """
 
     def __init__(self, path: str | Path, with_text: bool = True) -> None:
@@ -151,7 +150,7 @@ class TraceWriter:
         self._file: TextIO | None = self._path.open("w", encoding="utf-8")
 
     def write(self, round_: Round) -> None:
-        """Append one line; on the first failure warn once and write no more."""
+        """Append one line; warn and stop writing after the first failure."""
         if self._file is None:
             return
         record = round_.as_json()
@@ -183,9 +182,9 @@ class TraceWriter:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the target thought of one token: raw log-probabilities, before temperature and cuts.
+    """Log-probabilities of one position, before temperature, penalties and truncation.
 
-    top: the likeliest tokens and theirs, as many as were asked for, the likeliest first.
+    top: the requested number of likeliest tokens with their log-probabilities, best first.
     """
 
     token: int
@@ -194,10 +193,10 @@ class TokenLogprobs:
 
 
 def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> list[Tensor]:
-    """What the target thought of [n] tokens: theirs [n, 2], and the likeliest [n, k] twice.
+    """Log-probabilities of [n] tokens, before temperature, penalties and truncation, as in vLLM.
 
-    logits: [n, V] before each of them. Raw: before temperature, penalties and cuts, as vLLM reports
-    them. Returns tokens beside their log-probabilities, then the likeliest tokens, then theirs.
+    logits: [n, V] before each token. Returns [n, 2] tokens with their log-probabilities, [n, k] the
+    likeliest tokens, and [n, k] their log-probabilities.
     """
     found = logits.float().log_softmax(-1)
     own = found.gather(1, tokens.clamp(min=0)[:, None])[:, 0].double()

@@ -1,4 +1,4 @@
-"""One request in one round: what was chosen, drafted, verified, kept, and made known."""
+"""Requests: their state in one round, and over their whole life."""
 
 from __future__ import annotations
 
@@ -42,25 +42,24 @@ from draftwise.types import (
 )
 
 NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-"""The verdict of a turn that was not judged yet."""
+"""The verdict before verification."""
 
 EMPTY = Draft.chain([], None, NONE)
-"""The draft of the plan ``none``, and of whatever has nothing to propose."""
+"""An empty draft."""
 
 
 @dataclass(slots=True)
 class RoundState:
     """A row of a round, filled in phase by phase.
 
-    plans: what it plays; several only where the policy plays one of every drafter. parts: each
-    drafter's draft, which stand side by side in ``draft``. played: what became of the first plan.
-    logits: [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D] states there.
-    uniforms: [N + 1] of the nodes and of the bonus token. verdict: what is kept. alphas, ratios:
-    [N] of the nodes, as in ``Scores``; offpath_scores: the same two numbers for each of the draft's
-    ``offpath_probs``. targets: p before
-    each token of the verdict. logprobs: at each place, where asked for. judged: what verification
-    shows of each drafter. waits: whether a drafter must read on first, so that what was chosen is
-    played later. scores: all that became known of drafters.
+    plans: plans played; several only if the policy plays one of every drafter. parts: the drafts of
+    each drafter, which are branches of ``draft``. played: the first plan as it was played. logits:
+    [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D] hidden states there.
+    uniforms: [N + 1] for the nodes and the bonus token. verdict: accepted path and bonus token.
+    alphas, ratios: [N] of the nodes, as in ``Scores``; offpath_scores: the same two numbers for
+    each of the draft's ``offpath_probs``. targets: p before each token of the verdict. logprobs: of
+    each position, if requested. judged: each drafter's scores from verification. waits: whether a
+    drafter must catch up first, so that the plan is played later. scores: all scores of the round.
     """
 
     request: Request
@@ -85,7 +84,7 @@ class RoundState:
 
     @property
     def context(self) -> Context:
-        """The request's text, as drafters see it."""
+        """The request's text as drafters see it."""
         return self.request.context
 
     @property
@@ -99,14 +98,14 @@ class RoundState:
 
     @property
     def kept(self) -> list[int]:
-        """Of what was fed, the places that stay: the root, and accepted nodes that were emitted."""
+        """Indices of the fed tokens to keep: the root and the accepted nodes that were emitted."""
         return [0, *(self.verdict.path + 1).tolist()][: self.num_emitted]
 
 
 class RuleComparison:
-    """A guide, and the other rules that are shown the same steps.
+    """A stop rule, with other rules that are shown the same steps for comparison.
 
-    stops: rule -> tokens it would have drafted, for those that said no while the draft grew.
+    stops: by rule, the draft length at which it would have stopped, if it would have.
     """
 
     def __init__(
@@ -121,14 +120,14 @@ class RuleComparison:
         self.needs_hidden = max(each.needs_hidden for each in every)
 
     def should_continue(self, step: DraftStep) -> bool:
-        """What the guide says; the first no of every other rule is noted."""
+        """The decision of the played rule; the first stop of every other rule is recorded."""
         for rule, other in self._others.items():
             if rule not in self._stops and not other.should_continue(step):
                 self._stops[rule] = step.depth
         return self._guide.should_continue(step)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Only the guide whose draft it was learns from it."""
+        """Only the played rule learns from the draft."""
         self._guide.learn(num_drafted, num_accepted)
 
 
@@ -143,10 +142,10 @@ TARGET = "target"
 
 @dataclass(slots=True)
 class Stats:
-    """Counts and seconds of one request; the words are those of DESIGN and vLLM.
+    """Counts and seconds of one request, with vLLM's names for metrics.
 
-    seconds: wall time per phase; rows of a batch share their phases. pulls: rounds by plan label.
-    account: what says how fast it was relative to plain decoding.
+    seconds: wall time per phase; all rows of a batch are charged its whole time. pulls: rounds by
+    plan label. account: seconds relative to plain decoding, for ``speed``.
     """
 
     num_rounds: int = 0
@@ -169,7 +168,7 @@ class Stats:
         round_.charge(self.account)
 
     def merge(self, other: Stats, are_together: bool = False) -> None:
-        """Add another's counts; seconds, too, or the longer where rows ran together."""
+        """Add other counts. Seconds are added, or for concurrent rows the longer ones kept."""
         self.num_rounds += other.num_rounds
         self.num_drafted += other.num_drafted
         self.num_accepted += other.num_accepted
@@ -184,49 +183,48 @@ class Stats:
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """MAT: emitted tokens a round, the bonus token included."""
+        """MAT: emitted tokens per round, bonus token included."""
         return self.num_emitted / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; 0 where nothing was drafted."""
+        """Accepted tokens / drafted tokens; 0 where nothing was drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
     @property
     def speed(self) -> float | None:
-        """Tokens a second relative to plain decoding, without prefill; None = unknown."""
+        """Tokens per second relative to plain decoding, without prefill; None = unknown."""
         return self.account.speed
 
     @property
     def recent_speed(self) -> float | None:
-        """The same, of the latest rounds."""
+        """``speed`` over the latest rounds."""
         return self.account.recent_speed
 
     @property
     def tok_per_s(self) -> float:
-        """Emitted tokens over all seconds, prefill included."""
+        """Emitted tokens per second, prefill included."""
         seconds = sum(self.seconds_by_phase.values())
         return self.num_emitted / seconds if seconds > 0 else 0.0
 
 
 @dataclass(slots=True)
 class Request:
-    """Everything that belongs to one request, from before it runs to after it has ended.
+    """One request: prompt, parameters, policy, text so far and statistics.
 
-    plans: what its policy chooses among. guides: by drafter and rule; they learn from this
-    request's drafts alone. fuses: its callbacks. priority: the higher comes first where requests
-    wait. scores_prompt: whether drafters are scored on the prompt's last tokens. num_logprobs:
-    likeliest tokens to tell of beside each emitted one; None = no log-probabilities.
-    wants_prompt_logprobs: those of the prompt's tokens, too, from its second token on. outbox:
-    where its rounds go, if anywhere.
-    stops: what rules said of a draft that another one ended, if the feedback ``compares_rules``.
-    is_idle: whether its policy, feedback or reward raised or returned nonsense: it drafts no more.
-    is_resting: whether it drafts nothing in this round, since drafting has earned nothing of late.
-    pending: what was chosen and could not be played yet. switch: tokens that the first table of the
-    target's rope is for; 0 = it has one table. longest: tokens that a draft has at most.
-    looking, mixing: the policy again, where it can do that. plays_all: whether its choice
-    stands for one plan of every drafter. is_guarded: whether it drafts only while that is not
-    slower than plain decoding.
+    plans: the arms of its policy. guides: stop rules by drafter and spec, which learn from this
+    request's drafts alone. fuses: its guarded callbacks. priority: higher runs first.
+    scores_prompt: whether drafters are scored on the last prompt tokens. num_logprobs: number of
+    likeliest tokens reported with each emitted one; None = no log-probabilities.
+    wants_prompt_logprobs: also report them for the prompt, from its second token on. outbox: the
+    queue that receives its rounds, if any.
+    stops: lengths at which other rules would have stopped, if the feedback ``compares_rules``.
+    is_idle: drafting was disabled, because policy, feedback or reward raised or returned nonsense.
+    is_resting: the guard allows no draft in this round.
+    pending: a choice that could not be played yet. switch: number of positions of LongRoPE's short
+    table; 0 = one table. longest: maximum number of tokens per draft.
+    looking, mixing: the policy, if it has this optional capability, else None. plays_all: one
+    choice stands for one plan of every drafter. is_guarded: the guard may suspend its drafts.
     """
 
     id: int
@@ -265,7 +263,7 @@ class Request:
         self.lead(self.policy)
 
     def lead(self, policy: Policy) -> None:
-        """Let this policy choose from now on; what else it can do is found out once."""
+        """Set the policy, and detect its optional capabilities."""
         self.policy = policy
         self.probing = policy if isinstance(policy, ProbingPolicy) else None
         self.mixing = policy if isinstance(policy, Mixing) else None
@@ -282,11 +280,11 @@ class Request:
 
     @property
     def num_room(self) -> int:
-        """Tokens that its text may have in the end, a draft that is not kept included."""
+        """Maximum number of tokens of the whole text, including a draft that may be rejected."""
         return len(self.prompt) + self.answer.num_tokens + self.answer.num_left + self.longest + 1
 
     def check_callbacks(self) -> bool:
-        """End the request if one of its callbacks raised: ``error`` says what; whether one did."""
+        """End the request with ``error`` if one of its callbacks raised; return whether one did."""
         raised = [callback.error for callback in self.callbacks] + [self.context.fault]
         first = next((error for error in raised if error is not None), None)
         if first is not None and self.error is None:
@@ -294,12 +292,12 @@ class Request:
         return first is not None
 
     def fail(self, error: Exception) -> None:
-        """End with an error of its own; what was emitted before stays."""
+        """End with ``error``; emitted tokens stay."""
         self.error = error
         self.end("error")
 
     def end(self, reason: str) -> None:
-        """End here for a reason of the engine's, even where what it ends in cannot be decoded."""
+        """End for a reason of the engine, even if the last tokens cannot be decoded."""
         try:
             if not self.is_over:
                 self.answer.finish(reason)
@@ -309,7 +307,7 @@ class Request:
             self.answer.finish_reason = "error"
 
     def idle(self, error: Exception) -> None:
-        """Draft no more: what chooses for it raised, or said what cannot be played."""
+        """Disable drafting, because the policy raised or returned an invalid decision."""
         if not self.is_idle:
             self.is_idle, self.pending = True, None
             warnings.warn(
@@ -334,7 +332,10 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Tokens that a draft may have now: never the last one left, and none across a switch."""
+        """Maximum length of a draft in this round, in tokens.
+
+        The last token of an answer is never drafted, and no draft crosses LongRoPE's switch.
+        """
         left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
         return max(0, left if below < 0 else min(left, below))
 
@@ -343,45 +344,45 @@ class Request:
 
     @property
     def mixer(self) -> Mixer | None:
-        """Which drafter writes each token of the coming draft, if the policy chooses that."""
+        """Chooses the drafter of each token of a mixed draft; None = one drafter per draft."""
         if (mixing := self.mixing) is None or self.is_resting:
             return None
         return self._ask(lambda: mixing.mixer and GuardedMixer(mixing.mixer, self.idle), None)
 
     @property
     def reads_everything(self) -> bool:
-        """Whether its feedback has every drafter scored, now and then."""
+        """Whether the feedback ever needs scores of every drafter (panoramic)."""
         return self._ask(lambda: bool(self.revealer.panoramic), False)
 
     @property
     def is_panoramic(self) -> bool:
-        """Whether it has in this round."""
+        """Whether the feedback needs scores of every drafter in this round."""
         if not self.reads_everything:
             return False
         number = self.stats.num_rounds + 1
         return self._ask(lambda: number % self.revealer.every == 0, False)
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
-        """Drafters that the policy would have looked at now, for a price that it can afford."""
+        """Drafters that the policy would probe in this round, within its budget."""
         if (own := self.probing) is None or self.is_over:
             return ()
         return self._ask(lambda: tuple(map(str, own.drafters_to_probe(num_rows))), ())
 
     def choose(self) -> Decision:
-        """What the policy chooses by itself; plain decoding where it cannot."""
+        """The policy's decision; plain decoding where drafting is disabled."""
         if not self.context.is_drafted:
             return self.plain
         return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
 
     @property
     def advantage(self) -> float:
-        """Times plain decoding, as fast as its policy expects to be."""
+        """The speed that the policy expects, relative to plain decoding."""
         policy = self.policy
         assert isinstance(policy, PricingPlans)
         return self._ask(lambda: float(policy.advantage), 0.0)
 
     def checked(self, decision: Any) -> Decision:
-        """A decision of the policy; TypeError or ValueError for what cannot be played."""
+        """Check a decision; TypeError or ValueError if it cannot be played."""
         if not isinstance(decision, Decision) or not isinstance(decision.plan, Integral):
             raise TypeError(f"it chose {decision!r}, which is no Decision for a plan's index")
         if not 0 <= decision.plan < len(self.plans) or not math.isfinite(decision.prob):
@@ -390,17 +391,17 @@ class Request:
 
     @property
     def plain(self) -> Decision:
-        """No draft, whatever the policy says."""
+        """The decision for plain decoding in this round."""
         return Decision(self.plans.index(PLAIN) if PLAIN in self.plans else 0, 1.0, 0)
 
     def plays(self, decision: Decision) -> list[Plan]:
-        """The plan that was chosen; a policy that ``plays_all`` means one of every drafter."""
+        """The chosen plan, or one plan of every drafter for a policy that ``plays_all``."""
         if self.is_idle or self.is_resting:
             return [PLAIN]
         return _one_each(self.plans) if self.plays_all else [self.plans[decision.plan]]
 
     def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
-        """The plan as it was really played: of a mixed draft, its main writer and its length."""
+        """The plan that was really played: for a mixed draft, its main drafter and its length."""
         if self.mixer is None or plan.tree is not None or len(draft) != len(draft.confidences):
             return plan
         writers = Counter(draft.sources[: draft.num_chain]).most_common()
@@ -409,7 +410,7 @@ class Request:
         return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
     def task(self, plan: Plan, most: int) -> DraftTask:
-        """What this plan asks of its drafter now, of ``most`` tokens at most."""
+        """The draft task of a plan in this round, of at most ``most`` tokens."""
         length, guide = min(plan.length, self.num_draftable, most), self.guide(plan)
         if others := self._others(plan):
             guide = RuleComparison(guide, others, self.stops)
@@ -427,18 +428,18 @@ class Request:
         }
 
     def uniforms(self, num: int) -> Floats:
-        """[num] draws of the acceptance stream; greedy requests need no randomness."""
+        """[num] uniforms of the acceptance stream; zeros for greedy requests, which need none."""
         if self.context.sampling.temperature == 0:
             return np.zeros(num)
         return self.accept_rng.random(num)
 
     def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[int | Tensor]) -> int:
-        """Append what was verified, up to where the answer ends; return how many tokens that is.
+        """Append verified tokens up to the end of the answer; return their number.
 
-        targets: p before each token of the verdict. A bonus token of -1 stands for logits that were
-        not finite: the tokens before it count.
+        targets: p before each token of the verdict. A bonus token of -1 marks logits that were not
+        finite; the tokens before it count.
         """
-        if self.check_callbacks():  # nothing is emitted that was not drawn as it was to be
+        if self.check_callbacks():  # a failed callback may have changed p: emit nothing
             return 0
         tokens, before = verdict.tokens.tolist(), self.answer.num_tokens
         is_cut = is_broken(tokens[-1])
@@ -455,7 +456,7 @@ class Request:
         return num
 
     def learn(self, decision: Decision, evidence: Evidence) -> None:
-        """Tell the guide how its draft ended, and the policy whatever feedback this completes."""
+        """Update the stop rule with the verified draft, and the policy with completed feedback."""
         if not self.context.is_drafted:
             return
         guide = self.guides.get((evidence.plan.drafter, evidence.plan.rule))
@@ -466,7 +467,7 @@ class Request:
         self.stops = {}
 
     def finish(self) -> None:
-        """The request has ended: feedback still queued is delivered as far as it is known."""
+        """Deliver queued feedback, as far as it is known, after the request has ended."""
         self._ask(lambda: self._teach(self.revealer.flush()), None)
 
     def _teach(self, told: Told) -> None:

@@ -1,4 +1,4 @@
-"""Tokens to text as they come, and where an answer ends."""
+"""Incremental detokenisation, and the end of an answer."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from typing import Any
 
 _HELD = "�"
-"""What a decoder shows for bytes whose character is not complete yet."""
+"""What a decoder returns for bytes of an incomplete character."""
 _MOST_TOKENS, _CONTEXT = 64, 8
-"""Tokens without a boundary after which one is drawn, and tokens before it that stay: no character
-has more than four bytes, each of which may be a token."""
+"""Most tokens without a boundary, and tokens kept before a forced one: a character has at most four
+bytes, each of which may be a token."""
 
 
 class Detokenizer:
-    """Text of a growing token sequence: together with ``flush`` what one decode of it all gives.
+    """The text of a growing token sequence; with ``flush`` it equals one decode of all tokens.
 
-    What later tokens may still change waits: the half character at the end, and a run of byte
-    tokens (``<0xE4>``), all of which a decoder replaces as soon as one of them does not fit.
-    State: the tokens since the last but one boundary, and how many characters of theirs were given
-    out. Cost: a decode of those few tokens a push, whatever the length of the text.
+    Text that later tokens may change is held back: an incomplete character at the end, and a run of
+    byte tokens (``<0xE4>``), which a decoder replaces as a whole if one byte is invalid.
+    State: the tokens since the last boundary but one, and the number of their characters that were
+    returned. Cost: one decode of these tokens per push, whatever the length of the text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
-        self._num_settled = 0  # tokens up to the last boundary: context for those after it
-        self._num_shown = 0  # characters of the tokens' text that were given out
+        self._num_settled = 0  # tokens up to the last boundary, as context for later ones
+        self._num_shown = 0  # characters that were returned
         self._num_run = 0  # tokens at the end that are a run of bytes
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens add, as far as no later token can change it."""
+        """Append tokens; return the new text that no later token can change."""
         if self._tokenizer is None:
             return ""
         for token in tokens:
@@ -44,21 +44,21 @@ class Detokenizer:
         piece = text[self._num_shown : len(text) - is_half]
         if is_half:
             self._num_shown += len(piece)
-            if end > _MOST_TOKENS:  # of the text only its last character is open
+            if end > _MOST_TOKENS:  # only the last character is incomplete
                 self._move_to(end - _CONTEXT, end)
                 self._num_shown -= 1
-        elif piece:  # where there is none (a special token), the boundary stays
+        elif piece:  # without text (a special token) the boundary stays
             self._move_to(self._num_settled, end)
         return piece
 
     @property
     def waiting(self) -> str:
-        """The whole characters of what ``flush`` would give now."""
+        """The complete characters that ``flush`` would return now."""
         text = self.flush() if self._num_run else ""
         return "" if text.endswith(_HELD) else text
 
     def flush(self) -> str:
-        """What waits, at the end of the answer."""
+        """The text held back, at the end of the answer."""
         return self._decode(self._tokens)[self._num_shown :] if self._tokenizer else ""
 
     def _append(self, token: int) -> None:
@@ -94,7 +94,7 @@ class Detokenizer:
 class Ending:
     """When an answer ends: a token of ``eos``, one of the ``stop`` strings, or its full length.
 
-    stop_when: asked after each token with the answer's tokens so far; True ends it there.
+    stop_when: called after each token with the answer's tokens so far; True ends the answer.
     """
 
     max_new_tokens: int
@@ -104,15 +104,15 @@ class Ending:
 
     @property
     def by_token(self) -> bool:
-        """Whether each token has to be looked at by itself."""
+        """Whether the end must be checked after each token."""
         return bool(self.stop) or self.stop_when is not None
 
 
 class Answer:
-    """One request's output: how many of the emitted tokens count, their text, and why it ended.
+    """One request's output: number of tokens, text, and finish reason.
 
-    The text ends before a stop string; the tokens end with the one that completed it. What may be
-    the beginning of a stop string waits, so that text once shown is never taken back.
+    The text ends before a stop string; the tokens end with the one that completed it. A possible
+    beginning of a stop string is held back, so that text once shown is never withdrawn.
     """
 
     def __init__(self, ending: Ending, tokenizer: Any) -> None:
@@ -130,7 +130,7 @@ class Answer:
         return self._ending.max_new_tokens - self.num_tokens
 
     def push(self, tokens: Sequence[int]) -> int:
-        """Take emitted tokens up to where the answer ends; return how many were taken."""
+        """Append emitted tokens up to the end of the answer; return the number appended."""
         before = self.num_tokens
         step = 1 if self._ending.by_token else max(1, len(tokens))
         for start in range(0, len(tokens), step):
@@ -140,7 +140,7 @@ class Answer:
         return self.num_tokens - before
 
     def finish(self, reason: str) -> None:
-        """End here for a reason of the engine's."""
+        """End the answer for a reason of the engine."""
         self.finish_reason = reason
         self.text += self._waiting + self._detokenizer.flush()
         self._waiting = ""
@@ -162,7 +162,7 @@ class Answer:
             self.finish("stop")
 
     def _show(self, piece: str) -> None:
-        """Add to the text what no stop string can begin in, or all before one that is complete."""
+        """Append text, except a possible beginning of a stop string; end before a complete one."""
         text, stops = self._waiting + piece, self._ending.stop
         ahead = text + self._detokenizer.waiting if stops else text
         places = [place for stop in stops if (place := ahead.find(stop)) >= 0]
@@ -177,6 +177,6 @@ class Answer:
 
 
 def _begins(stops: Sequence[str], ending: str) -> bool:
-    """Whether one of the sorted stops does: it would be the first that is not before ``ending``."""
+    """Whether one of the sorted stops begins with ``ending``."""
     at = bisect_left(stops, ending)
     return at < len(stops) and stops[at].startswith(ending)

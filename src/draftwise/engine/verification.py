@@ -1,4 +1,4 @@
-"""What each row keeps, and what that shows of its drafters: one look at the device for all rows."""
+"""Verification of all rows, and scores of their drafters, with one read from the device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from draftwise.types import Draft, Floats, Ints, Scores, Verdict
 
 
 def verify_batch(states: Sequence[RoundState]) -> None:
-    """Fill in verdicts, what they were judged against, and how drafters fared in them.
+    """Fill in each row's verdict, targets, and scores of drafted tokens.
 
-    Greedy rows cost one ``argmax`` and are judged by the reference; the others by its batched form.
+    Greedy rows need one ``argmax`` and use the reference ``verify``; sampled rows use its batched
+    form.
     """
     p = _distributions(states)
     greedy = [state for state in states if state.context.sampling.temperature == 0]
@@ -65,10 +66,10 @@ def verify_batch(states: Sequence[RoundState]) -> None:
 
 
 def score_drafts(state: RoundState) -> None:
-    """Fill in what verification showed of each drafter along the tokens that were emitted.
+    """Fill in each drafter's scores along the emitted tokens.
 
-    A chain's drafter is compared up to the first token that is not the text's; of a tree nothing is
-    told, since its tokens are not draws.
+    The drafter of a chain is scored up to its first token that differs from the text. Trees are not
+    scored, since their tokens are not draws.
     """
     first, start = 0, len(state.context.tokens) - state.num_emitted
     first_offpath = 0
@@ -96,10 +97,10 @@ def score_drafts(state: RoundState) -> None:
 
 
 def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:
-    """alpha at each drafted position given the draft's own prefix, the rejected tail included.
+    """alpha of each drafted position given the draft's own prefix, the rejected tail included.
 
-    alphas: [N] of the nodes; path: the nodes that were accepted. Of a tree, on that path: how much
-    of p the children of each of its tokens cover.
+    alphas: [N] of the nodes; path: accepted nodes. For a tree, along the path: the part of p that
+    the children of each node cover.
 
     >>> siblings = Draft(np.array([0, 1]), parents=np.array([-1, -1]))
     >>> drafted_alphas(siblings, np.array([0.5, 0.25]), np.array([], int)).tolist()
@@ -113,7 +114,7 @@ def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:
 
 
 def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
-    """``Evidence.siblings`` of a draft of which the nodes of ``path`` were kept."""
+    """``Evidence.siblings`` of a draft whose nodes in ``path`` were accepted."""
     reached, found = {-1, *path.tolist()}, []
     ranks: Counter[int] = Counter()
     for node in range(draft.num_chain, len(draft) if draft.confidences else 0):
@@ -125,7 +126,7 @@ def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
 
 
 def _distributions(states: Sequence[RoundState]) -> Dists:
-    """p after the text and after each node of every turn, end to end."""
+    """p after the text and after each node, concatenated over all rows."""
     blocks = [state.logits for state in states if state.logits is not None]
     spans = []
     for state in states:
@@ -145,9 +146,9 @@ def _verify_greedy(state: RoundState, points: Ints, offpath_tokens: Iterator[flo
 
 
 class _SampledVerdicts:
-    """The verdicts on sampled rows, while they are still on the device.
+    """The verdicts on sampled rows, before they are read from the device.
 
-    following: [P] the token that follows each place.
+    following: [P] the token after each position.
     """
 
     def __init__(self, states: Sequence[RoundState], p: Dists) -> None:
@@ -183,7 +184,7 @@ class _SampledVerdicts:
             self.tensors += [self._p.new_empty(0)] * 2
 
     def fill_in(self, told: Iterator[Floats]) -> None:
-        """Give each turn what came back."""
+        """Fill in each row from the values read from the device."""
         last, bonus = (next(told).astype(np.int64).tolist() for _ in range(2))
         alphas, of_text = (np.nan_to_num(next(told)) for _ in range(2))
         kept: list[int] = []
@@ -203,7 +204,7 @@ class _SampledVerdicts:
             state.targets = [next(rows) for _ in state.verdict.tokens]
 
     def _row(self, rows: list[Tensor], q: Tensor | Floats | None) -> int:
-        """Add a distribution; its row, or -1 where there is none to add."""
+        """Append a distribution to ``rows``; return its index, or -1 for None."""
         if q is not None:
             rows.append(torch.as_tensor(q, device=self._p.device, dtype=self._p.dtype))
         return -1 if q is None else len(rows) - 1

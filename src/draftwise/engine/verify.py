@@ -1,7 +1,7 @@
-"""Verification: which drafted tokens the target keeps. Losslessness lives on this page.
+"""The reference of verification, on which losslessness rests.
 
 ``p`` is the target's distribution, ``q`` the drafter's, as in Leviathan et al. (2023). A chain is a
-tree of width one; a point mass is a distribution. ``docs/verification.md`` derives it.
+tree of width one, and a point mass is a distribution. ``docs/verification.md`` has the proof.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from draftwise.types import Dist, Draft, Verdict
 
 
 def verify(draft: Draft, target_probs: Sequence[Dist] | NDArray[Any], uniforms: Any) -> Verdict:
-    """Keep a path of the draft and draw one bonus token, so that the output follows ``p`` exactly.
+    """Accept a path of the draft and draw a bonus token, so that the output follows ``p`` exactly.
 
-    Source: Leviathan et al. (2023), algorithm 1; several children of one node are tried one after
-        another against what is left of p (recursive rejection sampling). For children drawn
+    Source: Leviathan et al. (2023), algorithm 1; children of one node are tried in turn against the
+        residual of p (recursive rejection sampling). For children drawn
         without replacement, ``draft.probs`` must be each child's own conditional q.
     draft: N nodes. target_probs: N + 1 distributions p, after the text and after each node.
     uniforms: N + 1 numbers in [0, 1): one per node for its acceptance, the last for the bonus.
-        Any number type that compares and divides will do: the exact tests run it on fractions.
+        Any number type works; the exact tests use fractions.
     Cost: O(depth) and one O(V) residual. Errors: ValueError if the sizes do not fit.
 
     >>> draft = Draft.chain([2, 0], None, "lookup")

@@ -28,7 +28,10 @@ class PendingFeedback:
 
 
 class AtOnce:
-    """Reveals what a round itself determines: a leaf says which plans' values."""
+    """Reveals what a round itself determines.
+
+    switching: at least 0, what a missed token costs (``SwitchingCost``, whose state this keeps).
+    """
 
     panoramic: ClassVar[bool] = False
     compares_rules = False
@@ -37,7 +40,7 @@ class AtOnce:
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
     ) -> None:
-        self._valuer = RewardEvaluator(plans, reward, SwitchingCost(switching))
+        self._evaluator = RewardEvaluator(plans, reward, SwitchingCost(switching))
 
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
         raise NotImplementedError
@@ -45,9 +48,9 @@ class AtOnce:
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         known: dict[int, float] = {}
         if decision.round > 0:
-            self._valuer.note(evidence)
+            self._evaluator.note(evidence)
             known = self._known(decision, evidence)
-        return [(decision, self._valuer.feedback(known, evidence))]
+        return [(decision, self._evaluator.feedback(known, evidence))]
 
     def flush(self) -> Told:
         return []
@@ -57,19 +60,10 @@ class Bandit(AtOnce):
     """Reveal the value of the played plan, and nothing else.
 
     Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none.
-    State: the switching cost's. Cost: one reward a round. Errors: ValueError if ``switching`` (what
-        a missed token costs, ``SwitchingCost``; the other kinds have it too) is below 0.
-
-    >>> plans = [Plan("none", 0), Plan("a", 2)]
-    >>> from draftwise.rewards.tokens import Length
-    >>> evidence = Evidence(plans[1], num_drafted=2, num_accepted=1)
-    >>> [(_, feedback)] = Bandit(plans, Length()).reveal(Decision(1, 1.0, 1), evidence)
-    >>> feedback.values.tolist(), feedback.seen.tolist()
-    ([0.0, 0.5], [False, True])
     """
 
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
-        return {decision.plan: self._valuer.played(decision.plan, evidence)}
+        return {decision.plan: self._evaluator.played(decision.plan, evidence)}
 
 
 class Prefix(AtOnce):
@@ -86,8 +80,7 @@ class Prefix(AtOnce):
     would have had min(a, s). A rule is then shown in the rounds in which it stops no later than the
     played one; unless it always does, means are off (``docs/stopping.md`` has figures).
 
-    Source: this project's own. Differs: none.
-    State: the switching cost's. Cost: one reward for each plan of the drafter. Errors: as Bandit.
+    Source: this project's own. Cost: one reward for each plan of the drafter.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
     >>> from draftwise.rewards.tokens import Length
@@ -106,7 +99,7 @@ class Prefix(AtOnce):
         self.compares_rules = flag("rules", rules)
 
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
-        return self._valuer.prefixes(decision.plan, evidence, self._longer, self.compares_rules)
+        return self._evaluator.prefixes(decision.plan, evidence, self._longer, self.compares_rules)
 
 
 class Free(Prefix):
@@ -114,26 +107,15 @@ class Free(Prefix):
 
     The played drafter's lengths as ``Prefix`` does (``longer``, ``rules`` too), at once; of every
     other drafter (retrieval, backlog) the values along the verified text from the round's first
-    token on, when so many of its tokens are scored as its longest plan has: later, in feedback of
-    its own, unless the round emitted them. The evidence is delivered at once, always.
+    token on, once as many of its tokens are scored as its longest plan has: later, in feedback of
+    its own, unless the round emitted them. The evidence is always delivered at once.
 
-    Source: this project's own ; the delay is HedgeSpec's (section 3.3, appendix
-        B.4): values told at once would be those of bad rounds only, as a short round leaves a good
-        drafter's length open and a bad one's not.
-    Differs: what the text's end, or a gap that was not scored, leaves open is never told.
-    State: the switching cost's; alphas by drafter and position; the rounds that wait, with the
-        drafters they wait for, for ``MAX_WAIT`` tokens of text at most.
-    Cost: one reward for each plan that is scored. Errors: as Bandit.
-
-    >>> plans = [Plan("none", 0), Plan("a", 1), Plan("lookup", 1)]
-    >>> import numpy as np
-    >>> from draftwise.rewards.tokens import Length
-    >>> from draftwise.types import Scores
-    >>> scores = {"lookup": Scores(7, np.array([0.25]), np.array([0.25]), np.array([3]))}
-    >>> evidence = Evidence(plans[1], 1, 1, scores, emitted_start=7)
-    >>> [(_, feedback)] = Free(plans, Length()).reveal(Decision(1, 1.0, 1), evidence)
-    >>> feedback.values.tolist()
-    [0.0, 1.0, 0.25]
+    Source: this project's own; the delay is HedgeSpec's (section 3.3, appendix B.4): without it
+        the values would be those of bad rounds only, since a short round leaves a good drafter's
+        length open and a bad one's not.
+    Differs: what the text's end, or a gap that was not scored, leaves open is never revealed.
+    State: alphas by drafter and position; the rounds that wait, with the drafters they wait for,
+        for ``MAX_WAIT`` tokens of text at most. Cost: one reward for each plan that is scored.
     """
 
     def __init__(
@@ -141,28 +123,28 @@ class Free(Prefix):
         longer: bool = True, rules: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(plans, reward, switching, longer, rules)
-        self._ledger = ScoreHistory(self._valuer.drafters)
+        self._history = ScoreHistory(self._evaluator.drafters)
         self._waiting: deque[PendingFeedback] = deque()
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """What has become due of earlier rounds, then this one's values and the evidence itself."""
-        if decision.round == 0 or self._valuer.reward is None:
-            return [(decision, self._valuer.feedback({}, evidence))]
-        self._ledger.note(evidence)
-        self._valuer.note(evidence)
+        if decision.round == 0 or self._evaluator.reward is None:
+            return [(decision, self._evaluator.feedback({}, evidence))]
+        self._history.note(evidence)
+        self._evaluator.note(evidence)
         told = []
         for earlier in self._waiting:
             if known := self._due(earlier):
-                told.append((earlier.decision, self._valuer.feedback(known, None)))
-        others = self._valuer.drafters - {evidence.plan.drafter}
+                told.append((earlier.decision, self._evaluator.feedback(known, None)))
+        others = self._evaluator.drafters - {evidence.plan.drafter}
         start = evidence.emitted_start
         own = PendingFeedback(decision, start, evidence.num_emitted, others)
         known = self._due(own) | self._known(decision, evidence)
         self._waiting = deque(
             w for w in [*self._waiting, own] if w.names and w.start > start - MAX_WAIT
         )
-        self._ledger.forget(self._waiting[0].start if self._waiting else start)
-        return [*told, (decision, self._valuer.feedback(known, evidence))]
+        self._history.forget(self._waiting[0].start if self._waiting else start)
+        return [*told, (decision, self._evaluator.feedback(known, evidence))]
 
     def flush(self) -> Told:
         """Nothing: what waits is open, and stays so."""
@@ -172,13 +154,13 @@ class Free(Prefix):
     def _due(self, step: PendingFeedback) -> dict[int, float]:
         """The values of the drafters that are scored far enough; they wait no longer."""
         known: dict[int, float] = {}
-        is_far = looks_ahead(self._valuer.reward)
+        is_far = looks_ahead(self._evaluator.reward)
         for name in sorted(step.names):
-            window = self._valuer.longest_of(name) if is_far else step.width
-            if self._ledger.ends[name] < step.start + window:
+            window = self._evaluator.longest_of(name) if is_far else step.width
+            if self._history.ends[name] < step.start + window:
                 continue
-            alphas, ratios = self._ledger.run(name, step.start, window)
+            alphas, ratios = self._history.run(name, step.start, window)
             if len(alphas) == window:
-                known |= self._valuer.scored(name, alphas, ratios)
+                known |= self._evaluator.scored(name, alphas, ratios)
                 step.names.discard(name)
         return known

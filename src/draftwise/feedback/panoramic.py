@@ -37,7 +37,7 @@ class Panoramic:
         first out. ``per_token`` is its token-level game, one loss vector for each verified token;
         ``delay=0`` its chunk-level game (appendix B.3), where K is cut to the tokens of the round;
         ``every``, ``warmup`` and ``hybrid`` are appendix B.5 (there 12 and 6; hybrid "a few").
-    Update: none. A step is due when each drafter is scored on the ``delay`` positions from the
+    A step is due when each drafter is scored on the ``delay`` positions from the
         step's first token on (default: the longest length), or, for a reward that does not look
         ahead, on the step's own tokens.
     Differs: (1) by default one vector for each decision, at its first token; (2) a drafter that
@@ -48,18 +48,8 @@ class Panoramic:
         drafter's chain, by sum_v min(p, q), not by p of the candidates that it would hold (Theorem
         2): drafters that grow trees alike keep their order, and all are underrated.
     State: alphas by drafter and position, from the oldest waiting step on; the queue.
-    Cost: one reward for each plan and step. Errors: ValueError for a number of rounds
-        outside 0 to 100,000, or every 0.
-
-    >>> import numpy as np
-    >>> plans = [Plan("a", 1), Plan("b", 1)]
-    >>> from draftwise.rewards.tokens import Length
-    >>> from draftwise.types import Scores
-    >>> scores = {name: Scores(7, np.array([x]), np.array([x])) for name, x in (("a", 1), ("b", 0))}
-    >>> evidence = Evidence(plans[0], 1, 0, scores, emitted_start=7)
-    >>> [(_, feedback)] = Panoramic(plans, Length()).reveal(Decision(0, 1.0, 1), evidence)
-    >>> feedback.values.tolist(), feedback.seen.tolist()
-    ([1.0, 0.0], [True, True])
+    Cost: one reward for each plan and step. Ranges: every 1 to 100,000 rounds; delay, warmup and
+        hybrid 0 to 100,000.
     """
 
     panoramic: ClassVar[bool] = True
@@ -72,25 +62,24 @@ class Panoramic:
         whole("every", every, 1, MANY), optional(whole, "delay", delay, 0, MANY)
         whole("warmup", warmup, 0, MANY), whole("hybrid", hybrid, 0, MANY)
         flag("per_token", per_token)
-        self._valuer = RewardEvaluator(plans, reward)
+        self._evaluator = RewardEvaluator(plans, reward)
         self._every, self._warmup, self._hybrid = every, warmup, hybrid
-        self._delay = self._valuer.max_length if delay is None else delay
+        self._delay = self._evaluator.max_length if delay is None else delay
         self._per_token = per_token
-        self._ledger = ScoreHistory(self._valuer.drafters)
+        self._history = ScoreHistory(self._evaluator.drafters)
         self._waiting: deque[QueuedStep] = deque()
         self._text_ends: deque[int] = deque(maxlen=every + 1)  # of the last rounds
         self._num_rounds, self._num_told = 0, 0
 
     @property
     def every(self) -> int:
-        """1 during the warm-up, then the option."""
         return 1 if self._num_rounds < self._warmup else self._every
 
     def reveal(self, decision: Decision, evidence: Evidence) -> Told:
         """Queue the round; what has become due, oldest first."""
-        self._ledger.note(evidence)
+        self._history.note(evidence)
         if decision.round == 0:
-            return [(decision, self._valuer.feedback({}, evidence))]
+            return [(decision, self._evaluator.feedback({}, evidence))]
         self._num_rounds += 1
         self._text_ends.append(evidence.emitted_start + evidence.num_emitted)
         self._waiting.extend(self._steps(decision, evidence))
@@ -119,11 +108,11 @@ class Panoramic:
     def _forget(self) -> None:
         """Drop the positions before the oldest step that waits."""
         waits = self._waiting[0].start if self._waiting else max(self._text_ends, default=0)
-        self._ledger.forget(waits)
+        self._history.forget(waits)
 
     def _reward(self) -> Reward | None:
         """The reward of the next step to be told: acceptance first, if hybrid."""
-        return Acceptance() if self._num_told < self._hybrid else self._valuer.reward
+        return Acceptance() if self._num_told < self._hybrid else self._evaluator.reward
 
     def _window(self, step: QueuedStep) -> int:
         """How many positions from the step's first on its values are made of."""
@@ -131,18 +120,18 @@ class Panoramic:
 
     def _is_ready(self, step: QueuedStep) -> bool:
         end = step.start + self._window(step)
-        if all(known_to >= end for known_to in self._ledger.ends.values()):
+        if all(known_to >= end for known_to in self._history.ends.values()):
             return True
         return len(self._text_ends) > self._every and self._text_ends[0] >= end
 
     def _tell(self, step: QueuedStep) -> tuple[Decision, Feedback]:
         reward, window = self._reward(), self._window(step)
-        known = self._valuer.nothing_drafted(window, reward)
-        for name in self._ledger.ends:
-            alphas, ratios = self._ledger.run(name, step.start, window)
-            known |= self._valuer.scored(name, alphas, ratios, window, reward)
+        known = self._evaluator.nothing_drafted(window, reward)
+        for name in self._history.ends:
+            alphas, ratios = self._history.run(name, step.start, window)
+            known |= self._evaluator.scored(name, alphas, ratios, window, reward)
         played = step.decision.plan
         if step.evidence is not None and math.isnan(known.get(played, math.nan)):
-            known[played] = self._valuer.played(played, step.evidence, reward)
+            known[played] = self._evaluator.played(played, step.evidence, reward)
         self._num_told += 1
-        return step.decision, self._valuer.feedback(known, step.evidence, step.more)
+        return step.decision, self._evaluator.feedback(known, step.evidence, step.more)

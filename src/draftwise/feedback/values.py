@@ -17,12 +17,10 @@ class SwitchingCost:
 
     Source: MetaSD, appendix H.1: lambda (l(t) - l(tau_i(t))) 1[a_{t-1} != a_t], with l(t) the
         tokens processed by round t and tau_i(t) the last round in which drafter i played.
-    Update: charge = per_token * missed, to be taken off the value; then the round is noted.
     Differs: (1) lambda is in units of value, not of rounds; (2) before its first round a drafter
         missed what was emitted so far, not the prompt; (3) retrieval keeps no cache and ``none``
         drafts nothing: both are free.
     State: the text position that each drafter has reached, and that of the first round.
-    Cost: O(1). Errors: ValueError if ``per_token`` is below 0.
 
     >>> cost = SwitchingCost(per_token=0.01)
     >>> rounds = [("a", 100), ("a", 103), ("b", 106), ("a", 109)]
@@ -36,7 +34,7 @@ class SwitchingCost:
         self._first: int | None = None
 
     def charge(self, evidence: Evidence) -> float:
-        """The cost of this round's switch, in units of value; 0 if there was none."""
+        """The cost of this round's switch, in units of value, to be taken off; 0 for none."""
         drafter, start = evidence.plan.drafter, evidence.emitted_start
         self._first = start if self._first is None else self._first
         scores = evidence.scores.get(drafter)
@@ -93,7 +91,10 @@ class RewardEvaluator:
     def prefixes(
         self, index: int, evidence: Evidence, longer: bool, rules: bool = False
     ) -> dict[int, float]:
-        """Values of what the played draft determines, by plan; ``longer`` ones, other ``rules``."""
+        """Values of what the played draft determines, by plan.
+
+        longer: of longer plans, too. rules: of other rules, too.
+        """
         if self.reward is None:
             return {}
         known = self.nothing_drafted()
@@ -126,7 +127,7 @@ class RewardEvaluator:
         """Values of a drafter's plans from its alphas along the verified text.
 
         most: cut every length to this many tokens (a game by chunks), the longest one included.
-        reward: None = the valuer's own.
+        reward: None = the evaluator's own.
         """
         values: dict[int, float] = {}
         judge = reward or self.reward
@@ -209,9 +210,9 @@ class ScoreHistory:
     State: by drafter, (alpha, ratio) by position; ``ends``, the position after the last scored.
 
     >>> from draftwise.types import PLAIN, Scores
-    >>> ledger = ScoreHistory(["a"])
-    >>> ledger.note(Evidence(PLAIN, 0, 0, {"a": Scores(7, np.array([0.5, 0.25]), np.ones(2))}))
-    >>> ledger.run("a", 8, 4)[0].tolist(), ledger.ends
+    >>> history = ScoreHistory(["a"])
+    >>> history.note(Evidence(PLAIN, 0, 0, {"a": Scores(7, np.array([0.5, 0.25]), np.ones(2))}))
+    >>> history.run("a", 8, 4)[0].tolist(), history.ends
     ([0.25], {'a': 9})
     """
 

@@ -38,19 +38,19 @@ _OTHER_MODELS = ("assistant_model", "assistant_tokenizer", "synced_gpus")
 
 
 class CustomGenerate:
-    """A ``custom_generate`` for ``model.generate``: drafts, verifies, and learns what pays.
+    """A ``custom_generate`` for ``model.generate`` that decodes speculatively.
 
-    drafters and options: as for ``Speculator.from_pretrained``. State: a ``Speculator`` for each
-    model that was used, so that costs measured in one call serve the next; ``results``, the last
-    call's answers with their statistics.
-    Source: the hook is ``transformers``' own; see its documentation of ``custom_generate``.
-    Differs: randomness comes from a stream of its own, seeded by torch's global generator, so
-    sampled text has the law of ``generate`` and not its very tokens (and is repeatable only with a
-    preset that does not look at the clock, as the default does). A row that a criterion ended is
+    drafters and options: as for ``Speculator.from_pretrained``. The object keeps a ``Speculator``
+    for each model, so that later calls reuse measured costs; ``results`` has the last call's
+    answers with their statistics.
+    Source: the hook ``custom_generate`` of ``transformers``.
+    Differs: randomness comes from a separate stream, seeded by torch's global generator, so sampled
+    text has the distribution of ``generate`` but other tokens (repeatable only with a preset that
+    does not depend on measured time, which the default does). A row that a criterion ended is
     padded even where the config has no end token. An answer ends at the model's last position.
     Errors: DraftwiseError for beams, other decoding loops (an assistant model, prompt lookup),
-    outputs other than the sequences, a cache that was passed in, padding that is not on the left,
-    a streamer of several sequences, and processors that remember their last call.
+    outputs other than sequences, a cache that was passed in, right padding, a streamer of several
+    sequences, and stateful logits processors.
     """
 
     def __init__(self, drafters: str | Sequence[Any] | None = None, **options: Any) -> None:
@@ -116,14 +116,13 @@ class CustomGenerate:
 
 
 _NATIVE_CRITERIA = (stopping.EosTokenCriteria, stopping.MaxLengthCriteria)
-"""Criteria that the engine watches by itself."""
 
 
 def _receive_all_arguments() -> None:
     """Make ``generate`` pass on to a ``CustomGenerate`` what it passes on to its own loops.
 
-    For any other callable it drops ``tokenizer``, which stop strings need, and ``streamer`` and
-    ``assistant_model`` without a word, whatever the callable's signature is.
+    For other callables it silently drops ``tokenizer``, which stop strings need, ``streamer`` and
+    ``assistant_model``.
     """
     original = GenerationMixin._extract_generation_mode_kwargs
     if hasattr(original, "serves_draftwise"):
@@ -139,7 +138,6 @@ def _receive_all_arguments() -> None:
 
 
 def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
-    """DraftwiseError for what cannot be honoured."""
     cache = model_kwargs.get("past_key_values")
     refusals = {
         "beam search": (config.num_beams or 1) > 1,
@@ -159,7 +157,7 @@ def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """Each prompt's own tokens; DraftwiseError where padding is not on the left."""
+    """Each prompt's own tokens."""
     if mask is None:
         return [list(row) for row in input_ids.tolist()]
     if bool((mask.diff(dim=-1) < 0).any()):
@@ -210,7 +208,7 @@ _NATIVE = (
     (processing.TopKLogitsWarper, "top_k", "top_k"),
     (processing.TopPLogitsWarper, "top_p", "top_p"),
 )
-"""Processors that the engine applies by itself, in the order in which it does."""
+"""Processors that the engine applies itself, in its order."""
 
 
 def _native(
@@ -241,7 +239,6 @@ def _end_tokens(eos: Any) -> list[int]:
 
 
 def _output(config: Any, input_ids: Tensor, answers: Sequence[Sequence[int]]) -> Any:
-    """What ``generate`` would return."""
     width = max(len(answer) for answer in answers)
     pad = config.pad_token_id
     eos = 0 if config.eos_token_id is None else config.eos_token_id

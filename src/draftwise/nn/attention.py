@@ -20,11 +20,11 @@ RAGGED = "sdpa_ragged"
 
 
 class PackedMask(Tensor):
-    """Stands where a mask stands while rows are read end to end: what each row may look at.
+    """Takes a mask's place while rows are read end to end: what each row may look at.
 
-    counts: tokens of each row. masks: [1, 1, count, used] by row; None = all of its slots.
-    cache: whose ``views`` hold the rows' keys and values. As a tensor it is [1, 1, 1, 1], which
-    the library passes on as it is.
+    counts: tokens of each row. masks: [1, 1, count, used] by row; None = all of its slots. cache:
+    its ``views`` hold the rows' keys and values. Its shape as a tensor, [1, 1, 1, 1], passes the
+    library's checks.
     """
 
     counts: Sequence[int]
@@ -33,10 +33,9 @@ class PackedMask(Tensor):
 
 
 class InOrder(Tensor):
-    """Stands where a mask stands: the last tokens of all, each after the one before.
+    """Takes a mask's place where the queries are the last tokens, in order: a [1, 1, 1, 1] tensor.
 
-    Kernels of GPUs know that order, and take groups of heads with it, which they do not under a
-    mask. As a tensor it is [1, 1, 1, 1].
+    GPU kernels know that order and take grouped heads with it, which they do not with a mask.
     """
 
 
@@ -61,10 +60,9 @@ def ragged_attention(
 ) -> tuple[Tensor, None]:
     """As the library's ``sdpa``; under a ``PackedMask`` each row attends to its own storage.
 
-    query: [B, H, T, D]; key: [B, G, S, D] and value: [B, G, S, E] with H a multiple of G. Packed:
-    [1, H, N, D], the rows end to end. Returns [B, T, H, E]. Differs: groups of heads are not
-    repeated under a mask, which would copy the whole cache in every layer; on CUDA, whose kernels
-    for masks take no groups of heads, they are, unless the mask is ``IN_ORDER``.
+    query: [B, H, T, D]; key: [B, G, S, D] and value: [B, G, S, E] with H a multiple of G; packed:
+    [1, H, N, D], the rows end to end. Returns [B, T, H, E]. Differs: grouped heads are not repeated
+    under a mask, which would copy the cache in every layer, except on CUDA, whose kernels need it.
     """
     if not isinstance(attention_mask, PackedMask):
         return _attention(module, query, key, value, attention_mask, **more), None

@@ -156,8 +156,8 @@ def allocate(like: Tensor, num_slots: int) -> Tensor:
     return like.new_zeros((1, heads, num_slots, size))
 
 
-BLOCK = 8
-"""Tokens by which a row's storage grows, or an eighth of it where that is more."""
+BLOCK, WINDOW_BLOCK = 32, 8
+"""Tokens by which a row's storage and that of its windows grow, or an eighth where that is more."""
 SPARE = 32
 """Tokens, or a window where that is less, by which a row can be cut back after what is settled."""
 
@@ -206,7 +206,7 @@ class Windows:
 
     def _num_slots(self, num_tokens: int) -> int:
         """An eighth more: what slides in each round would be copied in each."""
-        return num_tokens + max(BLOCK, num_tokens // 8)
+        return num_tokens + max(WINDOW_BLOCK, num_tokens // 8)
 
 
 def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tensor:
@@ -470,7 +470,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
     def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:
-        """Copy the first ``length`` tokens from one storage to another, each where it is."""
         for before, after in ((old.keys, new.keys), (old.values, new.values)):
             for layer, tensor in before.items():
                 if layer not in after:

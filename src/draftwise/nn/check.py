@@ -26,15 +26,14 @@ _FAR = 400
 def check_model(model: CausalModel) -> None:
     """Compare ragged, cropped and batched forwards with plain ones on random tokens.
 
-    Of the ways to read several rows it keeps the best that is right: end to end, side by side, or
-    each by itself. Where something changes only far along (windows, chunks, a rope's second
-    table), or a feed of many tokens takes another path (recurrent states), a tiny twin of the same
-    configuration has to pass too, with texts that are long enough for all of it.
+    Keeps the best correct way to read several rows: end to end, side by side, or each by itself.
+    What changes only after many tokens (windows, chunks, a rope's second table, recurrent kernels)
+    is checked on a tiny twin of the same configuration. Cost: some forwards of at most ten tokens
+    (64 of a model with states), and those of the twin, some tenths of a second. Source:
+    docs/kv_cache.md.
 
-    Source: docs/kv_cache.md. Cost: some forwards of at most ten tokens (64 of a model with states),
-    and those of the twin, some tenths of a second.
-    Raises DraftwiseError for a model that passes in no way, with what was wrong; one that serves
-    chains but no trees (states, attention by slot) loads, and is marked so.
+    Raises DraftwiseError for a model that passes in no way. One that serves chains but no trees
+    (states, attention by slot) loads, and is marked so.
     """
     _refuse_broken(model)
     twin, model.forgets = _twin(model), False
@@ -134,9 +133,8 @@ def _refusal(name: str, why: str) -> DraftwiseError:
 def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
     """Largest |difference| over the largest |logit|, for two rows of different lengths.
 
-    Drafts are fed and taken back, wholly and in part, in feeds of one token and of several; the
-    first row's prompt is fed wide, from its beginning and after other tokens. Both rows go on after
-    it, as does a row that is cut back into it, and a row that was copied.
+    Covers drafts taken back wholly and in part, feeds of one and of several tokens, wide prompts, a
+    row cut back into its prompt, and a copied row.
     """
     trial = _Trial(model, lengths)
     trial.feed([4, 2], [[], []])
@@ -157,9 +155,8 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
 
 
 class _Trial:
-    """Two random texts, fed piece by piece to a cache, and what plain forwards say of them.
-
-    errors: of each piece that was fed. wrong: a draft to be rejected.
+    """Two random texts, fed piece by piece to a cache, and the logits of plain forwards over them.
+    errors: of each piece. wrong: a draft to be rejected.
     """
 
     def __init__(self, model: CausalModel, lengths: Sequence[int]) -> None:

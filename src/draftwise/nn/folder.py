@@ -11,19 +11,36 @@ from safetensors import SafetensorError, safe_open
 from draftwise.lines import STATE_BYTES, read_text, strict_json
 from draftwise.types import DraftwiseError
 
+CONFIGS = ("config.json", "adapter_config.json")
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object; raises OSError and ValueError."""
+    found = json.loads(read_text(file, STATE_BYTES))
+    if not isinstance(found, dict):
+        raise ValueError("it is no object")
+    return found
+
+
+def _has(file: Path, key: str) -> bool:
+    """Whether a JSON object sets this key; False for a file that cannot be read."""
+    try:
+        return bool(read_object(file).get(key))
+    except (OSError, ValueError):  # whatever loads it says what is wrong with it
+        return False
+
 
 def place(source: str) -> str:
-    """A folder's path with ``~`` spelled out, or a hub id as it is.
+    """A folder's path with ``~`` expanded, or a hub id as it is.
 
-    A path that is not there would be asked of the hub: raises DraftwiseError at once instead, as
-    for a folder that holds no model.
+    Raises DraftwiseError for a path that does not exist, which would be looked for on the hub, and
+    for a folder without a sound model.
     """
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
     path = Path(source).expanduser() if source.startswith("~") else Path(source)
     if not source or (looks_local and not path.exists()):
         raise DraftwiseError(f"there is no model folder {source or repr(source)}")
-    configs = ("config.json", "adapter_config.json")
-    if path.is_dir() and not any((path / name).exists() for name in configs):
+    if path.is_dir() and not any((path / name).exists() for name in CONFIGS):
         raise DraftwiseError(f"{source} has no config.json: it is not a Hugging Face model folder")
     if path.is_file():
         raise DraftwiseError(f"{source} is a file: name a model folder, a hub id or a .gguf file")
@@ -36,32 +53,23 @@ def place(source: str) -> str:
 
 def config_of(folder: Path) -> dict[str, Any]:
     """The model's ``config.json``, or an adapter's own; raises DraftwiseError for what is none."""
-    names = ("config.json", "adapter_config.json")
-    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
     if file is None:
         raise DraftwiseError(f"{folder} has no config.json: it is not a Hugging Face model folder")
     try:
-        found = json.loads(read_text(file, STATE_BYTES))
-        if not isinstance(found, dict):
-            raise ValueError("it is no object")
+        return read_object(file)
     except (OSError, ValueError) as error:
         raise DraftwiseError(f"{file} is no model's config ({error}): download it again") from error
-    return found
 
 
 def has_template(folder: Path) -> bool:
     """Whether the tokenizer in this folder brings a chat template."""
     if any(folder.glob("chat_template.*")) or any(folder.glob("additional_chat_templates/*")):
         return True
-    try:
-        found = json.loads(read_text(folder / "tokenizer_config.json", STATE_BYTES))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and bool(found.get("chat_template"))
+    return _has(folder / "tokenizer_config.json", "chat_template")
 
 
 def _refuse_cut(weights: Path) -> None:
-    """DraftwiseError where a safetensors file is not as long as its header says it is."""
     try:
         with safe_open(weights, "np"):
             return
@@ -89,11 +97,4 @@ BORROWS = "draftwise_borrows_embeddings"
 
 def borrows(source: Any) -> bool:
     """Whether this is the folder of a model without embeddings."""
-    file = Path(source) / "config.json" if isinstance(source, (str, Path)) else None
-    if file is None or not file.is_file():
-        return False
-    try:
-        found = json.loads(read_text(file, STATE_BYTES))
-    except (OSError, ValueError):  # whatever loads the model says what is wrong with it
-        return False
-    return isinstance(found, dict) and bool(found.get(BORROWS))
+    return isinstance(source, (str, Path)) and _has(Path(source) / "config.json", BORROWS)

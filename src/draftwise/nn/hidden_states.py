@@ -18,12 +18,12 @@ Call = Callable[..., Any]
 
 
 class HiddenStateHooks:
-    """Which hidden states a module is asked for; numbered as the library does.
+    """Returns chosen hidden states of a module, numbered as by the library: 0 = embeddings, i =
+    after layer i, the last normed.
 
-    0 = embeddings, i = after layer i, the last normed. Whether the layers found are the ones the
-    library means is told by result: asked both ways once, they must be equal. Otherwise, and for a
-    module whose layers are not in one list, the library is asked each time. view: of the module,
-    which is what is called (``nn.hybrid.view``); often the module itself.
+    Once, the hooks' states are compared with the library's; where they differ, or the layers are
+    not in one list, the library is asked each time. view: what is called in place of the module
+    (``nn.hybrid.view``).
     """
 
     def __init__(self, module: Any, view: Any, num_layers: int) -> None:
@@ -64,9 +64,8 @@ class HiddenStateHooks:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Do the hooks find what the library says, on three tokens?
-
-        It is asked about the module itself: layers that a view shares with it would note twice.
+        """Whether hooks and library agree on three tokens; asked of the module itself, since hooks
+        on layers that a view shares would run twice.
         """
         ids = torch.arange(3, device=self._module.device)[None]
         try:
@@ -90,10 +89,9 @@ def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
 class HiddenStates:
     """Hidden states [length, D] of each tapped layer after the tokens of one text.
 
-    Only what a verifying forward said about kept tokens is put here, so every position that a
-    drafter reads is the target's own, however long it did not look. State: per tap one tensor that
-    grows by doubling: D floats a token, as many tokens as the target has read. ``length``: those
-    known, one less than the text has, since its last token was not read yet.
+    Only states of verified tokens are stored, so drafters always read the target's own. ``length``
+    is one less than the text's, whose last token was not read yet. Memory: per tap a tensor that
+    grows by doubling, D floats per token.
     """
 
     def __init__(self) -> None:
@@ -101,9 +99,8 @@ class HiddenStates:
         self._stored: dict[int, Tensor] = {}
 
     def put(self, start: int, hidden: Mapping[int, Tensor]) -> None:
-        """Append [n, D] states by tap, of the positions from ``start`` on.
-
-        Raises ValueError unless ``start`` is where the known ones end.
+        """Append [n, D] states by tap, from position ``start`` on; ValueError unless that is
+        ``length``.
         """
         if start != self.length:
             raise ValueError(
@@ -128,9 +125,8 @@ class HiddenStates:
         self.length = length
 
     def get(self, taps: Sequence[int], start: int, end: int) -> Tensor:
-        """[end - start, taps x D] states of these taps side by side.
-
-        Raises ValueError for positions that are not known.
+        """[end - start, taps x D] states of these taps side by side; ValueError for unknown
+        positions.
         """
         if end > self.length:
             raise ValueError(

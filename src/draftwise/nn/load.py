@@ -1,8 +1,7 @@
-"""Weights that round their inputs: where forwards of different widths need not agree."""
+"""Loading models and tokenizers: from folders, the hub, adapters, and objects."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,11 @@ from transformers.utils import logging
 
 from draftwise.errors import shown
 from draftwise.install import hint
-from draftwise.lines import STATE_BYTES, read_text
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.cpu.packed import PRECISIONS, pack
-from draftwise.nn.folder import borrows, place
+from draftwise.nn.folder import borrows, place, read_object
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -33,9 +31,9 @@ _TENSORS = ("LinearActivationQuantizedTensor",)
 def rounding_layer(module: Any) -> str | None:
     """The name of a layer that quantises its activations as it computes; None where none does.
 
-    Such a layer rounds to 8 bits what differs by the last bit of a float between a forward over one
-    token and one over several, so greedy answers can part from plain decoding's at a near tie. That
-    is so of transformers itself with and without a cache (measured in docs/lab/log.md).
+    Such a layer rounds to 8 bits what differs in the last bit between a forward over one token and
+    one over several, so greedy answers can differ from plain decoding's at a near tie, as they do
+    in transformers with and without a cache (measured in docs/lab/log.md).
     """
     for name, layer in module.named_modules():
         weight = getattr(layer, "weight", None)
@@ -45,20 +43,16 @@ def rounding_layer(module: Any) -> str | None:
     return None
 
 
-CONFIG = "adapter_config.json"
-
-
 def base_of(source: str) -> str | None:
-    """The folder or hub id of the model that an adapter's folder is for; None = it is no adapter.
-
-    Raises DraftwiseError where it does not say.
+    """The base model (folder or hub id) of an adapter's folder; None = it is no adapter. Raises
+    DraftwiseError where the adapter names none.
     """
-    file = Path(source) / CONFIG
+    file = Path(source) / "adapter_config.json"
     if not file.is_file():
         return None
     try:
-        base = json.loads(read_text(file, STATE_BYTES))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        base = read_object(file).get("base_model_name_or_path")
+    except (OSError, ValueError) as error:
         raise DraftwiseError(f"{file} names no base_model_name_or_path ({error!r})") from error
     if not isinstance(base, str) or not base:
         raise DraftwiseError(f"{file} names no base_model_name_or_path")
@@ -66,10 +60,10 @@ def base_of(source: str) -> str | None:
 
 
 def merged(module: Any, folder: str) -> Any:
-    """The module with the adapter of this folder in its weights.
+    """The module with the PEFT adapter in this folder merged into its weights.
 
-    Raises DraftwiseError where ``peft`` is missing, or where the adapter is not this module's:
-    other sizes, other layers, weights for only a part of those it names, or none to merge.
+    Raises DraftwiseError where ``peft`` is missing or the adapter is of other sizes or layers,
+    incomplete, or cannot be merged.
     """
     try:
         from peft import PeftModel
@@ -99,11 +93,11 @@ def load_model(
 ) -> CausalModel:
     """A checked model from a folder, a hub id, or a ``transformers`` module that is used as it is.
 
-    dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16``, ``float16``, or as in torch; on
-    a CPU also ``int8`` and ``int4``, weights alone, the rest in bfloat16 (``cpu.packed``). device:
-    ``auto`` is CUDA where there is one; ``map:auto``, ``map:balanced``, ... or a dict of devices by
-    module go to the library as ``device_map``. A folder may hold an adapter of PEFT: its base is
-    loaded, and it is merged in. Raises DraftwiseError for what cannot be found, read or served.
+    dtype: ``auto`` (the checkpoint's) or a torch dtype; on a CPU also ``int8`` and ``int4``
+    (weights only, the rest in bfloat16). device: ``auto`` is CUDA where there is one; ``map:auto``,
+    ``map:balanced``, ... or a dict of devices by module become the library's ``device_map``. A PEFT
+    adapter's folder loads its base and merges the adapter. Raises DraftwiseError for what cannot be
+    found, read or served.
     """
     if isinstance(source, (str, Path)):
         name, module = str(source), _from_pretrained(str(source), dtype, device)
@@ -192,16 +186,14 @@ def _read(source: str, dtype: Any, spread: Any) -> Any:
 
 
 def _device_map(device: Device) -> Any:
-    """What the library takes for ``device_map``; None = all on one device."""
     if isinstance(device, str):
         return device.removeprefix("map:") if device.startswith("map:") else None
     return device
 
 
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
-    """The tokenizer of a folder or hub id; raises DraftwiseError where there is none.
-
-    asks_hub: whether one that is neither in a folder nor in the cache is fetched.
+    """The tokenizer of a folder or hub id; raises DraftwiseError where there is none. asks_hub:
+    whether to download one that is not cached.
     """
     source = place(str(source))
     if (base := base_of(source)) and not (Path(source) / "tokenizer_config.json").exists():
@@ -219,8 +211,9 @@ def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
 def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
     said = f"cannot load a {what} from {source}"
     if not Path(source).is_dir() and isinstance(error, OSError):
+        first_line = str(error).strip().partition("\n")[0]
         return DraftwiseError(
-            f"{said}: it is no folder here, and the hub did not give it ({_first_line(error)}). "
+            f"{said}: it is no folder here, and the hub did not give it ({first_line}). "
             "Name a folder, or a hub id that is in the cache or can be reached"
         )
     if "trust_remote_code" in str(error):
@@ -229,7 +222,3 @@ def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
             "load it yourself (trust_remote_code=True) and pass the object"
         )
     return DraftwiseError(f"{said}: {error}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from draftwise.types import Dist, Ints, SamplingParams
+
+Floats32 = NDArray[np.float32]
 
 
 class Occurrences:
@@ -235,9 +238,20 @@ def _no_draws(logits: Tensor, num: int) -> tuple[Tensor, Ints]:
 
 
 def _argmax(scores: Tensor) -> Tensor:
+    """[N] the likeliest token of [N, V], of equals the first; -1 where it is not finite."""
+    if scores.device.type == "cpu":
+        return _argmax_on_host(scores.detach().float().numpy())
     best, tokens = scores.max(-1)
     # 0 if it is finite, else NaN: one kernel, where ``isfinite`` is four
     return torch.where(best - best == 0, tokens, -1)
+
+
+def _argmax_on_host(scores: Floats32) -> Tensor:
+    """As ``_argmax``, by numpy, whose ``argmax`` takes a tenth of the time of torch's."""
+    tokens = scores.argmax(-1)
+    if not np.isfinite(best := scores[np.arange(len(scores)), tokens]).all():
+        tokens[~np.isfinite(best)] = -1
+    return torch.from_numpy(tokens)
 
 
 def _edited(logits: Tensor, span: SampledSpan) -> Tensor:

@@ -149,10 +149,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
 
 
 def tiny_config(config: Any) -> Any:
-    """The same kind of configuration, tiny; what is neither a size nor a list by layer stays.
-
-    Raises whatever the library's own validation raises where sizes do not fit each other.
-    """
+    """The same kind of configuration with tiny sizes; raises what its validation raises."""
     told = config.to_dict()
     made: dict[str, Any] = {
         name: size
@@ -189,9 +186,8 @@ def windowed(config: Any, size: int) -> Any:
 
 
 def tiny_module(config: Any, seed: int = 0) -> Any:
-    """A random module of a tiny configuration, fp32, on the CPU; the caller's seed is untouched.
-
-    Raises ValueError for one that is not tiny after all.
+    """A random float32 module of a tiny configuration on the CPU, without drawing from the global
+    seed. Raises ValueError for one that is not tiny after all.
     """
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
@@ -252,7 +248,6 @@ def _tiny_rope(rope: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, An
 
 
 def _layers(told: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer of each kind, two at least."""
     made: dict[str, Any] = {}
     name = "layer_types" if told.get("layer_types") else "layers_block_type"
     num = 2

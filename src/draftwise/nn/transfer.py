@@ -18,14 +18,13 @@ DeviceRead = Generator[Sequence[Tensor], Sequence[Floats], T]
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
-    """Tensors of any shape as arrays of theirs, in one transfer, whatever their number.
-
-    They travel as float64, in which token ids and counts (below 2**53) are exact.
-    """
+    """Tensors as arrays of their shapes, in one transfer, as float64 (exact for token ids)."""
     if not tensors:
         return []
+    if len(tensors) == 1:
+        return [tensors[0].detach().double().cpu().numpy()]
     parts = [tensor.detach().reshape(-1).double() for tensor in tensors]
-    flat = (torch.cat(parts) if len(parts) > 1 else parts[0]).cpu().numpy()
+    flat = torch.cat(parts).cpu().numpy()
     ends = list(accumulate(tensor.numel() for tensor in tensors))
     return [
         flat[end - tensor.numel() : end].reshape(tuple(tensor.shape))
@@ -35,6 +34,8 @@ def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
 
 def together(asks: Sequence[DeviceRead[T]]) -> DeviceRead[list[T]]:
     """Several questions as one: what they yield in the same turn travels in one transfer."""
+    if len(asks) == 1:
+        return [(yield from asks[0])]
     found: dict[int, T] = {}
     sent: dict[int, Sequence[Floats] | None] = dict.fromkeys(range(len(asks)))
     while True:

@@ -17,12 +17,12 @@ from draftwise.types import Bools, Draft, Ints
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """How the T tokens fed to one row stand, where they do not simply follow each other.
+    """How the T tokens fed to one row are placed where they do not simply follow each other.
 
-    A tree takes the slots from ``base`` on, in the order of feeding, in one feed or several; E is
-    the end of this feed. positions: [E - base], what each slot's token has as its position: depths
-    counted on from the text. seen: [T, E - base], which of these slots each fed token looks at
-    (itself among them); the text below ``base`` is seen by all.
+    A tree takes the slots from ``base`` on, in one feed or several; E is the end of this feed.
+    positions: [E - base] each slot's position, the text's plus its depth. seen: [T, E - base],
+    which of these slots each fed token attends to, itself included; all attend to the text below
+    ``base``.
     """
 
     base: int
@@ -60,10 +60,10 @@ def draft_branches(draft: Draft, base: int) -> Branches | None:
 def tree_masks(
     trees: Sequence[Branches | None], slots: Ints, used: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where trees put the fed tokens of R rows, and what these may look at.
+    """Where trees put the fed tokens of R rows, and what these attend to.
 
-    slots: [R, T] where each fed token is written (padding repeats a row's last). Returns the
-    positions [R, T] of the queries, those of the keys [R, used], and seen [R, T, used].
+    slots: [R, T] where each fed token is written (padding repeats a row's last). Returns positions
+    [R, T] of the queries and [R, used] of the keys, and seen [R, T, used].
     """
     queries = slots.copy()
     places = torch.arange(used, device=device)
@@ -125,11 +125,11 @@ class Masks:
     def make(
         self, queries: Tensor, keys: Tensor, seen: Tensor | None = None, near: Near | None = None
     ) -> Mask:
-        """[R or 1, 1, T, used]: which slot each query may look at; by kind where layers differ.
+        """[R or 1, 1, T, used] which slots each query attends to, by kind where layers differ; None
+        = no layer attends.
 
         queries: [R or 1, T] and keys: broadcastable to [R, 1, T, used], positions. seen: [R, T,
-        used] where they do not tell by themselves, as in trees. near: where layers that forget
-        begin and end to read. None = no layer attends.
+        used] where positions do not tell, as in trees. near: slots that windowed layers read.
         """
         if not self._wanted:
             return None
@@ -138,12 +138,13 @@ class Masks:
         made: dict[str, Tensor | None] = {"full": self._as_bias(full)}
         if self._has_blind:
             made[""] = None
-        if "sliding" in self._wanted:
-            seen_near = full & (keys > queries - self._window)
-            made["sliding"] = self._as_bias(from_first(seen_near, *near) if near else seen_near)
-        if "chunked" in self._wanted:
-            seen_near = full & (keys // self._chunk == queries // self._chunk)
-            made["chunked"] = self._as_bias(from_first(seen_near, *near) if near else seen_near)
+        for kind in self._wanted & {"sliding", "chunked"}:
+            if kind == "sliding":
+                is_near = keys > queries - self._window
+            else:
+                is_near = keys // self._chunk == queries // self._chunk
+            seen_near = full & is_near
+            made[kind] = self._as_bias(from_first(seen_near, *near) if near else seen_near)
         if self._only in made and self._only:
             return made[self._only]
         return {kind: made[name] for kind, name in _KINDS.items() if name in made}
@@ -173,12 +174,11 @@ class Masks:
 
 
 def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None = None) -> Ints:
-    """[R, T] the slots of rows that differ; without trees these are the positions, too.
+    """[R, T] the slots of rows of different lengths, without trees their positions, too; T is the
+    largest count, or ``width``.
 
-    T is the largest count, or ``width``.
-
-    Padding repeats its row's last token in that token's own place: it needs no room, changes
-    nothing, and leaves no query without a key (NaN would stay in the cache).
+    Padding repeats the row's last token in its own slot, so no query is without a key (NaN would
+    stay in the cache).
     """
     last = np.maximum(np.array(counts) - 1, 0)
     steps = np.minimum(np.arange(width or max(counts)), last[:, None])
@@ -201,10 +201,18 @@ def stacked_ids(tokens: Sequence[Fed], width: int, device: torch.device) -> Tens
             [[*row, *[row[-1] if len(row) else 0] * (width - len(row))] for row in tokens],
             device=device,
         )
-    rows = [torch.as_tensor(row, device=device) for row in tokens]
+    return stacked_rows([torch.as_tensor(row, device=device) for row in tokens], width)
+
+
+def stacked_rows(rows: Sequence[Tensor], width: int) -> Tensor:
+    """[R, width, ...] of [n, ...] each, shorter ones with their last entry repeated."""
+    if len(rows) == 1 and len(rows[0]) == width:
+        return rows[0][None]
     return torch.stack(
         [
-            torch.cat((row, row[-1:].expand(width - len(row)))) if len(row) < width else row
+            torch.cat((row, row[-1:].expand(width - len(row), *row.shape[1:])))
+            if len(row) < width
+            else row
             for row in rows
         ]
     )

@@ -1,4 +1,9 @@
-"""What policies share: probability vectors, checks of feedback, tallies, drawing a plan."""
+"""What policies share: probability vectors, checks of feedback, tallies, drawing a plan.
+
+Unless a policy says otherwise: it learns every value that feedback shows, of whichever plan and
+in any order; its state is a ``Tally``; a round costs O(K) for K plans; an option outside the range
+that its docstring gives raises ValueError. Values and what is computed from them have no unit.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,7 @@ from draftwise.types import Bools, Decision, Feedback, Floats
 
 
 def softmax(logits: Floats) -> Floats:
-    """[K] proportional to ``exp(logits)``, without overflow.
-
-    >>> softmax(np.array([1000.0, 1000.0])).tolist()
-    [0.5, 0.5]
-    """
+    """[K] proportional to ``exp(logits)``, without overflow."""
     weights = np.exp(logits - logits.max())
     normalised: Floats = weights / weights.sum()
     return normalised
@@ -34,22 +35,16 @@ def draw(probabilities: Floats, rng: np.random.Generator) -> int:
 
 
 def one_hot(index: int, num_plans: int) -> Floats:
-    """[K] all probability on one plan."""
     vector = np.zeros(num_plans)
     vector[index] = 1.0
     return vector
 
 
 def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tuple[Floats, Bools]:
-    """``values`` [K] and ``seen`` [K] of a feedback that is fit to be learned from.
+    """``values`` [K] and ``seen`` [K] of a feedback; entries that are not seen may hold anything.
 
-    Only the seen entries are examined; the others may hold anything.
     Errors: ValueError for a plan outside 0 .. K-1, a probability outside (0, 1], a shape that is
     not [K], a ``seen`` that is not boolean, or a seen value that is not a number in [0, 1].
-
-    >>> fine = Feedback(np.array([0.5, 9.0]), np.array([True, False]))
-    >>> check_feedback(Decision(0, 1.0, 1), fine, 2)[1].tolist()
-    [True, False]
     """
     if not 0 <= decision.plan < num_plans:
         raise ValueError(f"the decision's plan {decision.plan} is not one of 0..{num_plans - 1}")
@@ -62,10 +57,10 @@ def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tu
             f"feedback has values {values.shape} and seen {seen.shape} of {seen.dtype}; "
             f"both must be ({num_plans},), and seen boolean"
         )
-    told = values[seen]
-    if told.size and not (np.minimum.reduce(told) >= 0.0 and np.maximum.reduce(told) <= 1.0):
+    shown = values[seen]
+    if shown.size and not (np.minimum.reduce(shown) >= 0.0 and np.maximum.reduce(shown) <= 1.0):
         raise ValueError(
-            f"a seen value lies outside [0, 1]: {told.tolist()}; rewards must be scaled to [0, 1]"
+            f"a seen value lies outside [0, 1]: {shown.tolist()}; rewards must be scaled to [0, 1]"
         )
     return values, seen
 
@@ -100,11 +95,11 @@ class Tally(Kept):
         in_range("chosen", self.chosen, 0)
 
     def add(self, values: Floats, seen: Bools) -> None:
-        """Take one round's seen values."""
-        told = np.where(seen, values, 0.0)
+        """Add one round's seen values."""
+        shown = np.where(seen, values, 0.0)
         self.counts += seen
-        self.sums += told
-        self.squares += told * told
+        self.sums += shown
+        self.squares += shown * shown
         self.num_rounds += bool(seen.any())
 
     def choose(self, plan: int) -> int:
@@ -136,13 +131,12 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
     """
     if seen.all():
         return values - float(probabilities @ values)
-    told = values[seen]
-    weights = probabilities[seen]
+    shown, weights = values[seen], probabilities[seen]
     total = weights.sum()
     # Plans of probability 0 may be the only ones seen; then they count equally.
-    mean = float(weights @ told) / total if total > 0.0 else told.mean()
+    mean = float(weights @ shown) / total if total > 0.0 else shown.mean()
     regrets: Floats = np.zeros(len(values))
-    regrets[seen] = told - mean
+    regrets[seen] = shown - mean
     return regrets
 
 
@@ -162,7 +156,7 @@ class Counting(Kept, ABC):
 
 
 class Greedy(Counting):
-    """Plays the plan that a leaf holds for the best, with probability 1."""
+    """Plays with probability 1 the plan that a subclass names as the best."""
 
     @abstractmethod
     def _best(self) -> int: ...
@@ -176,7 +170,7 @@ class Greedy(Counting):
 
 
 class Drawn(Counting):
-    """Plays a plan drawn from ``probabilities``, which a leaf tells."""
+    """Plays a plan drawn from ``probabilities``, which a subclass gives."""
 
     KEPT: ClassVar[Fields] = {"tally": "_tally", "rng": "_rng"}
 

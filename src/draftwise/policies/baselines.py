@@ -20,15 +20,10 @@ from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 
 
 class FixedPlan(Kept):
-    """Play one plan for ever.
+    """Always play one plan.
 
-    Source: the static baseline of all five papers (Leviathan et al. 2023).
-    Update: none. Differs: none. Feedback: ignored (but checked).
-    State: the number of rounds. Cost: O(1).
-    Errors: ValueError if ``plan`` is not in 0 .. K-1.
-
-    >>> FixedPlan(num_plans=3, plan=2).choose()
-    Decision(plan=2, prob=1.0, round=1)
+    Source: the static baseline of all five papers (Leviathan et al. 2023). Feedback is checked and
+    ignored. State: the number of rounds. Errors: ValueError if ``plan`` is not in 0 .. K-1.
     """
 
     KEPT: ClassVar[Fields] = {"round": "_round"}
@@ -57,14 +52,10 @@ class FixedPlan(Kept):
 
 
 class Random(Drawn):
-    """Play a plan drawn uniformly.
+    """Play a plan drawn uniformly at random.
 
-    Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random).
-    Update: none; means are kept for people to look at. Differs: none. Feedback: any.
-    State: a Tally [K]; the random generator. Cost: O(K) to learn, O(1) to choose.
-
-    >>> Random(num_plans=4, rng=np.random.default_rng(0)).probabilities().tolist()
-    [0.25, 0.25, 0.25, 0.25]
+    Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random). Means are
+    kept for people to look at.
     """
 
     def choose(self) -> Decision:
@@ -80,15 +71,10 @@ class DraftAll(Greedy):
 
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
         candidate counts, and the verification grows linearly with their number.
-    Update: none; means are kept for people to look at.
     Differs: a decision names one plan, so its player must look at ``plays_all`` and draft
         every plan: the emitted tokens are those of the best draft, the seconds those of all of
         them. Where drafts are drawn from a q, they are branches of one tree, tried one after
         another; keeping the longest of several random drafts would change the output's law.
-    Feedback: any. State: a Tally [K]. Cost: O(K) a round.
-
-    >>> DraftAll(num_plans=3).plays_all
-    True
     """
 
     plays_all: ClassVar[bool] = True
@@ -129,11 +115,7 @@ def read_examples(
 
 
 def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tuple[str, int]:
-    """One line's text and plan; ValueError says what is wrong with it.
-
-    >>> read_example('{"prompt": "x = 1", "drafter": "code"}', 2, [Plan("sql", 4), Plan("code", 4)])
-    ('x = 1', 1)
-    """
+    """One line's text and plan; ValueError says what is wrong with it."""
     fields = strict_json(line)
     if not isinstance(fields, dict) or len(fields) != 2:
         raise ValueError(f"it must be an object of {_names(_TEXTS)} and {_names(_LABELS)} alone")
@@ -175,45 +157,30 @@ _MOST_CELLS = 16_384
 
 
 def trigram_cells(text: str, num_cells: int) -> Ints:
-    """The cells of a text's character trigrams under a fixed hash.
-
-    >>> len(trigram_cells("abcd", num_cells=16))
-    2
-    """
+    """The cells of a text's character trigrams under a fixed hash."""
     raw = text.encode("utf-8", "replace")
     grams = [zlib.crc32(raw[i : i + 3]) % num_cells for i in range(max(len(raw) - 2, 0))]
     return np.array(grams, dtype=np.int64)
 
 
 def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
-    """[K] log-likelihood of a text's cells under each plan's trigram counts [K, C], smoothed by 1.
-
-    >>> naive_bayes_scores(np.array([[3.0, 0.0], [0.0, 3.0]]), np.array([1])).argmax()
-    np.int64(1)
-    """
+    """[K] log-likelihood of a text's cells under each plan's counts [K, C], smoothed by 1."""
     totals = counts.sum(axis=1) + counts.shape[1]
     scores: Floats = np.log(counts[:, cells] + 1.0).sum(axis=1) - len(cells) * np.log(totals)
     return scores
 
 
 class Router(FixedPlan):
-    """Play for ever the plan that a prompt classifier picked: the offline baseline.
+    """Always play the plan that a prompt classifier picked: the offline baseline.
 
     Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
     Update: none within a request. ``fit`` counts character trigrams of labelled prompts (at once,
         if ``examples`` names a jsonl file: ``read_examples``), ``route`` picks by naive Bayes among
         the plans that have any; without them, ``plan`` is the pick.
     Differs: the papers fine-tune BERT; this needs numpy alone.
-    Feedback: ignored (but checked).
-    State: the plan; trigram counts float64[K, cells]; rounds chosen.
-    Cost: O(1) a round; ``route`` O(K T) for T characters.
-    Errors: ValueError if plan is not in 0 .. K-1, or texts and plans differ in number; for a line
-        of the examples that does not parse, with its number.
-
-    >>> router = Router(num_plans=2)
-    >>> router.fit(["SELECT name FROM users", "def add(a, b): return a + b"], [0, 1])
-    >>> router.route("SELECT id FROM orders"), router.choose().plan
-    (0, 0)
+    State: the plan; trigram counts float64[K, num_cells], num_cells 1 to 16,384; rounds chosen.
+    Cost: O(1) a round; ``route`` O(K T) for T characters. Errors: as ``FixedPlan``, as
+        ``read_examples``, and ValueError if texts and plans differ in number.
     """
 
     KEPT: ClassVar[Fields] = {"plan": "_plan", "counts": "_counts", "round": "_round"}

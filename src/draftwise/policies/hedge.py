@@ -15,9 +15,12 @@ from draftwise.types import Decision, Feedback, Floats
 
 
 class Hedging(Drawn):
-    """Draws by each plan's lead over the draw; a leaf says how leads move it.
+    """Draws by each plan's lead over the draw.
 
-    Feedback: panoramic; a plan that was not seen sleeps, so bandit feedback moves nothing.
+    Feedback: panoramic, in order. A plan that was not seen sleeps: its lead stays, and the mean is
+    over the seen ones. So prefix and free feedback move what they show, and bandit feedback moves
+    nothing, as these algorithms have no use for it.
+    State: the leads float64[K], cumulative; a ``Tally`` of the values.
     """
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
@@ -48,34 +51,16 @@ class Hedging(Drawn):
         self._known = None
 
 
-def hedge_probabilities(gains: Floats, eta: float | None, round: int) -> Floats:
-    """[K] ``softmax(eta * gains)``; eta None is the anytime rate ``sqrt(log K / t)``, t >= 1.
-
-    >>> hedge_probabilities(np.array([0.0, math.log(3)]), eta=1.0, round=1).round(9).tolist()
-    [0.25, 0.75]
-    """
-    rate = math.sqrt(math.log(len(gains)) / round) if eta is None else eta
-    return softmax(rate * gains)
-
-
 class Hedge(Hedging):
     """Draw plans by exponential weights on all plans' losses.
 
     Source: HedgeSpec, appendix B.1, remark on Algorithm 1: w_i <- w_i exp(-eta * loss_i), PREDICT
         the normalised weights. The anytime rate (``eta=none``, the default) is that of BanditSpec
-        Algorithm 5, sqrt(log K / (t K)), without the K that bandit feedback costs.
+        Algorithm 5, sqrt(log K / (t K)), without the K that bandit feedback costs. eta: 1e-6 to
+        1e6; feedback may then come in any order.
     Update: gain += (the draw's mean loss) - loss; p = softmax(eta * gain). Subtracting one number
         from all losses of a round changes no probability and keeps the sums small.
-    Differs: a plan that was not seen is charged the mean loss of those that were (it sleeps); so
-        with bandit feedback nothing ever moves, as the algorithm has no use for it.
-    Feedback: panoramic (prefix and free move what they show), in any order when eta is fixed.
-    State: gains float64[K] (cumulative regrets, unitless); a Tally of the values.
-    Errors: ValueError if eta is not from 1e-6 to 1e6.
-
-    >>> policy = Hedge(num_plans=2, rng=np.random.default_rng(0), eta=math.log(3))
-    >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
-    >>> policy.probabilities().round(9).tolist()
-    [0.25, 0.75]
+    Differs: plans sleep (``Hedging``).
     """
 
     KEPT: ClassVar[Fields] = {"gains": "_gains", "tally": "_tally", "rng": "_rng"}
@@ -89,7 +74,10 @@ class Hedge(Hedging):
         self._gains += regrets
 
     def weights(self) -> Floats:
-        return hedge_probabilities(self._gains, self._eta, self._tally.num_rounds + 1)
+        eta = self._eta
+        if eta is None:
+            eta = math.sqrt(math.log(self._num_plans) / (self._tally.num_rounds + 1))
+        return softmax(eta * self._gains)
 
 
 _TOLERANCE = 1e-12  # relative; far above rounding, so Newton's falling steps always end
@@ -101,9 +89,7 @@ def normalhedge_precision(regrets: Floats) -> float:
 
     With s = 1/(2c), log mean exp(s [R]+^2) - 1 is convex and increasing in s, and not negative at
     s = (1 + log K) / max R^2: Newton's steps from there go down to the root and never pass it.
-
-    >>> round(normalhedge_precision(np.array([2.0, 2.0])), 12)
-    0.25
+    About five steps.
     """
     squares = np.maximum(regrets, 0.0) ** 2
     largest = float(squares.max())
@@ -119,11 +105,7 @@ def normalhedge_precision(regrets: Floats) -> float:
 
 
 def normalhedge_probabilities(regrets: Floats) -> Floats:
-    """[K] proportional to ``[R]+ / c * exp([R]+^2 / (2c))``; uniform while no R is above 0.
-
-    >>> normalhedge_probabilities(np.array([1.0, -1.0])).tolist()
-    [1.0, 0.0]
-    """
+    """[K] proportional to ``[R]+ / c * exp([R]+^2 / (2c))``; uniform while no R is above 0."""
     positive = np.maximum(regrets, 0.0)
     top = float(positive.max())
     if top <= _ROUNDING:
@@ -135,23 +117,13 @@ def normalhedge_probabilities(regrets: Floats) -> Floats:
 
 
 class NormalHedge(Hedging):
-    """Draw plans by how far each one is ahead of the draw itself.
+    """Draw plans by weights on the positive regret to each.
 
     Source: HedgeSpec, Figure 7 (NormalHedge, Chaudhuri et al. 2009).
-    Update: R_i += (mean loss of the draw) - loss_i; find c with mean(exp([R]+^2 / 2c)) = e;
-        p_i proportional to [R_i]+ / c * exp([R_i]+^2 / 2c).
-    Differs: (1) the figure leaves p open while no regret is above 0: uniform here, and leads
-        below 1e-9 count as rounding; (2) a plan that
-        was not seen sleeps: its regret stays, and the mean is over the seen ones; so with bandit
-        feedback nothing ever moves, as the algorithm has no use for it.
-    Feedback: panoramic (prefix and free move what they show), in the order given.
-    State: regrets float64[K] (cumulative, unitless); a Tally of the values.
-    Cost: O(K) a round, times about five Newton steps.
-
-    >>> policy = NormalHedge(num_plans=2, rng=np.random.default_rng(0))
-    >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
-    >>> policy.choose()
-    Decision(plan=1, prob=1.0, round=1)
+    Update: R_i += (mean loss of the draw) - loss_i; p by ``normalhedge_probabilities``, with the c
+        for which mean(exp([R]+^2 / 2c)) = e.
+    Differs: (1) the figure leaves p open while no regret is above 0: uniform here, and leads below
+        1e-9 count as rounding; (2) plans sleep (``Hedging``).
     """
 
     KEPT: ClassVar[Fields] = {"regrets": "_regrets", "tally": "_tally", "rng": "_rng"}
@@ -170,13 +142,11 @@ class NormalHedge(Hedging):
 def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
     """[K] proportional to ``w(R, C) = 1/2 (Phi(R + 1, C + 1) - Phi(R - 1, C + 1))``, where
     ``Phi(R, C) = exp([R]+^2 / (3 C))``; uniform where every w is 0.
-
-    >>> adanormalhedge_probabilities(np.array([0.0, -1.0]), np.array([1.0, 1.0])).tolist()
-    [1.0, 0.0]
     """
     scale = 3.0 * (sizes + 1.0)
     upper = np.maximum(regrets + 1.0, 0.0) ** 2 / scale
     lower = np.maximum(regrets - 1.0, 0.0) ** 2 / scale
+    # relative to the largest exponent, as Phi overflows
     weights = np.exp(upper - upper.max()) * (0.0 - np.expm1(lower - upper))
     total = weights.sum()
     if total <= 0.0:
@@ -186,22 +156,13 @@ def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
 
 
 class AdaNormalHedge(Hedging):
-    """Draw plans by how far each is ahead of the draw, for how much they differed so far.
+    """Draw plans by weights on the regret to each, scaled by its past magnitude.
 
     Source: Luo and Schapire 2015 (COLT; arXiv 1502.05934), with a uniform prior and their sleeping
         experts. HedgeSpec compares it (appendix D.5, tables 9 and 10) and prints no equation.
-    Update: r = (mean loss of the draw) - loss; R += r; C += |r|; p proportional to w(R, C).
-    Differs: weights are computed relative to the largest exponent, as Phi overflows; uniform where
-        all of them are 0.
-    Feedback: panoramic; a plan that was not seen sleeps (r = 0), so prefix and free move what they
-        show and bandit feedback moves nothing; in the order given.
-    State: regrets R and sizes C float64[K] (unitless); a Tally of the values.
-    Cost: O(K) a round.
-
-    >>> policy = AdaNormalHedge(num_plans=2, rng=np.random.default_rng(0))
-    >>> policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.0, 1.0]), np.ones(2, dtype=bool)))
-    >>> bool(policy.probabilities()[1] > 0.5)
-    True
+    Update: r = (mean loss of the draw) - loss; R += r; C += |r|; p proportional to w(R, C), by
+        ``adanormalhedge_probabilities``.
+    Differs: none. State: the sizes C float64[K], too.
     """
 
     KEPT: ClassVar[Fields] = {

@@ -72,22 +72,13 @@ _BETA_CELLS = 96
 
 
 def beta_log_scale(successes: float, failures: float) -> float:
-    """The logarithm of what normalises ``x^s (1 - x)^f`` to the density of Beta(1 + s, 1 + f).
-
-    >>> round(beta_log_scale(1.0, 1.0), 9) == round(math.log(6.0), 9)
-    True
-    """
+    """The logarithm of what normalises ``x^s (1 - x)^f`` to the density of Beta(1 + s, 1 + f)."""
     total = math.lgamma(successes + failures + 2.0)
     return total - math.lgamma(successes + 1.0) - math.lgamma(failures + 1.0)
 
 
 def beta_best_probabilities(successes: Floats, failures: Floats, log_scales: Floats) -> Floats:
-    """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3.
-
-    >>> none = np.zeros(2)
-    >>> beta_best_probabilities(none, none, none).tolist()
-    [0.5, 0.5]
-    """
+    """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3."""
     a, n = successes + 1.0, successes + failures + 2.0
     means = a / n
     sds = np.sqrt(means * (1.0 - means) / (n + 1.0))
@@ -108,15 +99,7 @@ class ThompsonBernoulli(Drawn):
     Differs: (1) the plan is drawn from the law of that argmax, computed on 96 cells, instead of
         from samples: the probability that travels with the decision is then exactly the one drawn
         from; (2) a value between 0 and 1 counts as that share of a success; (3) every seen value
-        counts.
-    Feedback: bandit or richer, in any order.
-    State: a Tally: counts, sums float64[K] (unitless); rounds learned; the random generator. The
-        logarithms [K] that normalise the beliefs are a cache of it.
-    Cost: O(96 K) a choice.
-
-    >>> policy = ThompsonBernoulli(num_plans=4, rng=np.random.default_rng(0))
-    >>> policy.choose().prob
-    0.25
+        counts. Cost: O(96 K) a choice.
     """
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
@@ -151,23 +134,14 @@ _ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
 def gaussian_posterior(
     sums: Floats, counts: Floats, prior_mean: float, prior_sd: float, noise_sd: float
 ) -> tuple[Floats, Floats]:
-    """[K] mean and [K] standard deviation of N(prior) after ``counts`` values with known noise.
-
-    >>> mean, sd = gaussian_posterior(np.array([1.0]), np.array([1.0]), 0.0, 1.0, 1.0)
-    >>> mean.tolist(), (sd**2).round(9).tolist()
-    ([0.5], [0.5])
-    """
+    """[K] mean and [K] standard deviation of N(prior) after ``counts`` values with known noise."""
     precision = 1.0 / prior_sd**2 + counts / noise_sd**2
     means: Floats = (prior_mean / prior_sd**2 + sums / noise_sd**2) / precision
     return means, 1.0 / np.sqrt(precision)
 
 
 def gaussian_best_probabilities(means: Floats, sds: Floats) -> Floats:
-    """[K] probability that a sample of N(mean, sd) is the largest of all, to 3e-4.
-
-    >>> gaussian_best_probabilities(np.array([0.5, 0.5]), np.array([0.1, 0.1])).tolist()
-    [0.5, 0.5]
-    """
+    """[K] probability that a sample of N(mean, sd) is the largest of all, to 3e-4."""
     alive, middles, widths = shared_cells(means, sds, _NORMAL_CELLS)
     logs = (middles - means[alive, np.newaxis]) / sds[alive, np.newaxis]
     logs *= -0.5 * logs
@@ -182,17 +156,9 @@ class ThompsonGaussian(Drawn):
 
     Source: TapOut, section 3.3, sequence level: a Gaussian prior with a known noise variance.
     Update: posterior by Bayes' rule (conjugate); plan = argmax of a sample from each posterior.
-    Differs: (1) the plan is drawn from the law of that argmax, computed on 48 cells, instead of
-        from samples: the probability that travels with the decision is then exactly the one drawn
-        from; (2) the paper names no numbers: N(0.5, 0.5) covers [0, 1], and 0.5 is the largest
-        standard deviation a value in [0, 1] can have; (3) every seen value counts.
-    Feedback: bandit or richer, in any order.
-    State: a Tally: counts, sums float64[K] (unitless); rounds learned; the random generator.
-    Cost: O(48 K) a round. Errors: ValueError if prior_sd or noise_sd is not from 1e-6 to 1e6.
-
-    >>> policy = ThompsonGaussian(num_plans=2, rng=np.random.default_rng(0))
-    >>> policy.choose().prob
-    0.5
+    Differs: (1, 3) as ``ThompsonBernoulli``, on 48 cells; (2) the paper names no numbers: N(0.5,
+        0.5) covers [0, 1], and 0.5 is the largest standard deviation a value in [0, 1] can have.
+        prior_sd, noise_sd: 1e-6 to 1e6.
     """
 
     def __init__(

@@ -15,15 +15,11 @@ from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 
 class UpperBounds(Greedy):
-    """Plays the plan with the highest index (ties go to the first); untried plans come before.
-
-    A leaf says what its index is. State: a Tally: counts, sums, squares, chosen float64[K]
-    (unitless); rounds learned.
-    """
+    """Plays the plan with the highest index (ties go to the first); untried plans come before."""
 
     @abstractmethod
     def indices(self, tally: Tally) -> Floats:
-        """[K] what each plan may be worth; something was seen of all of them."""
+        """[K] what each plan may be worth, once something was seen of all of them."""
 
     def _best(self) -> int:
         untried = self._tally.unseen()
@@ -31,11 +27,7 @@ class UpperBounds(Greedy):
 
 
 def ucb1_indices(means: Floats, counts: Floats, num_rounds: float, beta: float) -> Floats:
-    """[K] ``mean + beta * sqrt(2 ln t / n)``; counts [K] are all at least 1.
-
-    >>> ucb1_indices(np.array([0.5]), np.array([2.0]), num_rounds=1, beta=1.0).tolist()
-    [0.5]
-    """
+    """[K] ``mean + beta * sqrt(2 ln t / n)``; counts [K] are above 0."""
     bonus: Floats = beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
     return means + bonus
 
@@ -44,21 +36,12 @@ class UCB1(UpperBounds):
     """Play the plan with the highest upper confidence bound.
 
     Source: MetaSD (Kim et al.), Algorithm 2, lines 2-5 (each plan once) and 7-9; beta 0.01 is
-        their appendix F.4. TapOut (section 3.3) is ``beta=1``.
+        their appendix F.4. TapOut (section 3.3) is ``beta=1``. beta: 1e-6 to 1e6.
     Update: plan = argmax mean + beta * sqrt(2 ln t / n), t the rounds learned from so far.
     Differs: (1) a plan is owed its first try until something was SEEN of it, so late feedback and
         replayed decisions are right; (2) every seen value counts, not only the played plan's; (3)
         TapOut's t is the round being chosen, one more than MetaSD's and this one: its bonus is
         larger by a factor sqrt(ln (t + 1) / ln t), 3% in round 10 and 0.1% in round 200.
-    Feedback: bandit or richer, in any order.
-    State: a Tally: counts, sums, chosen float64[K] (values are unitless); rounds learned.
-    Errors: ValueError if beta is not from 1e-6 to 1e6.
-
-    >>> policy = UCB1(num_plans=2, beta=1.0)
-    >>> first = policy.choose()
-    >>> policy.learn(first, Feedback(np.array([1.0, 0.0]), np.array([True, False])))
-    >>> policy.choose().plan
-    1
     """
 
     def __init__(self, num_plans: int, beta: float = 0.01) -> None:
@@ -70,12 +53,7 @@ class UCB1(UpperBounds):
 
 
 def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_rounds: int) -> Floats:
-    """[K] ``mean + sqrt(ln t / n * min(1/4, V))``, ``V = variance + sqrt(2 ln t / n)``.
-
-    >>> one = np.ones(1)
-    >>> ucb_tuned_indices(0.5 * one, 0.0 * one, one, num_rounds=1).tolist()
-    [0.5]
-    """
+    """[K] ``mean + sqrt(ln t / n * min(1/4, V))``, ``V = variance + sqrt(2 ln t / n)``."""
     log_rate = math.log(num_rounds) / counts
     bound = np.minimum(0.25, variances + np.sqrt(2.0 * log_rate))
     indices: Floats = means + np.sqrt(log_rate * bound)
@@ -83,19 +61,10 @@ def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_roun
 
 
 class UCBTuned(UpperBounds):
-    """Play the plan with the highest upper bound, tighter where values vary little.
+    """Play the plan with the highest upper bound, which is tighter for small variances.
 
-    Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002).
-    Update: plan = argmax mean + sqrt(ln t / n * min(1/4, V)), V = variance + sqrt(2 ln t / n).
-    Differs: as ``UCB1``: untried plans first, until seen; every seen value counts; the paper's t is
-        one more, the round being chosen.
-    Feedback: bandit or richer, in any order.
-    State: a Tally: counts, sums, squares, chosen float64[K] (unitless); rounds learned.
-    Cost: O(K) a round.
-
-    >>> policy = UCBTuned(num_plans=3)
-    >>> [policy.choose().plan for _ in range(3)]
-    [0, 1, 2]
+    Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002). Update: ``ucb_tuned_indices``.
+    Differs: as ``UCB1``.
     """
 
     def indices(self, tally: Tally) -> Floats:
@@ -117,22 +86,13 @@ def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
 
 
 class UCBSpec(UpperBounds):
-    """Play the plan with the highest bound, whose radius allows values that depend on the past.
+    """Play the plan with the highest bound, valid for values that depend on the past.
 
     Source: BanditSpec (Hou et al.), Algorithm 4 (full version: Algorithm 8).
-    Update: plan = argmax mean + radius, with the radius of ``ucbspec_radii``, t rounds so far.
+    Update: plan = argmax mean + ``ucbspec_radii``, t rounds so far. delta: in (0, 1].
     Differs: (1) values are accepted / L in [0, 1] instead of Y in [1, L+1], so their L/2 becomes
-        1/2: the same choices; (2) each plan is first tried until seen, as in UCB1, and every seen
-        value counts; (3) the experiments name no delta; the default 1/2 is what the
-        proof of Theorem 4.3 takes (appendix D.2).
-    Feedback: bandit or richer, in any order.
-    State: a Tally: counts, sums, chosen float64[K] (unitless); rounds learned.
-    Errors: ValueError if delta is not in (0, 1].
-
-    >>> policy = UCBSpec(num_plans=2)
-    >>> policy.learn(policy.choose(), Feedback(np.ones(2), np.ones(2, dtype=bool)))
-    >>> policy.choose().plan
-    0
+        1/2: the same choices; (2) as ``UCB1``; (3) the experiments name no delta; the default 1/2
+        is what the proof of Theorem 4.3 takes (appendix D.2).
     """
 
     def __init__(self, num_plans: int, delta: float = 0.5) -> None:
@@ -158,16 +118,9 @@ class DiscountedUCB(Greedy):
         9 as printed leaves the means of the other plans alone; here their counts fade, which is
         what makes them due again; (3) line 7 prints ln of the rounds; the cited work takes the
         discounted total, and so does this: with n bounded, the other bonus would grow for ever and
-        end in playing all plans alike; (4) untried plans and seen values as in ``UCB1``.
-    Feedback: bandit or richer; the order matters, as older values count less.
-    State: discounted counts and sums float64[K] (unitless); a Tally: plain counts, rounds learned.
-    Errors: ValueError if beta is not from 1e-6 to 1e6 or discount not in (0, 1].
-
-    >>> policy = DiscountedUCB(num_plans=2, discount=0.5)
-    >>> for value in (1.0, 0.0):
-    ...     policy.learn(Decision(0, 1.0, 1), Feedback(np.full(2, value), np.array([True, False])))
-    >>> policy.estimates().round(6).tolist()
-    [0.333333, 0.0]
+        end in playing all plans alike; (4) as ``UCB1``.
+    Feedback: in order, as older values count less. beta: 1e-6 to 1e6; discount: in (0, 1].
+    State: discounted counts and sums float64[K]; a ``Tally`` of plain counts.
     """
 
     KEPT: ClassVar[Fields] = {"tally": "_tally", "counts": "_counts", "sums": "_sums"}
@@ -185,7 +138,6 @@ class DiscountedUCB(Greedy):
         in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Fade what is known, then add the seen values."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
         if not seen.any():
             return
@@ -218,17 +170,9 @@ class SlidingUCB(Kept):
     Differs: (1) a plan that has left the window (n = 0) is due at once, the one chosen longest ago
         first; the box leaves 0/0 open; (2) the default window of 100 rounds is ours, the paper
         names none; (3) every seen value counts.
-    Feedback: bandit or richer; the order matters once the window is full.
+    Feedback: in order, once the window is full. beta: 1e-6 to 1e6; window: 1 to 10,000.
     State: values float64[window, K] and seen bool[window, K], a ring; the round in which each plan
-        was last chosen int64[K]; rounds learned.
-    Cost: O(window K) a round.
-    Errors: ValueError if beta is not from 1e-6 to 1e6, or window not from 1 to 10,000.
-
-    >>> policy = SlidingUCB(num_plans=1, window=2)
-    >>> for value in (1.0, 0.5, 0.25):
-    ...     policy.learn(Decision(0, 1.0, 1), Feedback(np.array([value]), np.array([True])))
-    >>> policy.estimates().tolist()
-    [0.375]
+        was last chosen int64[K]; rounds learned. Cost: O(window K) a round.
     """
 
     KEPT: ClassVar[Fields] = {
@@ -252,13 +196,11 @@ class SlidingUCB(Kept):
         in_range("num_rounds", self._num_rounds, int(self._seen.any(axis=1).sum()))
 
     def choose(self) -> Decision:
-        """A plan that the window does not know, else the best index."""
         plan = self._best()
         self._chosen[plan] = round_ = int(self._chosen.max()) + 1
         return Decision(plan, 1.0, round_)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Let the newest round take the place of the oldest."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
         if not seen.any():
             return
@@ -270,7 +212,6 @@ class SlidingUCB(Kept):
         return one_hot(self._best(), self._num_plans)
 
     def estimates(self) -> Floats:
-        """[K] mean value seen in the window; 0 where nothing was."""
         average: Floats = self._values.sum(axis=0) / np.maximum(self._seen.sum(axis=0), 1)
         return average
 

@@ -17,14 +17,7 @@ Told = tuple[Decision, Feedback]
 
 
 def freeze(decision: Decision, feedback: Feedback) -> Told:
-    """The pair with arrays of its own, so that the caller may reuse his.
-
-    >>> values = np.zeros(1)
-    >>> _, kept = freeze(Decision(0, 1.0, 1), Feedback(values, np.ones(1, dtype=bool)))
-    >>> values[0] = 1.0
-    >>> float(kept.values[0])
-    0.0
-    """
+    """The pair with arrays of its own, so that the caller may reuse his."""
     values, seen = np.array(feedback.values, dtype=np.float64), np.array(feedback.seen)
     return decision, Feedback(values, seen, feedback.evidence, feedback.more)
 
@@ -74,13 +67,6 @@ def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
-    """What ``evidence_to_json`` wrote.
-
-    >>> told = Evidence(Plan("a", 2), 2, 1, costs=Costs(np.ones(1), {"a": 0.5}))
-    >>> again = evidence_from_json(evidence_to_json(told))
-    >>> again.plan == told.plan, again.num_accepted, again.costs.draft_s
-    (True, 1, {'a': 0.5})
-    """
     num_drafted, num_accepted, start = plain["counts"]
     costs = plain["costs"]
     return Evidence(
@@ -125,7 +111,7 @@ MakeBase = Callable[[str, np.random.Generator], Policy]
 
 
 class Wrapper(Kept):
-    """Plays what its base chooses."""
+    """Plays what its base chooses. Feedback, state, cost and errors are the base's, too."""
 
     KEPT: ClassVar[Fields] = {"base": "_base"}
 
@@ -154,13 +140,6 @@ class OnePlan(Wrapper):
     Update: the base chooses once; every row's feedback on that choice goes to the base, in order.
     Differs: the paper rewards the batch's throughput once a round; here every row's own counts, so
         the base learns as often a round as there are rows, from the same mean.
-    Feedback: what the base takes. State: the base's. Cost: the base's, less for larger batches.
-    Errors: what the base raises.
-
-    >>> from draftwise.registry import make_policy
-    >>> policy = make_policy("one-plan:base=ucb1", num_plans=3)
-    >>> [policy.choose().round for _ in range(4)]
-    [1, 1, 1, 1]
     """
 
     def __init__(
@@ -170,7 +149,6 @@ class OnePlan(Wrapper):
         self._made: Decision | None = None
 
     def choose(self) -> Decision:
-        """What the base chooses; the same for all rows until one of them tells how it went."""
         if self._made is None:
             self._made = self._base.choose()
         return self._made
@@ -189,20 +167,11 @@ class Delayed(Wrapper):
 
     Source: HedgeSpec, Algorithm 1 (QFI-D, after Joulani et al. 2013, Algorithm 2): one queue of
         feedback, emptied into BASE before the next prediction.
-    Update: the queue holds ``rounds`` feedbacks; one more, and the base learns the oldest.
+    Update: the queue holds ``rounds`` (0 to 10,000) feedbacks; one more, and the base learns the
+        oldest.
     Differs: the delay is made here, on purpose (simulations, tests of robustness); in the engine it
         arises in the panoramic feedback, whose queue this is.
-    Feedback: what the base takes.
-    State: the base's; the queue, oldest first.
-    Cost: the base's. Errors: ValueError if rounds is not from 0 to 10,000; what the base raises.
-
-    >>> from draftwise.registry import make_policy
-    >>> policy = make_policy("delayed:base=ucb1,rounds=1", num_plans=2)
-    >>> for value in (0.75, 0.25):
-    ...     policy.learn(policy.choose(), Feedback(np.full(2, value), np.ones(2, dtype=bool)))
-    ...     print(policy.estimates().tolist())
-    [0.0, 0.0]
-    [0.75, 0.75]
+    State: the queue, oldest first, too.
     """
 
     KEPT: ClassVar[Fields] = {"base": "_base", "queue": "_queue"}
@@ -216,7 +185,6 @@ class Delayed(Wrapper):
         self._queue = Waiting(num_plans)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Queue the feedback; the base learns what has waited long enough."""
         check_feedback(decision, feedback, self._num_plans)
         self._queue.append(freeze(decision, feedback))
         while len(self._queue) > self._rounds:
@@ -239,20 +207,8 @@ class Batched(Wrapper):
     Differs: the paper gives numbers and no box. Its unit of skipping is a token, which is one
         feedback in the token-level game (``panoramic:per_token=true``); with one feedback a round
         it is a round. To spare the SCORING as well, use ``panoramic:every=12,warmup=6``.
-    Feedback: what the base takes.
-    State: the base's; what was kept and not yet learned; rounds chosen; feedbacks told.
-    Cost: the base's, ``skip`` times less often.
-    Errors: ValueError if warmup is not from 0 to 100,000, skip not from 1 to that, or batch
-        not from 1 to 10,000; what the base raises.
-
-    >>> from draftwise.registry import make_policy
-    >>> policy = make_policy("batched:base=ucb1,warmup=0,batch=2,skip=1", num_plans=1)
-    >>> means = []
-    >>> for _ in range(3):
-    ...     policy.learn(policy.choose(), Feedback(np.ones(1), np.ones(1, dtype=bool)))
-    ...     means.append(float(policy.estimates()[0]))
-    >>> means
-    [0.0, 1.0, 1.0]
+    State: what was kept and not yet learned, rounds chosen and feedbacks counted, too.
+    Ranges: warmup 0 to 100,000, skip 1 to 100,000, batch 1 to 10,000.
     """
 
     KEPT: ClassVar[Fields] = {
@@ -278,7 +234,6 @@ class Batched(Wrapper):
         return self._base.choose()
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Keep or drop the feedback; pass on what was kept when its batch is full."""
         check_feedback(decision, feedback, self._num_plans)
         self._num_told += 1
         if min(self._num_chosen, self._num_told) <= self._warmup:
@@ -302,15 +257,8 @@ class Copies:
         feedback of a decision goes to the copy that made it, and the last of it frees the copy (in
         the token-level game a decision has one feedback for each token, ``Feedback.more``).
     Differs: feedback of a decision that no copy made (a replay) goes to the first copy.
-    Feedback: what the base takes, in any order as far as the decisions are different copies'.
-    State: the copies' states; which copy made each decision in flight, by round.
-    Cost: the base's, and memory for as many copies as decisions are ever in flight at once.
-    Errors: what the base raises.
-
-    >>> from draftwise.registry import make_policy
-    >>> policy = make_policy("copies:ucb1", num_plans=3)
-    >>> [policy.choose().plan for _ in range(2)], policy.num_copies
-    ([0, 0], 2)
+    State: as many copies as decisions were ever in flight at once; which copy made each decision
+        in flight, by round.
     """
 
     def __init__(
@@ -325,11 +273,9 @@ class Copies:
 
     @property
     def num_copies(self) -> int:
-        """How many copies were ever needed."""
         return len(self._copies)
 
     def choose(self) -> Decision:
-        """What an idle copy chooses."""
         index = self._idle()
         if index == len(self._copies):
             self._copies.append(self._new())
@@ -339,7 +285,6 @@ class Copies:
         return Decision(made.plan, made.prob, self._num_chosen)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Tell the copy that made the decision; nothing more to come frees it."""
         check_feedback(decision, feedback, self._num_plans)
         self._copies[self._maker.get(decision.round, 0)].learn(decision, feedback)
         if not feedback.more:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from draftwise.real.bundled import drafter_specs as drafter_specs
     from draftwise.real.bundled import own_folders as own_folders
     from draftwise.real.bundled import own_specs as own_specs
-    from draftwise.real.catalog import PRETRAINED as PRETRAINED
-    from draftwise.real.catalog import Pretrained as Pretrained
+    from draftwise.real.unpack import PRETRAINED as PRETRAINED
+    from draftwise.real.unpack import Pretrained as Pretrained
     from draftwise.real.unpack import unpacked as unpacked
 
 __getattr__, __dir__ = exports(__name__)

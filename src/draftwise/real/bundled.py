@@ -12,10 +12,9 @@ RETRIEVAL = ("lookup", "suffix")
 
 
 def drafter_specs(target: str) -> list[str]:
-    """What a pretrained target gets when no drafters are named: retrieval, and its head.
-
-    A layer comes by name: its first token is kept less often than the head's in every category of
-    Spec-Bench (docs/real_models.md).
+    """What a pretrained target gets when no drafters are named: retrieval, and its head, whose
+    first token is accepted more often than the layer's in every category of Spec-Bench
+    (docs/real_models.md).
     """
     heads = (
         f"{name}={spec}" for name, spec in own_specs(target).items() if spec.startswith("eagle:")
@@ -32,7 +31,6 @@ def own_specs(target: str) -> dict[str, str]:
 
 
 def own_folders(target: str) -> list[Path]:
-    """Where they lie: EAGLE heads in the authors' layout, layers of the target as causal LMs."""
     if Path(target).name != target:  # a folder or file of the user's own
         return []
     return sorted(config.parent for config in _WEIGHTS.glob(f"{target}/*/config.json"))

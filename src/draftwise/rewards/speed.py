@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from draftwise.checks import share
@@ -9,8 +10,23 @@ from draftwise.rewards import NAN
 from draftwise.types import Outcome
 
 
-class Throughput:
-    """Emitted tokens per second, as a share of a bound that hardly ever moves.
+class OfSeconds(ABC):
+    """A reward that needs the round's seconds: ``nan`` for a plan that did not play."""
+
+    looks_ahead: ClassVar[bool] = False
+
+    def __call__(self, outcome: Outcome) -> float:
+        if outcome.num_accepted is None or outcome.seconds <= 0.0:
+            return NAN
+        return self.value(outcome.num_accepted + 1, outcome.seconds, outcome.max_length)
+
+    @abstractmethod
+    def value(self, tokens: int, seconds: float, max_length: int) -> float:
+        """In [0, 1], for a round that emitted ``tokens`` tokens."""
+
+
+class Throughput(OfSeconds):
+    """Emitted tokens per second, as a share of a nearly constant bound.
 
     Source: BanditSpec, section 6.2: the reward is the tokens generated per second.
     Update: bound = (L + 1) / seconds of the first round, L the longest length: nothing is faster
@@ -19,60 +35,35 @@ class Throughput:
     Differs: the paper does not scale it, but its radius needs values in [0, 1]. A bound that
         followed the best rate so far would value the plans by the order they were tried in; one
         glitch of the clock doubles this one at most.
-    State: ``bound`` in tokens per second; 0 before the first round. Cost: O(1).
-    Errors: none; ``nan`` for a plan that did not play.
-
-    >>> from draftwise.types import PLAIN
-    >>> import numpy as np
-    >>> empty, reward = np.zeros(0), Throughput()
-    >>> [reward(Outcome(PLAIN, 4, empty, empty, empty, 0, 0, seconds)) for seconds in (0.5, 2.0)]
-    [0.2, 0.05]
+    State: ``bound`` in tokens per second; 0 before the first round.
     """
-
-    looks_ahead: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.bound = 0.0
 
-    def __call__(self, outcome: Outcome) -> float:
-        if outcome.num_accepted is None or outcome.seconds <= 0.0:
-            return NAN
-        rate = (outcome.num_accepted + 1) / outcome.seconds
+    def value(self, tokens: int, seconds: float, max_length: int) -> float:
+        rate = tokens / seconds
         if self.bound == 0.0:
-            self.bound = (outcome.max_length + 1) / outcome.seconds
+            self.bound = (max_length + 1) / seconds
         elif rate > self.bound:
             self.bound *= 2.0
         return min(1.0, rate / self.bound)
 
 
-class GoodputReward:
+class GoodputReward(OfSeconds):
     """Emitted tokens minus what the round's seconds would have earned at the present rate.
 
     Source: this project's own: tokens - lambda * seconds is above 0 exactly
         for rounds that raise the rate lambda, so its best plan is the fastest.
     Update: value = 1/2 + (tokens - lambda * seconds) / (2 (L + 1)), cut to [0, 1]; then tokens and
-        seconds are added to discounted sums, whose ratio is lambda.
-    Differs: none. State: ``tokens``, ``seconds``: discounted sums. Cost: O(1).
-    Errors: ValueError if discount is not in (0, 1]; ``nan`` for a plan that did not play.
-
-    >>> from draftwise.types import PLAIN
-    >>> import numpy as np
-    >>> empty, reward = np.zeros(0), GoodputReward()
-    >>> [reward(Outcome(PLAIN, 1, empty, empty, empty, 0, 0, seconds)) for seconds in (1.0, 2.0)]
-    [0.5, 0.25]
+        seconds are added to sums, discounted by ``discount`` in (0, 1], whose ratio is lambda.
     """
-
-    looks_ahead: ClassVar[bool] = False
 
     def __init__(self, discount: float = 0.97) -> None:
         self._discount, self.tokens, self.seconds = share("discount", discount), 0.0, 0.0
 
-    def __call__(self, outcome: Outcome) -> float:
-        if outcome.num_accepted is None or outcome.seconds <= 0.0:
-            return NAN
-        tokens, gain = outcome.num_accepted + 1, 0.0
-        if self.seconds > 0.0:
-            gain = tokens - self.tokens / self.seconds * outcome.seconds
+    def value(self, tokens: int, seconds: float, max_length: int) -> float:
+        gain = tokens - self.tokens / self.seconds * seconds if self.seconds > 0.0 else 0.0
         self.tokens = self._discount * self.tokens + tokens
-        self.seconds = self._discount * self.seconds + outcome.seconds
-        return min(1.0, max(0.0, 0.5 + gain / (2.0 * (outcome.max_length + 1))))
+        self.seconds = self._discount * self.seconds + seconds
+        return min(1.0, max(0.0, 0.5 + gain / (2.0 * (max_length + 1))))

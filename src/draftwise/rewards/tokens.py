@@ -83,15 +83,7 @@ class Length:
         (L + 1 - Y) / L of BanditSpec eq. (6), whose Y counts the bonus token; TapOut's r_simple
         = |Y| / gamma (section 3.2), which is why it has that name in the table as well.
     Differs: a plan that did not play is given its expectation (HedgeSpec, Theorem 3).
-    State: none. Cost: O(length). Errors: none; ``nan`` if the alphas do not reach.
-
-    >>> from draftwise.types import PLAIN
-    >>> import numpy as np
-    >>> Length()(Outcome(PLAIN, 4, np.zeros(0), np.zeros(0), np.zeros(0), 0, 0))
-    0.0
     """
-
-    looks_ahead: ClassVar[bool] = True
 
     def __call__(self, outcome: Outcome) -> float:
         return _accepted(outcome) / max(outcome.max_length, 1)
@@ -100,29 +92,18 @@ class Length:
 class Blend:
     """The normalised count blended with the acceptance rate, which rejected tokens lower.
 
-    Source: TapOut, section 3.2: alpha |Y| / gamma + (1 - alpha) |Y| / |X|, alpha 0.5; X is what
-        was drafted, Y what was accepted of it, gamma the longest length.
+    Source: TapOut, section 3.2: alpha |Y| / gamma + (1 - alpha) |Y| / |X|, alpha 0.5 (in [0, 1]); X
+        is what was drafted, Y what was accepted of it, gamma the longest length.
     Differs: (1) nothing drafted counts as rate 0; (2) a plan with a fixed length that did not play
         is given its expectation (HedgeSpec, Theorem 3); any other that did not is ``nan``.
-    State: none. Cost: O(length). Errors: ValueError if alpha is not in [0, 1].
-
-    >>> from draftwise.types import Plan
-    >>> import numpy as np
-    >>> Blend(0.5)(Outcome(Plan("a", 4), 8, np.zeros(0), np.zeros(0), np.zeros(0), 4, 2))
-    0.375
     """
-
-    looks_ahead: ClassVar[bool] = True
 
     def __init__(self, alpha: float = 0.5) -> None:
         self._alpha = probability("alpha", alpha)
 
     def __call__(self, outcome: Outcome) -> float:
-        """The blend; ``nan`` where the number of drafted tokens is not known."""
-        num_drafted: float
-        if outcome.num_drafted is not None:
-            num_drafted = outcome.num_drafted
-        else:
+        num_drafted: float | None = outcome.num_drafted
+        if num_drafted is None:
             num_drafted = outcome.plan.length if outcome.plan.rule == "fixed" else NAN
         accepted = _accepted(outcome)
         rate = accepted / num_drafted if num_drafted != 0 else 0.0
@@ -142,16 +123,7 @@ class Divergence:
     Source: MetaSD, eq. (4): 1/N_max sum_{j<N_max} (1 - TV(p, q)), where 1 - TV is alpha.
     Differs: positions that the plan does not draft add nothing to the sum, while N_max stays the
         longest length among the plans, so plans of different lengths are on one scale.
-    State: none. Cost: O(length). Errors: none; ``nan`` if not every drafted position has an alpha.
-
-    >>> from draftwise.types import Plan
-    >>> import numpy as np
-    >>> alphas = np.array([0.5, 0.25])
-    >>> Divergence()(Outcome(Plan("a", 2), 4, alphas, alphas, alphas, 2, 0))
-    0.1875
     """
-
-    looks_ahead: ClassVar[bool] = True
 
     def __call__(self, outcome: Outcome) -> float:
         num = outcome.plan.length if outcome.num_drafted is None else outcome.num_drafted
@@ -165,19 +137,11 @@ class Acceptance:
     Source: HedgeSpec, section 3.3: 1 - f_t with f_t = 1 - alpha_t; over a chunk its mean
         (appendix B.3).
     Differs: plans of one drafter differ only by how many of the positions they would draft.
-    State: none. Cost: O(length). Errors: none; ``nan`` without any alpha, as for ``none``.
-
-    >>> from draftwise.types import Plan
-    >>> import numpy as np
-    >>> alphas = np.array([0.5, 0.25, 0.0])
-    >>> Acceptance()(Outcome(Plan("a", 2), 4, alphas, alphas, alphas))
-    0.375
     """
 
     looks_ahead: ClassVar[bool] = False
 
     def __call__(self, outcome: Outcome) -> float:
-        """Mean of the alphas that the plan's length covers."""
         alphas = outcome.alphas.tolist()[: outcome.plan.length]
         return math.fsum(alphas) / len(alphas) if alphas else NAN
 
@@ -191,17 +155,7 @@ class ExpectedLength:
     Differs: (1) K + 1 is that of the longest plan, so plans of different lengths are on one scale;
         (2) a plan that played and of which only its own verification is known is valued by
         ``tokens_by_verdict``.
-    State: none. Cost: O(length).
-    Errors: ValueError for an unknown estimator; ``nan`` if the alphas do not reach.
-
-    >>> from draftwise.types import Plan
-    >>> import numpy as np
-    >>> alphas = np.array([0.5, 0.5])
-    >>> ExpectedLength()(Outcome(Plan("a", 2), 2, alphas, alphas, alphas)) == 1.75 / 3
-    True
     """
-
-    looks_ahead: ClassVar[bool] = True
 
     def __init__(self, estimator: str = "products") -> None:
         string("estimator", estimator, ("products", "exact"))

@@ -32,67 +32,74 @@ class ServerSettings:
     answers, none = the server's own page alone. examples: prompts that the page offers.
     """
 
-    host: str = _listening("127.0.0.1", "Address to listen on; others reach 0.0.0.0.")
-    port: int = _listening(8000, "Port; 0 is any free one.")
+    host: str = _listening("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")
+    port: int = _listening(8000, "Port; 0 picks a free one.")
     models: Sequence[str] = _many(
-        "What requests call the model; repeatable.", "--served-model-name"
+        "Model name that requests use; repeatable.", "--served-model-name"
     )
     keys: Sequence[str] = _many(
-        "Key that clients send; repeatable.", "--api-key", envvar="DRAFTWISE_API_KEY"
+        "API key that clients must send; repeatable.", "--api-key", envvar="DRAFTWISE_API_KEY"
     )
     hosts: Sequence[str] = _many(
-        "Name by which clients may address the server; repeatable, * is any. At 127.0.0.1 only "
-        "localhost is, unless given.",
+        "Host name by which clients may address the server; repeatable, * allows any. Default: "
+        "only localhost on a loopback address, any name on others.",
         "--allowed-host",
     )
     origins: Sequence[str] = _many(
         "Origin of web pages that may use the API, such as http://localhost:3000; repeatable, * "
-        "is any.",
+        "allows any.",
         "--cors-origin",
     )
     log_format: str = _listening(
-        "text", "text or json, on stderr.", check=partial(checks.string, options=LOG_FORMATS)
+        "text",
+        "Format of the log on stderr: text or json.",
+        check=partial(checks.string, options=LOG_FORMATS),
     )
     trace: Path | None = option(
         None,
-        "Write each round as a line of jsonl, for `advise` and `replay`; without any text.",
+        "Write one jsonl line per round, without any text, for `advise` and `replay`.",
         panel="Listening",
         metavar="FILE",
     )
     max_rows: int = _limits(
-        16, "Requests that run together.", "--max-rows", "--max-num-seqs", check=_count
+        16, "Maximum number of running requests.", "--max-rows", "--max-num-seqs", check=_count
     )
-    max_bytes: int | None = _at_most("Bytes of keys and values, at most.")
+    max_bytes: int | None = _at_most("Maximum size of the KV cache in bytes.")
     max_queue: int = _limits(
-        64, "Requests that wait; more get 429.", check=partial(checks.whole, least=0)
+        64,
+        "Maximum number of queued answers; more get status 429.",
+        check=partial(checks.whole, least=0),
     )
-    max_body: int = _limits(4 * 2**20, "Bytes of a request's body.", check=_count)
-    max_prompt_tokens: int | None = _at_most("Tokens of a prompt.")
-    max_new_tokens: int | None = _at_most("Tokens of an answer.")
+    max_body: int = _limits(4 * 2**20, "Maximum size of a request body in bytes.", check=_count)
+    max_prompt_tokens: int | None = _at_most("Maximum number of tokens per prompt.")
+    max_new_tokens: int | None = _at_most("Maximum number of tokens per answer.")
     deadline_s: float | None = _limits(
         None,
-        "Seconds that a request may take.",
+        "Maximum seconds per request.",
         "--deadline",
         check=partial(checks.optional, _seconds),
     )
     patience_s: float = _limits(
-        60.0, "Seconds until a reader that does not read goes.", "--patience", check=_seconds
+        60.0,
+        "Seconds that a finished answer waits for a client that does not read.",
+        "--patience",
+        check=_seconds,
     )
     stuck_s: float = _limits(
         60.0,
-        "Seconds of one step after which /health answers 503.",
+        "Seconds in one step after which /health answers 503.",
         "--stuck-after",
         check=_seconds,
     )
     drain_s: float = _limits(
         30.0,
-        "Seconds for requests to finish at SIGTERM.",
+        "Seconds that running requests have to finish after SIGTERM.",
         "--drain",
         check=partial(checks.number, least=0),
     )
     state_every_s: float = option(
         20.0,
-        "Seconds between two writes of --state.",
+        "Seconds between writes of --state.",
         "--state-every",
         panel="Learning",
         check=partial(checks.number, least=0),

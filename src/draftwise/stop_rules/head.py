@@ -35,7 +35,6 @@ class HeadWeights:
 
     @property
     def hidden_size(self) -> int:
-        """D, the size of the hidden states it reads."""
         return len(self.odds)
 
     def acceptance(self, hidden: Array) -> float:
@@ -58,10 +57,7 @@ def _sigmoid(x: Any) -> Any:
 
 
 def read_head(folder: Path) -> HeadWeights:
-    """The head in ``folder``, read once for as long as its file stays as it is.
-
-    Raises DraftwiseError where there is none, or none that can be understood.
-    """
+    """The head in ``folder``, cached while its file is unchanged; DraftwiseError without one."""
     weights = folder / "model.safetensors"
     if not weights.exists():
         raise DraftwiseError(_missing(folder))
@@ -83,7 +79,7 @@ def _missing(folder: Path) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
-    """Cached by the file's state, since every request makes its own guide."""
+    """Cached by the file's state, since every request makes its own rule."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         config = config.get("config", config)
@@ -137,7 +133,7 @@ class Head:
     Source: SpecDec++, section 4.3, equation 4.1 and algorithm 1; h 0.7 as section 5.3 recommends
         for w_rej = 6, D = 3. Written ``head:PATH,h=0.7``; without a path it is the folder ``head``
         beside the drafter's weights.
-    Update: none online; ``draftwise train head`` makes the weights.
+    ``draftwise train head`` makes the weights.
     Differs: (1) the product covers the token just kept, as section 4.3 defines the stopping rule;
         algorithm 1 and the authors' code judge the token before it (``lag=true``: the last token is
         never judged before it is submitted); (2) where no hidden state is shown (drafts of
@@ -146,12 +142,6 @@ class Head:
         of hidden size H, on one core: 16 microseconds at H = 128 and D = 3, 9 milliseconds at 4096.
     Errors: ValueError if h is not in [0, 1]; DraftwiseError for a folder without a head that can
         be read, or, once it is used, where neither a path nor a drafter's folder is known.
-
-    >>> import tempfile
-    >>> Head(None, tempfile.gettempdir() + "/nothing/here")
-    Traceback (most recent call last):
-        ...
-    draftwise.errors.DraftwiseError: there is no acceptance head in ...
     """
 
     needs_probs = False
@@ -173,11 +163,10 @@ class Head:
 
     @property
     def survival(self) -> float:
-        """The predicted probability that every token judged so far is accepted."""
+        """The predicted probability that every token so far is accepted."""
         return self._survival
 
     def should_continue(self, step: DraftStep) -> bool:
-        """Whether the draft probably stands; always at depth 0."""
         if step.depth == 0:
             self._survival = 1.0
             return True

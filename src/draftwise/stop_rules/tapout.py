@@ -26,7 +26,7 @@ def split_rules(text: str) -> list[str]:
 
 
 class Several:
-    """Rules that all see every step and hear of every draft."""
+    """Rules that all see every step and learn from every draft; state and cost are theirs."""
 
     never_stops = False
 
@@ -58,14 +58,7 @@ class AnyOf(Several):
 
     Source: this project's own. Written ``any-of:rules=svip:0.5+max-confidence``: rules are joined
     by ``+``; inside one, ``;`` stands for the comma between options (``adaedl:gamma=0.3;alpha=1``).
-    Update: each rule's own; all of them see every step and hear of every draft. Differs: none.
-    State: the rules'. Cost: the sum of theirs. Errors: ValueError for an empty rule, DraftwiseError
-    for an unknown one.
-
-    >>> from draftwise.registry import make_guide
-    >>> rule = make_guide("any-of:rules=svip:0.5+max-confidence:0.6")
-    >>> rule.should_continue(DraftStep(depth=1, length=5, max_prob=0.7, entropy=0.3))
-    False
+    Errors: ValueError for an empty rule, DraftwiseError for an unknown one.
     """
 
     def __init__(self, make_rule: Callable[[str], StopRule], rules: str = TABLE_1) -> None:
@@ -73,12 +66,12 @@ class AnyOf(Several):
         self.is_pure = all(rule.is_pure for rule in self._rules)
 
     def should_continue(self, step: DraftStep) -> bool:
-        """Whether all rules go on; each is asked, as some remember what they said."""
+        # each is asked, since some keep state by draft
         return all([rule.should_continue(step) for rule in self._rules])
 
 
 class TapOutToken(Several):
-    """After each token a bandit of that position picks the rule which decides whether to go on.
+    """After each token a bandit for that position chooses the rule that decides whether to stop.
 
     Source: TapOut, sections 3.1 to 3.3, token level: ``bandit=ucb1:beta=1`` (UCB1) or
         ``bandit=thompson-bernoulli`` (Beta-Bernoulli Thompson sampling); the rules of table 1.
@@ -88,22 +81,10 @@ class TapOutToken(Several):
         before the rule is picked: it tells rules apart only through noise and through the drafts
         that reach the position, so expect a nearly uniform mix of rules (the paper too finds the
         token level weaker, section 4.2.1); tokens after the first rejection count as not accepted;
-        (2) every rule sees every step and hears of every draft, so AdaEDL's lambda learns from
-        drafts that other rules ended; (3) the last position of the longest length has no bandit, as
-        there is nothing left to decide.
-    State: a policy for each position reached so far; the decisions of the draft that grows; the
-        rules'. Cost: all rules and one choice a token. Errors: as ``any-of`` for rules;
-        DraftwiseError for a bandit that is no policy.
-
-    >>> from draftwise.registry import make_guide
-    >>> guide = make_guide("tapout-token:rules=max-confidence:0.9+logit-margin:0.0")
-    >>> def play(num_accepted: int) -> bool:
-    ...     steps = [DraftStep(d, 3, max_prob=0.5, margin=0.1) for d in (0, 1)]
-    ...     _, answer = [guide.should_continue(step) for step in steps]
-    ...     guide.learn(2, num_accepted)
-    ...     return answer
-    >>> play(0), play(2), play(2)  # the first rule stops, the second goes on and is liked
-    (False, True, True)
+        (2) every rule learns from every draft, so AdaEDL's lambda from drafts that others ended;
+        (3) the last position of the longest length has no bandit: nothing is left to decide.
+    State: a policy for each position reached so far; the decisions of the draft that grows.
+    Errors: as ``any-of`` for rules; DraftwiseError for a bandit that is no policy.
     """
 
     is_pure = False
@@ -118,7 +99,6 @@ class TapOutToken(Several):
         self._made: list[Decision] = []
 
     def should_continue(self, step: DraftStep) -> bool:
-        """What the rule says that this position's bandit picks; always at depth 0."""
         answers = [rule.should_continue(step) for rule in self._rules]
         if step.depth == 0:
             self._made = []
@@ -129,7 +109,6 @@ class TapOutToken(Several):
         return answers[self._made[-1].plan]
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Each position's bandit hears whether its token was accepted."""
         for position, decision in enumerate(self._made):
             values, seen = np.zeros(len(self._rules)), np.zeros(len(self._rules), dtype=np.bool_)
             values[decision.plan], seen[decision.plan] = float(position < num_accepted), True

@@ -1,4 +1,4 @@
-"""A head that goes on learning from what its target said, while nothing is asked."""
+"""An EAGLE head that goes on learning from its target's answers while the target is idle."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from draftwise.nn.heads.eagle import EagleHead
 from draftwise.nn.model import CausalModel
 from draftwise.train.data import Observed, Text, observe
 from draftwise.train.eagle import eagle_loss
-from draftwise.train.loop import TrainingSettings, make_optimizer
+from draftwise.train.loop import TrainingRun, TrainingSettings
 
 LONGEST = 1024
 """Of a text, only the last so many tokens are read."""
 
 
 class DrafterAdapter:
-    """An EAGLE head's second life: a copy learns from verified texts, and the head takes it over.
+    """A copy of an EAGLE head learns from verified texts, and the head takes its weights over.
 
-    Source: the idea of Test-Time Speculation (arXiv 2605.09329); the loss is the head's own
-        (``eagle_loss``). Lossless by construction: whatever a head's weights are, its drafts are
-        verified with the q that they were sampled from, and weights change between answers only.
-    Update: a step is on the newest text, and on one of the older ones, so that a topic does not
-        wipe out what was known; every text is learned ``repeats`` times as the newest.
-    State: a copy of the head and of AdamW's moments, in float32; the last ``most`` tokens of text.
-    Cost: one forward of the target a text and some of the head a step, in time that is given.
+    Source: Test-Time Speculation (arXiv 2605.09329); the loss is ``eagle_loss``. Lossless: drafts
+    are verified with the q that they were sampled from, and weights change between answers only.
+    Each step is on the newest text and an older one, so that a topic does not overwrite what was
+    learned; a text is the newest in ``repeats`` steps. State: the copy and AdamW's moments, in
+    float32; the last ``most`` tokens of text.
     """
 
     def __init__(
@@ -48,15 +47,17 @@ class DrafterAdapter:
         self._learner = copy.deepcopy(head, dict(lent)).float().train()
         for name, weights in self._learner.named_parameters():
             weights.requires_grad_(name.partition(".")[0] not in {"embed_tokens", "lm_head"})
-        settings = TrainingSettings(1, lr, warmup_steps=0, weight_decay=0.0)
-        self._optimizer = make_optimizer(self._learner, settings)
+        is_half = target.dtype != torch.float32
+        settings = TrainingSettings(
+            1 << 30, lr, warmup_steps=0, clip=0.5, weight_decay=0.0, bf16=is_half
+        )
+        self._run = TrainingRun(self._learner, settings)
         self._draws = torch.Generator().manual_seed(0)
         self._texts: deque[Text] = deque()
         self._batches: deque[Observed] = deque()
         self._left = 0
-        self.num_steps = 0
 
-    def hear(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    def learn_from(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """An answer of the target's, to be learned from; too short ones teach nothing."""
         tokens = (*prompt, *answer)[-LONGEST:]
         start = max(1, len(tokens) - len(answer))
@@ -78,22 +79,19 @@ class DrafterAdapter:
             self._batches.append(observe(self._target.module, [text], self._head.taps))
         newest = len(self._batches) - 1
         older = int(torch.randint(len(self._batches), (1,), generator=self._draws))
-        is_half = self._target.dtype != torch.float32
-        with (
-            torch.enable_grad(),
-            torch.autocast(self._target.device.type, torch.bfloat16, enabled=is_half),
-        ):
-            losses = [
-                eagle_loss(self._learner, self._batches[place], self._num_passes)
-                for place in {newest, older}
-            ]
-        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._learner.parameters(), 0.5)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        batches = [self._batches[place] for place in {newest, older}]
+        with torch.enable_grad():
+            self._run.advance(self._loss, batches)
         self._left -= 1
-        self.num_steps += 1
         return True
+
+    def _loss(self, learner: EagleHead, batches: Sequence[Observed]) -> Tensor:
+        losses = [eagle_loss(learner, batch, self._num_passes) for batch in batches]
+        return torch.stack(losses).mean()
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._run.losses)
 
     @torch.no_grad()
     def apply(self) -> None:

@@ -46,11 +46,10 @@ def continuations(
 ) -> Iterator[tuple[int, list[int]]]:
     """(index, new tokens) of every ask, in the order in which they end; an end token is kept.
 
-    ``rows`` of them run together, and the place of one that ended goes to the next: prompts are
-    read when an eighth of the rows is free, in one forward. An ask draws from a generator of its
-    own, by ``seed`` and its index, so what it says does not depend on its neighbours but for the
-    rounding of their forwards. Raises ValueError for an ask that leaves no room in the model's
-    positions.
+    ``rows`` of them run together; when an eighth of the rows is free, the next prompts are read in
+    one forward. An ask draws from its own generator, by ``seed`` and its index, so its answer does
+    not depend on its neighbours except through rounding. Raises ValueError for an ask that leaves
+    no room in the model's positions.
     """
     longest = max((len(ask.prompt) for ask in asks.values()), default=1)
     if longest + max_new_tokens > model.max_positions:
@@ -94,7 +93,6 @@ def _admit(
 
 
 def _step(model: CausalModel, cache: RaggedCache, table: Sequence[_AnswerRow | None]) -> None:
-    """One token more for every row at work."""
     places = [place for place, row in enumerate(table) if row is not None]
     rows = [row for row in table if row is not None]
     logits = model.extend(cache, places, [row.answer[-1:] for row in rows], keep=1)
@@ -132,10 +130,9 @@ def answers(
 ) -> list[Text]:
     """The target's answers to `prompts`, each at its own temperature, `rows` of them at a time.
 
-    Source: MetaSD, appendix F.1 (self-distilled data). `path` keeps each answer as soon as it is
-    finished; its draws depend on `seed` and its place alone, so a stopped run ends as an unstopped
-    one but for the rounding of forwards with other neighbours.
-    Errors: OSError where `path` cannot be written; what was kept before stays.
+    Source: MetaSD, appendix F.1 (self-distilled data). Each answer is kept in `path` when it ends
+    and drawn by `seed` and its index, so a stopped run resumes. Raises OSError where `path` cannot
+    be written.
     """
     found = dict(read_kept(path))
     asks = {

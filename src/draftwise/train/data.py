@@ -107,7 +107,7 @@ class Observed:
     """What the target says of some texts.
 
     tokens [B, T] padded; positions [A], flat, that predict a learned token; states [B, T, F], the
-    taps side by side; last [A, D], normed; best [A], favourite tokens; target: whose they are.
+    taps side by side; last [A, D], normed; best [A], the target's likeliest tokens.
     """
 
     tokens: Tensor
@@ -153,9 +153,8 @@ def observed_batches(
 ) -> Callable[[int], Observed]:
     """step -> batch, of one lesson each; every epoch goes through all in an order of its own.
 
-    With ``keep``, what the target said is kept there, by lesson, in 2 (F + D) bytes a token, and
-    it is asked once only: its logits are made anew of the states, over the tokens that a head can
-    draft, which takes a hundredth of a forward.
+    The target's states are kept in ``keep``, by lesson, in 2 (F + D) bytes a token; logits are
+    recomputed from them, over the tokens that a head can draft, at a hundredth of a forward.
     """
     table = [
         (name, number, group)

@@ -48,7 +48,7 @@ def first_layers(
 ) -> PreTrainedModel:
     """A drafter that starts as the target's embeddings, first layers, norm and head.
 
-    lends: embeddings and head stay as they are, to be the target's own where it drafts. Raises
+    lends: embeddings and head stay frozen, to be the target's own when it drafts. Raises
     DraftwiseError where the target has no more layers than that.
     """
     config = copy.deepcopy(target.config)
@@ -84,20 +84,19 @@ def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor
 
 
 def acceptance(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Acceptance probability alpha [A] at temperature 1: the overlap sum_v min(p_v, q_v).
-
-    Source: Leviathan et al. 2023, theorem 3.5. Inputs are logits [A, V] of target and drafter.
+    """[A] acceptance probabilities at temperature 1, sum_v min(p_v, q_v), of logits [A, V]. Source:
+    Leviathan et al. 2023, theorem 3.5.
     """
     p, q = p_logits.float().softmax(-1), q_logits.float().softmax(-1)
     return torch.minimum(p, q).sum(-1)
 
 
 def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy against the target's distribution plus its rejection probability.
+    """Cross-entropy against the target's distribution plus the probability of a rejection.
 
-    Source: MetaSD, appendix F.1, distils on sampled text; the soft targets and the second term,
-    one minus `acceptance`, are from DistillSpec (Zhou et al. 2023): the first learns fast, the
-    second is what a drafter is for. Where only some tokens can be drafted, p is over them.
+    Source: MetaSD, appendix F.1, distils on sampled text; soft targets and the second term, one
+    minus `acceptance`, are from DistillSpec (Zhou et al. 2023). Where only some tokens can be
+    drafted, p is over them.
     """
     logits = answer_logits(model, batch.tokens, batch.positions, batch.ids).float()
     log_q = logits.log_softmax(-1)
@@ -126,11 +125,10 @@ def drafter_batches(
     folder: Path,
     ids: Tensor | None = None,
 ) -> Callable[[int], Batch]:
-    """step -> batch of these texts, with the target's logits where the loss wants them.
-
-    ids: the tokens whose logits are wanted; None = all. The target reads the texts once, if its
-    states, 2 D bytes a token, fit into ``MOST_KEPT_BYTES`` in ``folder``: logits are made anew of
-    them. Errors: OSError where the disk has less room than that.
+    """step -> batch of these texts, with the target's logits where the loss needs them, of the
+    tokens ``ids`` (None = all). The target reads the texts once if its states, 2 D bytes a token,
+    fit into ``MOST_KEPT_BYTES`` in ``folder``. Raises OSError where the disk has less room than
+    that.
     """
     if options.loss == "sequence":
         group = shuffled(groups(texts, options.tokens_per_batch), options.seed)
@@ -155,9 +153,8 @@ def drafter_batches(
 
 
 def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> TrainingSettings:
-    """The schedule: warm up over 3% (MetaSD, appendix F.2), then fall linearly to zero.
-
-    Differs: the paper's rate falls by a cosine.
+    """The schedule: warm up over 3% (MetaSD, appendix F.2), then fall linearly to zero, where the
+    paper has a cosine.
     """
     a_epoch = len(groups(texts, options.tokens_per_batch))
     steps = max(10, round(options.epochs * a_epoch))

@@ -11,7 +11,7 @@ from torch.nn.functional import pad as padded
 from transformers import PreTrainedModel
 
 from draftwise.nn.heads.eagle import (
-    NAMES,
+    LLAMA,
     EagleHead,
     default_taps,
     head_config,
@@ -50,12 +50,11 @@ def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tenso
 def new_head(
     target: PreTrainedModel, draft_ids: Tensor | None, *, seed: int, lends: bool = False
 ) -> EagleHead:
-    """An untrained EAGLE-3 head that borrows the target's embeddings and begins at its last tap.
-
-    lends: the target's rows are its ``lm_head``, which is neither trained nor stored.
+    """An untrained EAGLE-3 head that borrows the target's embeddings.
 
     ``fc`` begins by passing on the deepest tapped state, ``norm`` and ``lm_head`` as the target's,
-    the layer with small outputs: so the head starts in a space that its output understands.
+    the layer with small outputs. lends: the target's rows are its ``lm_head``, neither trained nor
+    stored.
     """
     config = target.config.get_text_config()
     size = config.hidden_size
@@ -63,7 +62,7 @@ def new_head(
     head = EagleHead(
         head_config(
             {"draft_vocab_size": None if draft_ids is None else len(draft_ids)},
-            {name: getattr(config, name, None) for name in NAMES.values()},
+            {name: getattr(config, name, None) for name in LLAMA},
             rope=one_rope(getattr(config, "rope_parameters", None) or {"rope_type": "default"}),
             generation=3,
             taps=default_taps(config.num_hidden_layers),
@@ -96,11 +95,10 @@ def _lent(target: PreTrainedModel, draft_ids: Tensor | None) -> nn.Module:
 def unrolled(head: EagleHead, batch: Observed, num_passes: int) -> list[Tensor]:
     """States g [B, T - 1, h] of drafts that begin at every slot, pass by pass.
 
-    Source: EAGLE-3 (Li et al. 2025), section 3.2, "training-time test". Pass k stands for the k-th
-        token after the first: entry s reads the token after that of pass k - 1, beside the state
-        that pass k - 1 made at s, and sees what a draft begun at s would see: slots up to s of pass
-        0, and the passes before it at s.
-    Differs: none. Cost: one layer a pass, and T scores for each query.
+    Source: EAGLE-3 (Li et al. 2025), section 3.2, "training-time test". Pass k predicts the k-th
+    token after the first: entry s reads the token after that of pass k - 1 with the state that pass
+    k - 1 made at s, and attends to what a draft begun at s would: slots up to s of pass 0, and the
+    later passes at s. Cost: one layer a pass, and T scores per query.
     """
     width = batch.tokens.shape[1]
     hidden = head.fuse(batch.states[:, : width - 1])
@@ -144,14 +142,13 @@ def _aligned(batch: Observed, step: int) -> tuple[Tensor, Tensor, Tensor]:
 def eagle_loss(
     head: EagleHead, batch: Observed, num_passes: int, regression: float = 0.0
 ) -> Tensor:
-    """Soft cross-entropy to the target over the tokens that can be drafted, by ``DECAY`` a pass.
+    """Soft cross-entropy to the target over the draft vocabulary, in nats per token, averaged over
+    passes with weights ``DECAY`` ** pass.
 
-    regression: weight of EAGLE-1's other loss (Li et al. 2024, section 3.2), smooth L1 between the
-    head's normed states and the target's; only for a head with the target's own ``lm_head``.
-
-    Source: EAGLE-3's training code: soft labels over the draft vocabulary, renormalised; positions
-        where the target's favourite cannot be drafted count nothing; weights 0.8^i.
-    Differs: the mean over passes is weighted, so that the loss is one in nats a token.
+    Source: EAGLE-3's training code: soft labels are renormalised; positions where the target's
+    likeliest token cannot be drafted do not count. regression: weight of EAGLE-1's other loss (Li
+    et al. 2024, section 3.2), smooth L1 between the head's normed states and the target's, for a
+    head with the target's own ``lm_head``.
     """
     ids = head.draft_ids
     p = batch.logits(ids).softmax(-1)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from draftwise.install import hint
 from draftwise.lines import replacing, write_text
 from draftwise.nn.heads.files import read_settings, read_weights
+from draftwise.nn.heads.medusa import ResBlock
 from draftwise.nn.model import CausalModel
 from draftwise.train.answers import Ask, continuations
 from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
@@ -25,24 +26,11 @@ from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
 from draftwise.types import DraftwiseError, Floats
 
 
-class ResBlock(nn.Module):
-    """x + SiLU(Wx + b)."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[.., D] -> [.., D]."""
-        return hidden + nn.functional.silu(self.linear(hidden))
-
-
 class AcceptanceHead(nn.Module):
     """Hidden state of a drafted token -> the log-odds that it is accepted.
 
-    Source: SpecDec++, section 5.1: a ResNet of ``num_layers`` + 1 layers with SiLU.
-    Differs: the residual layers are independent; the authors' code repeats one module, so that all
-    of theirs share their weights (``tied=True``).
+    Source: SpecDec++, section 5.1: a ResNet of ``num_layers`` + 1 layers with SiLU. Differs: the
+    residual layers are independent, where the authors' code repeats one (``tied=True``).
     """
 
     def __init__(self, hidden_size: int, num_layers: int, *, tied: bool = False) -> None:
@@ -75,9 +63,8 @@ def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | No
 
 
 def load(folder: str | Path) -> AcceptanceHead:
-    """Read a head, ours or the authors' (``model.safetensors`` or ``pytorch_model.bin``).
-
-    Raises DraftwiseError where there is none.
+    """Read a head, ours or the authors' (``model.safetensors`` or ``pytorch_model.bin``); raises
+    DraftwiseError where there is none.
     """
     folder = Path(folder)
     safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
@@ -106,11 +93,10 @@ def binary_kl(truth: Floats, predicted: Floats) -> float:
     >>> binary_kl(np.array([0.0, 1.0]), np.array([0.5, 0.5])).__round__(4)
     0.6931
     """
-    p, q = truth.clip(0, 1), predicted.clip(1e-6, 1 - 1e-6)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        accepted = np.where(p > 0, p * np.log(p / q), 0.0)
-        rejected = np.where(p < 1, (1 - p) * np.log((1 - p) / (1 - q)), 0.0)
-    return float((accepted + rejected).mean())
+    p = torch.from_numpy(truth).clamp(0, 1)
+    q = torch.from_numpy(predicted).clamp(1e-6, 1 - 1e-6)
+    entropy = nn.functional.binary_cross_entropy(p, p)
+    return float(nn.functional.binary_cross_entropy(q, p) - entropy)
 
 
 @dataclass(frozen=True)
@@ -142,10 +128,9 @@ def reliability(truth: Floats, predicted: Floats) -> Reliability:
 
 
 def unweighted(odds: Floats, w_rej: float) -> Floats:
-    """The probabilities that log-odds learned with rejections weighted ``w_rej`` stand for.
+    """The probabilities of log-odds that were learned with rejections weighted by ``w_rej``.
 
-    The weighted loss is least where the odds are those of the truth divided by the weight, so a
-    head with w_rej > 1 is wrong on purpose; this takes the weight out again.
+    The weighted loss is least where the odds are the true ones divided by the weight.
     """
     probs: Floats = 0.5 + 0.5 * np.tanh(0.5 * (odds + math.log(w_rej)))
     return probs
@@ -182,10 +167,8 @@ _MOST_LOGITS = 1 << 26
 
 @dataclass(frozen=True)
 class Judgements:
-    """Drafted tokens: hidden [N, D] float16, and two labels [N] float32.
-
-    sampled: min(1, p/q) of the token itself, the chance that it is accepted (the paper's label).
-    analytic: sum_v min(p, q) at its position, that chance before the token was drawn.
+    """Drafted tokens: hidden [N, D] float16, and two labels [N] float32. sampled: min(1, p/q) of
+    the token (the paper's label). analytic: its expectation before the draw, sum_v min(p, q).
     """
 
     hidden: Tensor
@@ -212,7 +195,6 @@ def _distributions(
 
 
 def _hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
-    """[A, D] on the host."""
     return answer_hidden(model, tokens.to(model.device), positions.to(model.device)).cpu()
 
 
@@ -223,9 +205,9 @@ def judge(
 ) -> Judgements:  # fmt: skip
     """Draw the drafter's token at every answered position, and mix those draws with the text.
 
-    Source: SpecDec++, section 4.4. At each position a token Y is drawn from q, conditioned on the
-    target's own text; a share ``mixing`` of the positions keeps the text's token, the others take
-    Y, and the drafter reads the mixture. Only tokens that were drawn are judged.
+    Source: SpecDec++, section 4.4. At each position a token Y is drawn from q, given the target's
+    text; the drafter then reads a text with Y, or with the original token at a share ``mixing`` of
+    the positions. Only draws are labelled.
     """
     tokens, positions = pad(texts)
     p, q = (_distributions(model, tokens, positions, temperature) for model in (target, drafter))
@@ -247,10 +229,7 @@ def label_all(
     setting: Setting, texts: Sequence[Text], folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Judgements:  # fmt: skip
-    """Judge all texts, chunk by chunk; chunks that lie in ``folder`` are not made again.
-
-    Errors: OSError where ``folder`` cannot be written.
-    """
+    """Judge all texts, in chunks kept in ``folder``; OSError where it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(setting.target.config.vocab_size)))
     chunks = []
@@ -284,8 +263,7 @@ def _joined(parts: Sequence[Judgements]) -> Judgements:
 class LabelledChains:
     """Drafts of equal length: hidden [n, L, D] of every token, truth [n, L] = min(1, p/q).
 
-    The product of a row's first numbers is the probability that the draft stands that far, and what
-    the rule of SpecDec++ estimates.
+    SpecDec++'s rule estimates the product of a row's first numbers: that the draft is kept so far.
     """
 
     hidden: Tensor
@@ -313,24 +291,16 @@ def draft_chains(
     hidden = torch.zeros(num_chains, length, drafter.config.get_text_config().hidden_size)
     truth = torch.zeros(num_chains, length)
     for group in groups(chains, 4096):
-        states, ratios = _judged(target, drafter, [chains[i] for i in group], temperature)
+        tokens, at = pad([chains[i] for i in group])
+        drawn = tokens.flatten()[at + 1]
+        p, q = (
+            _distributions(model, tokens, at, temperature)[torch.arange(len(drawn)), drawn]
+            for model in (target, drafter)
+        )
+        states = _hidden(drafter, tokens, at + 1).float()
         hidden[group] = states.view(len(group), length, -1)
-        truth[group] = ratios.view(len(group), length)
+        truth[group] = (p / q.clamp(min=1e-12)).clamp(max=1.0).view(len(group), length)
     return LabelledChains(hidden, truth)
-
-
-def _judged(
-    target: PreTrainedModel, drafter: PreTrainedModel, chains: Sequence[Text], temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Of every drafted token of the chains: its hidden state [A, D], and min(1, p/q) [A]."""
-    tokens, at = pad(chains)
-    drawn = tokens.flatten()[at + 1]
-    p, q = (
-        _distributions(model, tokens, at, temperature)[torch.arange(len(drawn)), drawn]
-        for model in (target, drafter)
-    )
-    hidden = _hidden(drafter, tokens, at + 1)
-    return hidden.float(), (p / q.clamp(min=1e-12)).clamp(max=1.0)
 
 
 HELD_OUT = 10
@@ -395,10 +365,7 @@ class Measured:
 
 
 def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured:
-    """Divergence, calibration and the bias of products, on texts that were held out.
-
-    Truth is min(1, p/q) of the drafted token, whatever label the head learned from.
-    """
+    """Divergence, calibration and the bias of products on held-out texts; truth is min(1, p/q)."""
     with torch.inference_mode():
         odds = head(judged.held_out.hidden.float()).double().numpy()
         chain_odds = head(judged.chains.hidden.flatten(0, 1)).view_as(judged.chains.truth)
@@ -442,7 +409,6 @@ def make_head(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Measured:
-    """Train a head, measure it, and write it to ``out`` with what was measured."""
     head = train_head(judged.taught, options, checkpoint=checkpoint, progress=progress)
     measured = measure_head(judged, head, options.w_rej)
     shown = ("kl", "kl_of_the_mean", "ece", "mean_acceptance")
@@ -464,11 +430,11 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """What kind of head, and how it learns; D and w_rej are section 5.3's recommendation.
+    """The head's shape and training; the defaults of num_layers and w_rej are those of section 5.3.
 
-    label: the analytic one measured better (docs/reproduction/specdecpp.md): less noise to fit.
+    label: ``analytic`` has less noise and measured better (docs/lab/reproduction/specdecpp.md).
     num_layers: D, residual layers before the last. w_rej: weight of rejections. tied: one residual
-    layer used D times, as the authors' released code has it.
+    layer, used D times, as in the authors' released code.
     """
 
     num_layers: int = 3
@@ -488,10 +454,10 @@ class HeadOptions:
 
 
 def weighted_bce(w_rej: float) -> Loss:
-    """The loss of log-odds against acceptance probabilities, rejections weighted.
+    """The loss of log-odds against acceptance probabilities, with rejections weighted.
 
-    Source: SpecDec++, section 4.4, with w_acc = 1. Differs: divided by the sum of the weights, as
-    the authors' code does (the paper prints the sum).
+    Source: SpecDec++, section 4.4, with w_acc = 1, divided by the sum of the weights as in the
+    authors' code (the paper prints the sum).
     """
 
     def loss(head: nn.Module, batch: Batch) -> Tensor:
@@ -529,10 +495,9 @@ def train_head(
 ) -> AcceptanceHead:
     """A head for the hidden states of ``data``; ``checkpoint`` makes the run resumable, bit by bit.
 
-    Source: SpecDec++, section 4.4 and appendix D.1. Differs: 12 epochs at a rate of 2e-3, which
-    falls linearly to zero over the second half, where the paper has 3 epochs at 5e-5 and a cosine:
-    small heads learn faster; AdamW, and batches of 1,024 tokens in place of 32 answers.
-    Errors: ValueError where there is nothing to learn from; those of ``fit``.
+    Source: SpecDec++, section 4.4 and appendix D.1. Differs: 12 epochs at 2e-3, falling linearly to
+    zero over the second half, in place of 3 epochs at 5e-5 and a cosine; AdamW, and batches of
+    1,024 tokens in place of 32 answers. Raises ValueError for no data, and what ``fit`` raises.
     """
     if not len(data):
         raise ValueError("there are no judged tokens to learn from: give more prompts")

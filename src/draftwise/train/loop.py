@@ -25,10 +25,9 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How long and how fast to learn: warm up, stay, then fall linearly to zero.
-
-    `warmup_steps` and `decay_steps` lie inside `steps`; `clip` bounds the gradient's norm;
-    `checkpoint_s` is the time between two checkpoints in seconds.
+    """How long and how fast to learn: warm up, stay, then fall linearly to zero, all within
+    `steps`. `clip` bounds the gradient's norm; `checkpoint_s` is the time between two checkpoints
+    in seconds.
     """
 
     steps: int
@@ -63,13 +62,13 @@ def fit(
 ) -> list[float]:
     """Train `model` in place and return the loss of every step.
 
-    With `checkpoint` the run is saved there every `settings.checkpoint_s` seconds and at the end,
-    and resumes from it; on one machine a resumed run gives the weights of an uninterrupted one,
-    bit by bit. `stop_at` ends a run early (after a checkpoint) without changing its schedule.
-    Errors: DraftwiseError where the loss or its gradient is no number (the model, in memory and in
-    the checkpoint, is that of the last good step) or the checkpoint cannot be written.
+    The run is saved to `checkpoint` every `settings.checkpoint_s` seconds and at the end, and
+    resumes from it; on one machine a resumed run gives the same weights, bit by bit. `stop_at` ends
+    a run early without changing its schedule. Raises DraftwiseError where loss or gradient is not
+    finite (model and checkpoint are those of the last good step) or the checkpoint cannot be
+    written.
     """
-    run = _Run(model, settings, checkpoint)
+    run = TrainingRun(model, settings, checkpoint)
     model.train()
     saved = time.monotonic()
     last = settings.steps if stop_at is None else min(stop_at, settings.steps)
@@ -98,10 +97,10 @@ def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
 
 
-class _Run:
-    """A model as far as it has learned, and its checkpoint, if it has one."""
-
-    def __init__(self, model: nn.Module, settings: TrainingSettings, path: Path | None) -> None:
+class TrainingRun:
+    def __init__(
+        self, model: nn.Module, settings: TrainingSettings, path: Path | None = None
+    ) -> None:
         self._model, self._settings, self._path = model, settings, path
         self._optimizer = make_optimizer(model, settings)
         self.losses: list[float] = []
@@ -130,7 +129,6 @@ class _Run:
         return is_sound
 
     def save(self) -> None:
-        """Write the checkpoint; DraftwiseError where it cannot be written."""
         if (path := self._path) is None:
             return
         state = {

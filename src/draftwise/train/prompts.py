@@ -72,10 +72,10 @@ SAME = 0.7
 
 
 def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]:
-    """What a template writes before a user's words, and the tokens that end their turn.
+    """What a chat template writes before a user's words, and the tokens that end their turn.
 
     Source: Magpie (Xu et al. 2024, arXiv 2406.08464), section 2: the "pre-query template". Raises
-    DraftwiseError for a tokenizer without a chat template, which only instruct models have.
+    DraftwiseError for a tokenizer without a chat template.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise DraftwiseError(
@@ -109,13 +109,12 @@ def make_prompts(
     avoid: Runs = frozenset(),
     progress: Callable[[int], None] | None = None,
 ) -> Made:
-    """At least ``num`` user turns that the model itself would write, those that ``Filter`` keeps.
+    """At least ``num`` user turns that the model itself writes and ``Filter`` keeps.
 
-    Source: Magpie (Xu et al. 2024, arXiv 2406.08464). Differs: system prompts for variety, as in
-    its section on controlled instructions, and filters that need no other model. path: every turn
-    is kept there as soon as it ends, so that a stopped run goes on. longest: tokens of a turn, at
-    most. avoid: runs of words that no turn may have. Raises DraftwiseError where the model has no
-    chat template, or hardly a turn is kept.
+    Source: Magpie (Xu et al. 2024, arXiv 2406.08464). Differs: system prompts for variety, and
+    filters that need no other model. path: keeps every turn, so that a stopped run resumes.
+    longest: tokens of a turn, at most. avoid: runs of words that no turn may have. Raises
+    DraftwiseError where the model has no chat template, or hardly a turn is kept.
     """
     checked = Filter(_template_text(tokenizer), avoid)
     texts = [text for _, text in _read(path) if checked.keeps(text) and text is not None]
@@ -147,7 +146,6 @@ def _read(path: Path) -> list[tuple[int, str | None]]:
 
 
 def _template_text(tokenizer: Any) -> str:
-    """What a template itself says, for the script that it is written in."""
     prefix, _ = user_prefix(tokenizer)
     text = tokenizer.decode(prefix)
     return text if sum(c.isalpha() for c in text) > 20 else "the template says too little itself"
@@ -156,9 +154,8 @@ def _template_text(tokenizer: Any) -> str:
 def sample_prompts(
     model: CausalModel, tokenizer: Any, num: int, *, first: int, longest: int, rows: int, seed: int
 ) -> Iterator[tuple[int, str | None]]:
-    """(index, text) of ``num`` user turns from ``first`` on; None where one did not end in time.
-
-    Sampled at temperature 1 after the system prompts of ``TOPICS``, in turn.
+    """(index, text) of ``num`` user turns from ``first`` on, sampled at temperature 1 after the
+    system prompts of ``TOPICS``, in turn; None where one did not end in time.
     """
     prefixes, ends = [], set()
     for topic in TOPICS:
@@ -176,10 +173,7 @@ def sample_prompts(
 
 @dataclass
 class Filter:
-    """Keeps a text or says why not: unfinished, short, repetitive, of a benchmark, repeated, ...
-
-    State: a minhash of every kept text, and how often each answer was given.
-    """
+    """Keeps a text or counts why not; remembers a minhash of every kept text."""
 
     template: str
     avoid: Runs = frozenset()
@@ -227,7 +221,6 @@ class Filter:
 
 
 def _sketch(text: str) -> Any:
-    """A minhash of the triples of words."""
     from datasketch import MinHash
 
     words = text.lower().split()

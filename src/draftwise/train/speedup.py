@@ -23,10 +23,8 @@ _REPEATS = 9
 
 @torch.inference_mode()
 def measure_costs(target: CausalModel, drafter: CausalModel | EagleHead) -> Costs:
-    """Seconds of target forwards over 1 .. ``MAX_LENGTH`` + 1 tokens and of one draft step.
-
-    A model's draft step is under its name, a head's under ``head``. Medians, at batch 1, after
-    up to 128 tokens in the cache.
+    """Median seconds of target forwards over 1 .. ``MAX_LENGTH`` + 1 tokens, and of one draft step
+    under the model's name or ``head``, at batch 1 after up to 128 tokens.
     """
     counts = [count for count in _COUNTS if _CONTEXT + count <= target.max_positions] or [1]
     seconds = np.maximum.accumulate(_seconds(target, counts))
@@ -37,7 +35,6 @@ def measure_costs(target: CausalModel, drafter: CausalModel | EagleHead) -> Cost
 
 
 def _seconds(model: CausalModel, counts: Sequence[int]) -> Floats:
-    """[counts] median seconds of a forward over that many tokens."""
     base = min(_CONTEXT, model.max_positions - max(counts))
     cache = model.new_cache(1, base + max(counts))
     model.extend(cache, [0], [[1] * base], keep=1)

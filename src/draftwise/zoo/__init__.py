@@ -17,9 +17,8 @@ _WEIGHTS = find_weights(_HERE / "weights", "weights")
 
 
 def target_path() -> Path:
-    """The target's Hugging Face folder, with its tokenizer.
-
-    Errors: DraftwiseError if this installation has no weights.
+    """The target's Hugging Face folder, with its tokenizer; DraftwiseError where it is not
+    installed.
     """
     return _existing(_WEIGHTS / "target")
 
@@ -35,9 +34,8 @@ def eagle_paths() -> dict[str, Path]:
 
 
 def prompts() -> dict[str, list[str]]:
-    """Domain -> held-out prompts: no training document shares their source or seed.
-
-    `mixed` holds prompts of texts that change their domain midway.
+    """Domain -> held-out prompts, whose source and seed no training document shares; `mixed`
+    changes its domain midway.
     """
     found: dict[str, list[str]] = json.loads(_existing(_HERE / "prompts.json").read_text("utf-8"))
     return found

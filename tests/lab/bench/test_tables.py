@@ -77,7 +77,7 @@ def test_the_entry_lists_and_runs(tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
     listing = run().stdout
-    for name in ("startup", "policy_costs", "trees"):
+    for name in ("startup", "growth", "trees"):
         assert f"`{name}`" in listing
     made = run("startup", "--repeats", "1", "--out", str(tmp_path / "x.json"))
     assert made.returncode == 0, made.stderr

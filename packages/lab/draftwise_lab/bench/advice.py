@@ -17,8 +17,9 @@ import numpy as np
 
 from draftwise.bench.results import Ratio, ratio
 from draftwise.types import NONE, DraftwiseError, Floats, Plan
-from draftwise_lab.bench.replay import ADAPTIVE, Columns, Replay, columns, play_trace, unit
+from draftwise_lab.bench.replay import ADAPTIVE, Replay, play_trace, unit
 from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.match import TextSums, sums_by_text
 from draftwise_lab.sim.play import totals
 from draftwise_lab.sim.traces import RoundTrace
 
@@ -72,7 +73,7 @@ def advise(
     take; None = those of the trace. Raises DraftwiseError for what is no trace.
     """
     replay = play_trace(path, [ADAPTIVE], costs=costs, seeds=seeds)
-    found, plans = columns(replay), replay.match.plans
+    found, plans = sums_by_text(replay.outcome), replay.match.plans
     trace = replay.recorded
     if sources is None:
         sources = {name: _guessed(name, trace) for name in {plan.drafter for plan in plans}}
@@ -83,7 +84,8 @@ def advise(
         {"drafter": drafter, "length": plans[index].length, **_speed(found, found.plans_s[index])}
         for drafter, index in _best_lengths(plans, total_s).items()
     ]
-    over = ratio(found.tokens, found.adaptive_s, found.tokens, found.plans_s[int(total_s.argmin())])
+    adaptive_s = found.policies_s[ADAPTIVE]
+    over = ratio(found.tokens, adaptive_s, found.tokens, found.plans_s[int(total_s.argmin())])
     advice = _Advice(replay, found, at_batch or {}, sources, seeds)
     return {
         "trace": str(path),
@@ -94,7 +96,7 @@ def advise(
         "plain": _speed(found, found.plain_s),
         "adaptive": {
             "policy": ADAPTIVE,
-            **_speed(found, found.adaptive_s),
+            **_speed(found, adaptive_s),
             "over_best": over.as_json(),
         },
         "by_drafter": rows,
@@ -108,7 +110,7 @@ class _Advice:
     """The search for one engine's setting."""
 
     replay: Replay
-    found: Columns
+    found: TextSums
     at_batch: Mapping[int, CostTable]
     sources: Mapping[str, Source]
     seeds: int
@@ -313,7 +315,7 @@ def _guessed(name: str, trace: RoundTrace | None) -> Source:
     return Source("none" if name == NONE else "eagle3" if "eagle" in name else "model", name)
 
 
-def _speed(found: Columns, seconds: Floats) -> dict[str, Any]:
+def _speed(found: TextSums, seconds: Floats) -> dict[str, Any]:
     compared = ratio(found.tokens, seconds, found.tokens, found.plain_s)
     rate = float(found.tokens.sum() / seconds.sum())
     return {"tok_per_s": rate, "speedup": compared.as_json()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ FAMILIES = {
 }  # fmt: skip
 """Colours of methods by what they are."""
 LINES = tuple(shade for shade in PALETTE if shade != FAMILIES["draftwise"])
-"""Colours of curves beside the default's."""
+"""Colours of other curves than the default's."""
 
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes the page's colour
@@ -64,8 +65,8 @@ def style() -> Any:
 
 WIDTH = 10.4
 """Of a figure that fills the page, in inches."""
-_BESIDE = 2.35
-"""Room for names beside the axes, in inches."""
+_NAMES = 2.35
+"""Of a column of names beside the axes, in inches."""
 
 
 def figure(height: float, *, width: float = WIDTH) -> Any:
@@ -73,13 +74,6 @@ def figure(height: float, *, width: float = WIDTH) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def figure_beside(height: float) -> Any:
-    """The same, with room for ``label_points``."""
-    made = figure(height)
-    made.get_layout_engine().set(rect=(0, 0, 1 - _BESIDE / WIDTH, 1))
-    return made
 
 
 def to_svg(made: Any, name: str) -> str:
@@ -121,44 +115,38 @@ def short(method: str) -> str:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places as near to the wanted ones as can be, ``gap`` apart, between ``low`` and ``high``.
+    """Places in the order of the wanted ones and near them, ``gap`` apart, up to ``high``.
 
-    >>> spread([1.0, 1.0, 5.0], gap=1.0, low=0.0, high=6.0)
-    [0.5, 1.5, 5.0]
+    >>> spread([1.0, 1.0, 5.0], gap=1.0, low=0.0, high=5.0)
+    [1.0, 2.0, 5.0]
     """
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    blocks: list[list[float]] = []  # each: centre of its members' wishes, number of members
-    for index in order:
-        blocks.append([wanted[index], 1.0])
-        while True:
-            centre, num = blocks[-1]
-            half = (num - 1) * gap / 2
-            blocks[-1][0] = min(max(centre, low + half), high - half)
-            if len(blocks) < 2:
-                break
-            before, many = blocks[-2]
-            if blocks[-1][0] - half - (before + (many - 1) * gap / 2) >= gap:
-                break
-            blocks[-2:] = [[(before * many + centre * num) / (many + num), many + num]]
-    places = [c + (i - (n - 1) / 2) * gap for c, n in blocks for i in range(int(n))]
-    found = [0.0] * len(wanted)
-    for index, place in zip(order, places, strict=True):
-        found[index] = place
-    return found
+    order = np.argsort(wanted, kind="stable")
+    places = np.maximum(np.array(wanted)[order], low)
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + gap)
+    places[-1:] = np.minimum(places[-1:], high)
+    for i in range(len(places) - 2, -1, -1):
+        places[i] = min(places[i], places[i + 1] - gap)
+    found = np.empty(len(places))
+    found[order] = places
+    return found.tolist()
 
 
-def label_points(
-    axes: Any, points: Sequence[tuple[str, float, float]], *, size: float = 8.0
-) -> None:
-    """Names in a column beside the axes, each with a thin line to its point: none overlaps.
+def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
+    """Methods as points, their names in a column beside the axes with thin lines: none overlaps.
 
     Called last: limits and layout must not change any more.
     """
-    axes.figure.draw_without_rendering()
-    axes.figure.set_layout_engine("none")
-    box, to_pixels = axes.get_window_extent(), axes.transData
-    gap = size * 1.35 * axes.figure.dpi / 72.0
-    ys = [to_pixels.transform((x, y))[1] for _, x, y in points]
+    size, drawn = 8.0, axes.figure
+    for name, x, y in points:
+        axes.plot([x], [y], "o", color=colour(name), markersize=5.5, zorder=3,
+                  markeredgecolor=GRID, markeredgewidth=0.5)  # fmt: skip
+    drawn.get_layout_engine().set(rect=(0, 0, 1 - _NAMES / WIDTH, 1))
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine("none")
+    box, gap = axes.get_window_extent(), size * 1.35 * drawn.dpi / 72.0
+    points = sorted(points, key=lambda point: -point[2])
+    ys = [axes.transData.transform((x, y))[1] for _, x, y in points]
     places = spread(ys, gap, box.y0 + gap / 2, box.y1 - gap / 2)
     for (name, x, y), place in zip(points, places, strict=True):
         height = (place - box.y0) / (box.y1 - box.y0)
@@ -168,6 +156,18 @@ def label_points(
             arrowprops={"arrowstyle": "-", "color": colour(name), "linewidth": 0.6,
                         "shrinkA": 1, "shrinkB": 3},
         )  # fmt: skip
+
+
+_STROKES = ("-", "--", "-.", ":")
+
+
+def _plot_lines(axes: Any, curves: Mapping[str, tuple[Any, Any]]) -> None:
+    """A labelled line for each method; the default's is wide and has its own colour."""
+    others = itertools.product(_STROKES, LINES)
+    for name, (xs, ys) in curves.items():
+        is_ours = name == "draftwise"
+        stroke, shade = ("-", colour(name)) if is_ours else next(others)
+        axes.plot(xs, ys, stroke, color=shade, linewidth=2.2 if is_ours else 1.3, label=name)
 
 
 _COLUMNS = 3
@@ -271,7 +271,7 @@ def mat_against_cost(results: Mapping[str, Any]) -> Any:
     rows = results["methods"]
     base = rows["plain"]["s_per_round"]
     points = [(name, row["s_per_round"] / base, row["mat"]) for name, row in rows.items()]
-    made = figure_beside(max(4.2, 0.2 * len(points) + 0.6))
+    made = figure(max(4.2, 0.2 * len(points) + 0.6))
     axes = made.subplots()
     right = 1.06 * max(x for _, x, _ in points)
     top = 1.08 * max(y for _, _, y in points)
@@ -283,19 +283,16 @@ def mat_against_cost(results: Mapping[str, Any]) -> Any:
                 f"{speed}x", (end, speed * end), xytext=(-3, -3), textcoords="offset points",
                 ha="right", va="top", fontsize=7.5, color=SOFT,
             )  # fmt: skip
-    for name, x, y in points:
-        axes.plot([x], [y], "o", color=colour(name), markersize=5.5, zorder=3)
     axes.set_xlim(0, right)
     axes.set_ylim(0, top)
     axes.set_xlabel("seconds of a round, over plain decoding's")
     axes.set_ylabel("MAT (emitted tokens a round)")
-    label_points(axes, sorted(points, key=lambda point: -point[2]))
+    _plot_points(axes, points)
     return made
 
 
 _MOST_PANELS = 8
 _MOST_ARMS = 9
-_STROKES = ("-", "--", "-.", ":")
 
 
 def courses(runs: Sequence[Run], colours: Mapping[str, str]) -> Any:
@@ -340,18 +337,13 @@ def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
     """Share of rounds with the drafter that was the prompt's best in hindsight, by round."""
     made = figure(3.4)
     axes = made.subplots()
-    names = sorted({run.method for run in runs if run.course})
-    drawn = 0
-    for name in names:
+    curves = {}
+    for name in sorted({run.method for run in runs if run.course}):
         hits = [h for run in runs if run.method == name if (h := _hits(run, hindsight)) is not None]
         if hits:
             share = _running_share(hits)
-            rounds = np.arange(1, len(share) + 1)
-            line = "-" if name == "draftwise" else _STROKES[drawn // len(LINES) % len(_STROKES)]
-            shade = colour(name) if name == "draftwise" else LINES[drawn % len(LINES)]
-            drawn += name != "draftwise"
-            wide = 2.2 if name == "draftwise" else 1.3
-            axes.plot(rounds, share, line, color=shade, linewidth=wide, label=name)
+            curves[name] = np.arange(1, len(share) + 1), share
+    _plot_lines(axes, curves)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("round")
     axes.set_ylabel("share of rounds so far")
@@ -384,22 +376,20 @@ def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> 
     """Rounds, and milliseconds, above the best fixed plan of all items, by tokens emitted."""
     made = figure(3.6)
     panels = made.subplots(1, 2)
-    words = ("rounds", "milliseconds")
     reference = {run.item: run for run in runs if run.method == best and run.repeat == 0}
-    for axes, word in zip(panels, words, strict=True):
+    for axes, unit in zip(panels, ("rounds", "milliseconds"), strict=True):
         axes.axhline(0.0, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.set_title(f"{word} above {short(best)}")
+        axes.set_title(f"{unit} above {short(best)}")
         axes.set_xlabel("tokens emitted")
-        for index, name in enumerate(names):
+        curves = {}
+        for name in names:
             mine = [run for run in runs if run.method == name and run.repeat == 0]
             pairs = [(run, reference[run.item]) for run in mine if run.item in reference]
-            curve = _regret(pairs, None if word == "rounds" else clock)
+            curve = _regret(pairs, None if unit == "rounds" else clock)
             if curve is not None:
-                wide = 2.2 if name == "draftwise" else 1.3
-                shade = colour(name) if name == "draftwise" else LINES[index % len(LINES)]
-                axes.plot(curve, color=shade, linewidth=wide,
-                          label=name if word == "rounds" else None)  # fmt: skip
-    made.legend(loc="outside right upper")
+                curves[name] = np.arange(len(curve)), curve
+        _plot_lines(axes, curves)
+    made.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
     return made
 
 
@@ -434,7 +424,7 @@ def plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str
     the oracle."""
     rows = {n: r for n, r in results["methods"].items() if r["discard_rate"] is not None}
     points = [(n, r["discard_rate"], r["verification_rate"]) for n, r in rows.items()]
-    made = figure_beside(max(4.4, 0.19 * len(points) + 0.8))
+    made = figure(max(4.4, 0.19 * len(points) + 0.8))
     axes = made.subplots()
     best = sorted(hindsight.fixed, key=lambda name: hindsight.oracle[name][1])[:3]
     for name in best:
@@ -446,9 +436,6 @@ def plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str
                   label=f"{name}, oracle", linestyle="none")  # fmt: skip
     axes.plot(*hindsight.oracle["any"], "*", color=INK, markersize=12, clip_on=False,
               label="any drafter, oracle", linestyle="none")  # fmt: skip
-    for name, x, y in points:
-        axes.plot([x], [y], "o", color=colour(name), markersize=5.5, zorder=3,
-                  markeredgecolor=GRID, markeredgewidth=0.5)  # fmt: skip
     axes.set_xscale("symlog", linthresh=1.0, linscale=1.2)
     axes.set_xlim(left=0.0)
     axes.set_ylim(0.0, 1.04)
@@ -458,5 +445,5 @@ def plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str
     axes.set_xlabel("discard rate (discarded / emitted)")
     axes.set_ylabel("verification rate (target forwards / emitted)")
     made.legend(loc="outside lower left", ncols=2)
-    label_points(axes, sorted(points, key=lambda point: -point[2]))
+    _plot_points(axes, points)
     return made

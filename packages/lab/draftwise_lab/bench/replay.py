@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from draftwise.types import DraftwiseError, Floats
+from draftwise.types import DraftwiseError
 from draftwise_lab.sim.match import Match, Outcome, make_match, report, run_match
 from draftwise_lab.sim.traces import RoundTrace, trace_setting
 
@@ -73,36 +71,3 @@ def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
 def unit(replay: Replay) -> str:
     """What speeds are in: a cost table's forwards count as its own seconds."""
     return "tok/s" if replay.is_measured else "tokens a unit of the cost table"
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Of every text of a replay: its tokens [P], and seconds of plain decoding, of every plan
-    [K, P] and of the adaptive policy; all seeds together."""
-
-    tokens: Floats
-    plain_s: Floats
-    plans_s: Floats
-    adaptive_s: Floats
-
-
-def columns(replay: Replay) -> Columns:
-    """Sums over the seeds by text, in the order of the trace."""
-    totals = {
-        (domain, text, seed): found
-        for domain, by_text in replay.outcome.hindsight.items()
-        for (seed, text), found in by_text.items()
-    }
-    runs = {
-        (run.domain, run.text, run.seed): run.seconds
-        for run in replay.outcome.runs
-        if run.policy == ADAPTIVE
-    }
-    texts = list(dict.fromkeys(key[:2] for key in totals))
-    keys = [[key for key in totals if key[:2] == text] for text in texts]
-    return Columns(
-        np.array([sum(float(totals[key].tokens) for key in found) for found in keys]),
-        np.array([sum(totals[key].plain_s for key in found) for found in keys]),
-        np.array([np.sum([totals[key].seconds for key in found], axis=0) for found in keys]).T,
-        np.array([sum(runs[key] for key in found) for found in keys]),
-    )

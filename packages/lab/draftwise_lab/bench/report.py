@@ -34,7 +34,8 @@ def section(anchor: str, title: str, words: str, *body: str) -> str:
     return f'<section id="{anchor}"><h2>{escape(title)}</h2><p>{words}</p>{"".join(body)}</section>'
 
 
-def chart(svg: str, alt: str) -> str:
+def chart(figure: Any, name: str, alt: str) -> str:
+    svg = charts.to_svg(figure, name)
     named = svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
     return f"<figure>{named}</figure>"
 
@@ -148,20 +149,20 @@ def write_report(
             _top(results),
             _section("methods", *_methods(results)),
             _section(
-                "domains", _drawn(charts.speedups(results), "domains", "speedups by domain"),
+                "domains", chart(charts.speedups(results), "domains", "speedups by domain"),
                 _by_domain(results),
             ),
             _section(
                 "phases",
-                _drawn(charts.phases(results), "phases", "milliseconds a token by phase"),
+                chart(charts.phases(results), "phases", "milliseconds a token by phase"),
             ),
-            _section("cost", _drawn(charts.mat_against_cost(results), "cost", "MAT against cost")),
+            _section("cost", chart(charts.mat_against_cost(results), "cost", "MAT against cost")),
             section("writers", SECTIONS["writers"], *samples(runs, suite, tokenizer, colours)),
             _learning(runs, hindsight, colours),
             _regret(results, runs),
             _section(
                 "plane",
-                _drawn(charts.plane(results, hindsight, colours), "plane", "discards, forwards"),
+                chart(charts.plane(results, hindsight, colours), "plane", "discards, forwards"),
             ),
             _section("environment", _environment(results)),
         ]  # fmt: skip
@@ -230,10 +231,6 @@ def _section(key: str, *body: str, words: str = "") -> str:
     return section(key, SECTIONS[key], words or WORDS[key], *body)
 
 
-def _drawn(figure: Any, name: str, alt: str) -> str:
-    return chart(charts.to_svg(figure, name), alt)
-
-
 def _by_speed(results: Mapping[str, Any]) -> list[str]:
     rows = results["methods"]
     return sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
@@ -288,9 +285,9 @@ def _learning(runs: Sequence[Run], hindsight: Hindsight, colours: Mapping[str, s
     )
     one = [run for run in several if run.domain == domain]
     return _section(
-        "learning", _drawn(charts.courses(one, colours), "courses", "estimates and pulls by round"),
+        "learning", chart(charts.courses(one, colours), "courses", "estimates and pulls by round"),
         "<h3>Rounds with the best drafter</h3>",
-        _drawn(charts.best_arm(several, hindsight), "best", "share of them"), words=words,
+        chart(charts.best_arm(several, hindsight), "best", "share of them"), words=words,
     )  # fmt: skip
 
 
@@ -306,7 +303,7 @@ def _regret(results: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "tokens; means over prompts. Below zero is better than any plan fixed in advance."
     )
     figure = charts.regret(runs, names, best, results["settings"]["clock"])
-    return _section("regret", _drawn(figure, "regret", "regret by tokens emitted"), words=words)
+    return _section("regret", chart(figure, "regret", "regret by tokens emitted"), words=words)
 
 
 def _environment(results: Mapping[str, Any]) -> str:

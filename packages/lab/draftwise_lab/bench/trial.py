@@ -1,19 +1,18 @@
-"""A short run on someone's prompts, for ``draftwise advise``: a trace, and costs by batch size."""
+"""What ``draftwise advise`` learns from a short run: kinds of drafters, and costs by batch size."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from draftwise.bench import Asked, Question
 from draftwise.drafters import EagleDrafter, LMDrafter
 from draftwise.presets import Preset
 from draftwise.speculator import Speculator
 from draftwise_lab.bench.advice import Source
-from draftwise_lab.bench.scout import LENGTHS, scout
-from draftwise_lab.sim import CostTable, costs_by_batch
+from draftwise_lab.bench.scout import LENGTHS
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.traces import costs_by_batch
 
 TIMED_TOKENS = 24
 """Of each request while a batch size is timed."""
@@ -32,15 +31,6 @@ def sources_of(speculator: Speculator, paths: Mapping[str, str]) -> dict[str, So
             kind = type(drafter).__name__
         found[drafter.name] = Source(kind, paths.get(drafter.name, drafter.name))
     return found
-
-
-def record(
-    speculator: Speculator, prompts: Sequence[Sequence[int]], asked: Asked, path: Path, seed: int,
-    tick: Callable[[], bool],
-) -> None:  # fmt: skip
-    """Answer every prompt alone, with plans drawn at random and all drafters scored."""
-    questions = [Question("prompts", list(prompt)) for prompt in prompts]
-    scout(speculator, questions, asked, path, seed, tick)
 
 
 def time_batches(

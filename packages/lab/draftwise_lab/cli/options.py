@@ -32,5 +32,5 @@ Costs = Annotated[
         "--costs", help="gpu, cpu, loaded or a JSON file. Default: a trace's own seconds, if any."
     ),
 ]
-Seeds = Annotated[int, typer.Option(min=1, max=10**6, help="Times that chance is drawn anew.")]
+Seeds = Annotated[int, typer.Option(min=1, max=10**6, help="Number of random seeds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one object.")]

@@ -45,7 +45,7 @@ Prompts = Annotated[
         "--batch",
         "-b",
         metavar="FILE",
-        help="Run these: one a line, or jsonl with `prompt` or `messages`.",
+        help="Answer these first: one per line, or jsonl with `prompt` or `messages`.",
     ),
 ]
 Engines = Annotated[
@@ -54,14 +54,16 @@ Engines = Annotated[
 ]
 AdviceTokens = Annotated[
     int,
-    typer.Option("--max-new-tokens", "-n", metavar="N", min=1, help="Of a run's answer, at most."),
+    typer.Option(
+        "--max-new-tokens", "-n", metavar="N", min=1, help="Maximum number of tokens per answer."
+    ),
 ]
 BatchSizes = Annotated[
     str,
     typer.Option(
         "--batch-sizes",
         metavar="N,N",
-        help="Requests at once that a run times, for vLLM's and SGLang's tables.",
+        help="Batch sizes to time with --prompts, for vLLM's and SGLang's tables.",
     ),
 ]
 _NAME = 40
@@ -81,7 +83,7 @@ def replay(
     seeds: Seeds = 5,
     as_json: AsJson = False,
 ) -> None:
-    """What would another policy have done on this traffic?"""
+    """Play other policies on recorded traffic."""
     played = play_trace(
         trace, policy or [ADAPTIVE], costs=costs, reward=reward, feedback=feedback,
         lengths=lengths, seeds=seeds,
@@ -113,11 +115,11 @@ def advise_(
     batch_sizes: BatchSizes = "1",
     hardware: o.Hardware,
 ) -> None:
-    """The best frozen setting for engines that cannot adapt, and what adapting would give.
+    """Find the best fixed setting for engines that do not adapt, and what adapting would gain.
 
-    From a trace (`generate --trace`, `serve --trace`, `bench`), or from a short run: with
-    --prompts every prompt is answered alone, with drafters and lengths drawn at random. Prints what
-    to paste for vLLM, SGLang, llama.cpp and transformers, the expected gain and what it leaves out.
+    Reads a trace (`generate --trace`, `serve --trace`, `bench`), or answers --prompts once, with
+    drafters and lengths drawn at random. Prints settings for vLLM, SGLang, llama.cpp and
+    transformers, the expected gain, and what the gain excludes.
     """
     names = check_engines(engines)
     with quiet():
@@ -173,11 +175,12 @@ def _after_a_run(
         if any(not isinstance(one.prompt, str) for one in given):
             check_chat(target, None)
     base = load(wanted)
-    from draftwise.bench import Asked
+    from draftwise.bench import Asked, Question
     from draftwise.engine.prompts import encode_all
-    from draftwise_lab.bench.trial import record, sources_of, time_batches
+    from draftwise_lab.bench.scout import scout
+    from draftwise_lab.bench.trial import sources_of, time_batches
 
-    texts = [encode_all(one.prompt, base.tokenizer, base.target)[0].tokens for one in given]
+    texts = [list(encode_all(one.prompt, base.tokenizer, base.target)[0].tokens) for one in given]
     paths = {one.name: str(home) for one in base.drafters if (home := getattr(one, "home", None))}
     with tempfile.TemporaryDirectory() as folder, bars("prompts") as progress:
         path = Path(folder) / "trace.jsonl"
@@ -187,7 +190,8 @@ def _after_a_run(
             progress.advance(task)
             return True
 
-        record(base, texts, Asked(num), path, 0, tick)
+        # every prompt alone, with plans drawn at random and all drafters scored
+        scout(base, [Question("prompts", text) for text in texts], Asked(num), path, 0, tick)
         options: dict[str, Any] = {"seeds": seeds, "sources": sources_of(base, paths)}
         found = advise(path, engines=engines, **options)
         if len(sizes) > 1:

@@ -30,7 +30,7 @@ PresetName = Annotated[str | None, typer.Option("--preset", help=f"{', '.join(SE
 Tokens = Annotated[int | None, typer.Option(min=1, max=10**7, help="Tokens of each text.")]
 Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
 Drafters = Annotated[
-    str | None, typer.Option(help="Sizes of the pool to compare, such as `2,8,32` (hedgespec-*).")
+    str | None, typer.Option(help="Numbers of drafters to compare, such as `2,8,32` (hedgespec-*).")
 ]
 Trace = Annotated[
     Path | None, typer.Option(help="Replay a trace instead: rounds (.jsonl) or arrays (.npz).")
@@ -55,9 +55,9 @@ def simulate(
     plot: Plot = None,
     jobs: Jobs = 1,
 ) -> None:
-    """Play policies against each other on text whose acceptance is known.
+    """Compare policies on simulated text, without a model.
 
-    Without a policy, the preset's own panel plays, each policy with its paper's feedback.
+    Without --policy, all policies of the preset play, each with its paper's feedback.
     """
     if trace is not None and preset is not None:
         raise DraftwiseError("give --preset or --trace, not both")

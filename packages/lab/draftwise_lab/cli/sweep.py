@@ -29,7 +29,7 @@ Drafter = Annotated[
         "--drafter",
         "-d",
         metavar="SPEC",
-        help="The one drafter, a model: PATH, lm:PATH or zoo:NAME.",
+        help="The model drafter: PATH, lm:PATH or zoo:NAME.",
     ),
 ]
 Out = Annotated[
@@ -48,9 +48,9 @@ Heat = Annotated[
         "--temperature", "-t", metavar="T", help="0 is greedy, where the oracle is exact."
     ),
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="Answers to each prompt, each way.")]
-Most = Annotated[int | None, typer.Option(min=1, help="Prompts of each file, at most.")]
-Lag = Annotated[bool, typer.Option("--lag", help="Judge one token late, as the released code.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Answers per prompt and setting.")]
+Most = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts per file.")]
+Lag = Annotated[bool, typer.Option("--lag", help="Check one token late, as the released code.")]
 
 
 @o.command
@@ -69,15 +69,17 @@ def sweep(
     ),
     repeats: Repeats = 1,
     num_prompts: Most = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Above 1: counts sooner, no seconds.")] = 1,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Above 1: faster counts, without timings.")
+    ] = 1,
     lag: Lag = False,
     as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
     """Compare fixed draft lengths with acceptance heads at many thresholds.
 
-    Prints, for each way to stop, discarded tokens and target forwards for each token of the answer,
-    the limit if every rejection were known in advance, and what forwards cost.
+    Prints discarded tokens and target forwards per token of the answer for each setting, the limit
+    if every rejection were known in advance, and the cost of forwards.
     """
     with quiet(), refused_values():
         from draftwise.bench.environment import command as command_line

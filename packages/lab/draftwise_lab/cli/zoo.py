@@ -14,7 +14,7 @@ from draftwise.cli.failures import Output
 from draftwise.cli.options import command
 from draftwise_lab.zoo.recipe import NOMINAL_MINUTES
 
-app = typer.Typer(no_args_is_help=True, help="The bundled tiny models: info, build.")
+app = typer.Typer(no_args_is_help=True, help="Describe or rebuild the bundled models.")
 
 _PACKAGE = Path(zoo.__file__).parent
 _FILE_WIDTH = 160
@@ -25,7 +25,7 @@ _FILE_WIDTH = 160
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Show the models, where they lie, and how often each drafter is accepted in each domain."""
+    """Show the bundled models, their folders, and each drafter's acceptance by domain."""
     found = zoo.manifest()
     if as_json:
         typer.echo(json.dumps(_report(found)))
@@ -99,7 +99,7 @@ def build(
     ] = NOMINAL_MINUTES,
     processes: Annotated[int, typer.Option(help="Processes of one thread for the drafters.")] = 1,
 ) -> None:
-    """Make the bundled models from nothing; an interrupted build goes on where it stopped."""
+    """Rebuild the bundled models from scratch; an interrupted build resumes."""
     from draftwise_lab.zoo.build import build as run  # torch only where it is needed
 
     run(out, work, minutes=minutes, processes=processes)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftwise.types import Floats, Plan
 from draftwise_lab.sim.environments import Environment
@@ -70,6 +71,37 @@ class Outcome:
 
     runs: list[Run]
     hindsight: Hindsight
+
+
+@dataclass(frozen=True, slots=True)
+class TextSums:
+    """Of each of P texts, all seeds together: its domain, tokens, and seconds of plain decoding
+    [P], of every plan of the match [K, P] and of every policy, by label [P]."""
+
+    domains: NDArray[np.str_]
+    tokens: Floats
+    plain_s: Floats
+    plans_s: Floats
+    policies_s: dict[str, Floats]
+
+
+def sums_by_text(outcome: Outcome) -> TextSums:
+    texts: dict[tuple[str, str], list[Totals]] = {}
+    for domain, found in outcome.hindsight.items():
+        for (_, text), total in found.items():
+            texts.setdefault((domain, text), []).append(total)
+    places = {key: place for place, key in enumerate(texts)}
+    policies_s: dict[str, Floats] = {}
+    for run in outcome.runs:
+        seconds = policies_s.setdefault(run.policy, np.zeros(len(texts)))
+        seconds[places[run.domain, run.text]] += run.seconds
+    return TextSums(
+        np.array([domain for domain, _ in texts]),
+        np.array([sum(float(total.tokens) for total in own) for own in texts.values()]),
+        np.array([sum(total.plain_s for total in own) for own in texts.values()]),
+        np.array([np.sum([t.seconds for t in own], axis=0) for own in texts.values()]).T,
+        policies_s,
+    )
 
 
 def every_plan(contestants: Sequence[Contestant], plans: Sequence[Plan]) -> tuple[Plan, ...]:

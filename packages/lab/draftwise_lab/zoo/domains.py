@@ -374,32 +374,17 @@ def _library(rng: random.Random, room: int, heldout: bool) -> str:
     return text or _synthetic(rng, room)
 
 
-def rename(code: str, old: str, new: str) -> str:
-    return re.sub(rf"\b{old}\b", new, code)
-
-
-def delete(code: str, number: int) -> str:
-    """The code without its line `number`, counted from one."""
-    lines = code.splitlines(keepends=True)
-    return "".join(lines[: number - 1] + lines[number:])
-
-
-def insert(code: str, number: int, line: str) -> str:
-    """The code with `line` after its line `number`, counted from one."""
-    lines = code.splitlines(keepends=True)
-    return "".join([*lines[:number], line + "\n", *lines[number:]])
-
-
 def apply(instruction: str, code: str) -> str:
     """Carry out one instruction on `code`; ValueError if it is none that this domain writes."""
-    if found := _RENAME.fullmatch(instruction):
-        return rename(code, found[1], found[2])
-    if found := _REPLACE.fullmatch(instruction):
-        return rename(code, found[1], found[2])
+    if found := _RENAME.fullmatch(instruction) or _REPLACE.fullmatch(instruction):
+        return re.sub(rf"\b{found[1]}\b", found[2], code)
+    lines = code.splitlines(keepends=True)
     if found := _DELETE.fullmatch(instruction):
-        return delete(code, int(found[1]))
+        lines[int(found[1]) - 1 : int(found[1])] = []
+        return "".join(lines)
     if found := _INSERT.fullmatch(instruction):
-        return insert(code, int(found[2]), found[1])
+        lines.insert(int(found[2]), found[1] + "\n")
+        return "".join(lines)
     raise ValueError(f"unknown edit instruction {instruction!r}; see _instruction for the forms")
 
 

@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwise.checks import optional, whole
 from draftwise.drafters.eagle import features_of
-from draftwise.drafters.model_session import DraftInput, NeuralSession, ShiftedKVCache, TreeLevel
-from draftwise.drafters.protocol import Context
+from draftwise.drafters.experimental.medusa import BlockRunner
+from draftwise.drafters.model_session import DraftInput, NeuralSession
 from draftwise.nn.cache import Span
 from draftwise.nn.heads.dflash import DFlashHead, load_dflash_head
 from draftwise.nn.model import CausalModel
@@ -34,14 +34,11 @@ def load_dflash(
 class DFlashDrafter:
     """A DFlash head: a block of masks after the last token, filled in one forward.
 
-    Source: DFlash (Chen et al. 2026, arXiv 2602.06036). Differs: tokens are sampled, and each is
-    verified with the q that it was sampled from, after temperature, top-k and top-p, where the
-    authors are greedy; q of a later token knows nothing of those drafted before it. Where a text
-    was not drafted on by this head, it is scored by a block after each token. Index: none. Memory:
-    keys and values of its layers; D floats a token and tapped layer, which all heads share. Time:
+    Source: DFlash (Chen et al. 2026, arXiv 2602.06036). Differs: tokens are sampled, where the
+    authors are greedy, and each is verified with its own q, which is not conditioned on the tokens
+    drafted before it. Text that another drafter continued is scored by one block per token. Memory:
+    keys and values of its layers; D floats per token and tapped layer, shared by all heads. Time:
     one forward of a block, whatever the length. probs: as ``LMDrafter``.
-
-    max_length: the block's, or less; plans draft no longer.
     """
 
     can_branch = can_mix = retrieves = False
@@ -55,50 +52,25 @@ class DFlashDrafter:
         config, itemsize = head.config, head.fc.weight.element_size()
         self.relative_cost = head.num_parameters / longest / max(1, target.num_parameters)
         self.token_bytes = itemsize * (
-            2 * len(head.layers) * config.num_kv_heads * config.head_dim
+            2 * len(head.layers) * config.num_key_value_heads * config.head_dim
             + len(config.taps) * target.hidden_size
         )
         target.tap(config.taps)
 
     def start(self) -> NeuralSession:
-        """An empty cache and nothing scored."""
         return NeuralSession(self.name, DFlashRunner(self.head, self.max_length))
 
 
-class DFlashRunner(ShiftedKVCache):
+class DFlashRunner(BlockRunner):
     """One head on its cache: keys and values of the target's states, never of a draft.
 
     A block after token s looks at the states after the tokens before s, and its n-th slot from
     ``block.first`` on gives q of position s + 1 + n.
     """
 
-    remembers = True
-    probe_tokens = None
-    shows_hidden = resumes = False
-
     def __init__(self, head: DFlashHead, max_length: int) -> None:
-        super().__init__()
-        self._head, self._max_length = head, max_length
-        self._ahead: dict[int, list[Tensor]] = {}
-
-    def close(self, row: int) -> None:
-        """Free the row's cache."""
-        self._cache.close(row)
-        self._ahead.pop(row, None)
-
-    def follow(self, context: Context) -> int:
-        """A text of one token has no hidden state yet: the target reads it in this very round."""
-        num = len(context.tokens)
-        self._step_back(context)
-        return self._max_length if num > 1 else -1
-
-    def first(self, context: Context) -> int:
-        """What a text begins with has no state before it."""
-        return 2
-
-    def num_unread(self, context: Context, end: int) -> int:
-        """States that are not in the cache."""
-        return end - 1 - self._cache.lengths[context.row]
+        super().__init__(max_length)
+        self._head = head
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         """Blocks after the last ``num`` tokens of each text; of the last, all for a draft."""
@@ -108,17 +80,6 @@ class DFlashRunner(ShiftedKVCache):
                 later = self._head.logits(states_of[-1, first + 1 : first + reading.ahead])
                 self._ahead[reading.context.row] = list(later)
         return self._head.logits(torch.cat([own[:, first] for own in states])), None
-
-    def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
-        """The next slot, whatever was drawn."""
-        return torch.stack([self._ahead[row].pop(0) for row in rows]), None
-
-    def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        """Raises ValueError: no tree can be made of slots that do not see each other's tokens."""
-        raise ValueError("DFlash heads draft chains: ask for a plan without a tree")
-
-    def settle(self, context: Context, base: int, agreed: int) -> None:
-        """Nothing of a draft was stored."""
 
     def _read_texts(self, readings: Sequence[DraftInput]) -> list[tuple[Tensor, Tensor]]:
         """Put into the cache what the target said of each text up to the token before the last.

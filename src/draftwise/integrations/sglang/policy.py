@@ -28,7 +28,7 @@ from draftwise.controller.acceptance import (
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
-from draftwise.integrations.vllm.state import SAVE_EVERY_S, StateFile, Writer
+from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
 from draftwise.lines import STATE_BYTES, read_text, strict_json
 
 logger = logging.getLogger("sglang.draftwise")
@@ -39,6 +39,9 @@ PERIOD = 4
 """Steps between two choices for batches of one size, except for trials."""
 SWITCH_GAIN = 0.015
 """By how much another length must be better: a switch costs SGLang some work."""
+CREDIT, SHARE = 8.0, 0.003
+"""Of the guard: more than for choices by request, since one length for a batch of few requests
+follows an answer in which drafts fail for dozens of steps late."""
 CLEAN_EVERY = 16
 """Steps without a prefill before them are priced; others if none was among so many."""
 
@@ -141,14 +144,14 @@ class StepsPolicy:
         state: StateFile | None = None,
     ) -> None:
         self.settings = settings
-        self.costs, self.guard = StepCosts(), Guard()
+        self.costs, self.guard = StepCosts(), Guard(CREDIT, SHARE)
         self._table = new_tables(max(1, *settings.candidates)).model[0, 0]
         self._known = new_slots(0, 1)
         self.counts: Counter[int] = Counter()
         self.drafted = self.accepted = 0
         self._clock, self._agree, self._file = clock, agree, state
         self._writer = None if state is None else Writer()
-        self._saved_s = clock()
+        self._timer = SaveTimer(clock())
         self._graphs: list[int] | None = None
         self._longest: dict[int, int] = {}
         self._slots: dict[Any, int] = {}
@@ -279,6 +282,7 @@ class StepsPolicy:
             return
         context = flight.num_context
         self.costs.observe(Step(size, size * (steps + 1), seconds, steps), context)
+        seconds = self.costs.counted_s  # a pause says nothing about drafting
         plain_s = self._seconds(size, context, 0) if steps else seconds
         self.guard.observe(1 + float(accepted.mean()), seconds, plain_s)
         self._last_s = seconds
@@ -347,9 +351,7 @@ class StepsPolicy:
 
     def _report(self, now_s: float) -> None:
         """The file and one line in the log, on a timer."""
-        is_due = now_s - self._saved_s >= SAVE_EVERY_S
-        if self._file is not None and self._writer is not None and is_due:
-            self._saved_s = now_s
+        if self._file is not None and self._writer is not None and self._timer.is_due(now_s):
             self._writer.write(self._file.path, self._file.text(self.state()))
         if now_s - self._reported_s >= self.settings.report_s:
             self._reported_s = now_s

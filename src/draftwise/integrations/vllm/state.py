@@ -19,7 +19,7 @@ logger = logging.getLogger("vllm.draftwise")
 
 _VERSION = 2
 FIRST_SAVE_S, SAVE_EVERY_S = 5.0, 60.0
-"""Seconds to the first save, which then double up to those between two later ones."""
+"""Seconds until the first save, and between two later ones at most."""
 QUIET_S = 1.0
 
 
@@ -133,6 +133,20 @@ class StateFile:
         """What is to be written."""
         about = {"draftwise": _VERSION, "about": self._about}
         return json.dumps(about | {"learnt": learnt}, allow_nan=False)
+
+
+class SaveTimer:
+    """When to save: after FIRST_SAVE_S, then at intervals that double up to SAVE_EVERY_S."""
+
+    def __init__(self, now_s: float) -> None:
+        self._saved_s, self._wait_s = now_s, FIRST_SAVE_S
+
+    def is_due(self, now_s: float) -> bool:
+        """True once for each interval."""
+        if now_s - self._saved_s < self._wait_s:
+            return False
+        self._saved_s, self._wait_s = now_s, min(2 * self._wait_s, SAVE_EVERY_S)
+        return True
 
 
 class Writer:

@@ -9,7 +9,7 @@ from pathlib import Path
 from draftwise.integrations.vllm.adapter import Adapter
 from draftwise.integrations.vllm.metrics import Exporter, Figure, as_text
 from draftwise.integrations.vllm.options import DRAFTERS
-from draftwise.integrations.vllm.state import FIRST_SAVE_S, SAVE_EVERY_S, StateFile, Writer
+from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -39,10 +39,10 @@ class Upkeep:
         self._adapter, self._clock, self._file = adapter, clock, file
         self._exporter, self._figures, self._labels = exporter, figures, dict(labels or {})
         self._writer = Writer() if file is not None or figures is not None else None
-        self._exported_s = self._saved_s = self._logged_s = clock()
+        self._exported_s = self._logged_s = clock()
+        self._timer = SaveTimer(self._logged_s)
         self._saved_steps = 0
         self._has_failed = False
-        self._wait_s = FIRST_SAVE_S
         self._logged = Sums.of(adapter)
 
     def load(self) -> None:
@@ -76,10 +76,7 @@ class Upkeep:
         if now - self._exported_s >= EXPORT_EVERY_S or is_idle:
             self._exported_s = now
             self.export()
-        if is_idle:
-            self.save()
-        elif now - self._saved_s >= self._wait_s:
-            self._wait_s = min(2 * self._wait_s, SAVE_EVERY_S)
+        if self._timer.is_due(now) or is_idle:
             self.save()
         if now - self._logged_s >= LOG_EVERY_S:
             self.log(now)
@@ -95,7 +92,6 @@ class Upkeep:
 
     def save(self) -> None:
         """Write what was learnt, if a step was learnt from since the last time."""
-        self._saved_s = self._clock()
         num = self._adapter.counts.steps
         if self._file is not None and self._writer is not None and num > self._saved_steps:
             self._saved_steps = num

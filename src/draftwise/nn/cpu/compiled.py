@@ -35,15 +35,14 @@ class StepOutput:
 
 
 class CompiledSteps:
-    """A module's forwards over one row's storage, of fixed widths, compiled when first met.
+    """A module's forwards over one row's storage, of fixed widths, each compiled when first used.
 
-    A shorter feed is padded to the next width, the mask spans the whole cache, and keys and values
-    go where an index says: so nothing changes its shape from token to token, and nothing is
-    compiled twice. ``spent_s``, ``spent_cpu_s``: seconds that compiling took so far, which belong
-    to no round. On CUDA the forwards are recorded as graphs. Half precision on a CPU whose weights
-    have no blocks (``nn.cpu.layout``) has weights packed into them ("freezing": one copy a width),
-    without which it gains nothing; one token is read as two there (docs/performance.md).
-    Errors: where compiling fails, a warning, and the model goes on without.
+    Feeds are padded to the next width, the mask spans the whole storage, and keys and values are
+    written at an index: no shape changes from token to token, so nothing is compiled twice.
+    ``spent_s``, ``spent_cpu_s``: seconds of compiling so far, which belong to no round. On CUDA
+    forwards are recorded as graphs. Half precision on a CPU without oneDNN blocks gains only from
+    "freezing", a packed copy of the weights per width; there one token is read as two
+    (docs/performance.md). Where compiling fails, it warns, and the model goes on without.
     """
 
     def __init__(
@@ -59,9 +58,9 @@ class CompiledSteps:
         self.spent_s = self.spent_cpu_s = 0.0
 
     def take(self, num_tokens: int) -> RowKVCache:
-        """Storage that many requests can have, one after another, of a power of two of slots.
+        """Zeroed storage of a power of two of slots, reused by one request after another.
 
-        Recorded CUDA graphs know addresses, not tensors: a new storage would be recorded anew.
+        Recorded CUDA graphs hold addresses: new storage would mean a new recording.
         """
         slots = max(LEAST_SLOTS, 1 << (num_tokens - 1).bit_length())
         free = self._shelf.setdefault(slots, [])
@@ -78,9 +77,8 @@ class CompiledSteps:
             self._shelf.setdefault(storage.num_slots, []).append(storage)
 
     def width(self, cache: RaggedCache, row: int, wanted: int) -> int | None:
-        """The width to pad one row's feed to; None where the plain module is to read it.
-
-        That is a prompt, what fits no width or storage, and the first forward of a storage.
+        """The width to pad one row's feed to; None for a prompt, what fits no width or storage, and
+        the first forward of a storage, which the plain module reads.
         """
         used, storage = cache.lengths[row] + wanted, cache.storage(row)
         is_ready = bool(storage.keys) and used <= storage.num_slots
@@ -141,10 +139,8 @@ class CompiledSteps:
         return True
 
     def _new_step(self, taps: Sequence[int]) -> Callable[..., Any]:
-        """A forward of the module, not yet compiled.
-
-        Each shape has its own, and its own code object, by which the compiler files what it made:
-        so there is nothing to look up and nothing to guard against at each call.
+        """A forward of the module, not yet compiled, with a code object of its own per shape: the
+        compiler files graphs by it, so calls need no lookup and no guards.
         """
         module, extra = self._module, {"output_hidden_states": True} if taps else {}
 
@@ -194,7 +190,6 @@ class _WholeCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one layer's [1, H, T, D] in place; all [1, H, slots, D] of it."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys[:, :, self._slots[0]] = key_states
         values[:, :, self._slots[0]] = value_states

@@ -37,10 +37,9 @@ def _(states: Tensor, number: int, width: int) -> Tensor:
 class Prepacked(nn.Linear):
     """A linear layer that keeps its weight a second time, in the blocks that oneDNN multiplies by.
 
-    A product of 2 to 64 rows with a weight as it lies packs it anew each time; from blocks eight
-    rows cost little more than one (``docs/real_models.md``). The weight itself stays where
-    everything else expects it. A weight that was changed or moved since and gradients go the
-    ordinary way; copies of the layer have no blocks.
+    Products of 2 to 64 rows with a plain weight pack it each time; from blocks eight rows cost
+    little more than one (``docs/real_models.md``). Gradients, and weights that changed or moved
+    since, take the ordinary way; copies of the layer have no blocks.
     """
 
     _blocks: Tensor | None = None
@@ -91,13 +90,12 @@ def _mark(weight: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def lay_out(module: nn.Module) -> int:
-    """Lay the large weights of a CPU model's linear layers out for few rows; how many it did.
+    """Lay out the large linear weights of a CPU model for products of few rows; returns how many.
 
-    float32: weights with more outputs than inputs are kept column by column, which MKL reads faster
-    for a single row, and in blocks for more rows. bfloat16: in blocks alone, where the processor
-    has the instructions. Blocks are second copies: none once they would take more than ``SHARE`` of
-    the memory. Shapes, values and names stay; results differ in rounding; ``put_back`` comes
-    before saving.
+    float32: column by column where there are more outputs than inputs, which MKL reads faster for
+    one row, and blocks for more rows. bfloat16: blocks, where the processor has the instructions.
+    Blocks are second copies, of at most ``SHARE`` of the memory. Values, shapes and names stay;
+    results differ in rounding. Call ``put_back`` before saving.
     """
     done, left = 0, SHARE * _memory_bytes()
     turned: set[int] = set()
@@ -133,7 +131,6 @@ def put_back(module: nn.Module) -> None:
 
 
 def is_packed(module: nn.Module) -> bool:
-    """Whether any of its layers keeps blocks."""
     return any(isinstance(layer, Prepacked) for layer in module.modules())
 
 
@@ -159,7 +156,7 @@ def _memory_bytes() -> int:
 
 
 def weights_of(module: nn.Module) -> str:
-    """In words: the precision of a module as its checkpoint has it, and how its weights lie.
+    """The precision of a module and the layout of its weights, in words.
 
     >>> weights_of(nn.Linear(8, 8))
     'float32 as the checkpoint has it'

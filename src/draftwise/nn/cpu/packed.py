@@ -18,40 +18,50 @@ GROUP = 32
 """Weights of a row that share a scale and an offset in four bits: GGUF's blocks."""
 
 
-class PackedInt8(nn.Module):
-    """A linear layer [out, in] with one scale a row, symmetric; it multiplies in bfloat16."""
+class Packed(nn.Module):
+    """A linear layer [out, in] without bias, in few bits; it multiplies in bfloat16."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
+
+    def forward(self, states: Tensor) -> Tensor:
+        flat = states.reshape(-1, self.in_features).to(torch.bfloat16).contiguous()
+        found = self.product(flat, self.get_buffer("bits"), self.get_buffer("scales"))
+        return found.view(*states.shape[:-1], self.out_features)
+
+    def product(self, flat: Tensor, bits: Tensor, scales: Tensor) -> Tensor:
+        """[n, out] of [n, in]."""
+        raise NotImplementedError
+
+
+class PackedInt8(Packed):
+    """One scale per row, symmetric."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight)
         scale = (weight.abs().amax(-1) / 127).clamp(min=1e-12)
         self.register_buffer("bits", (weight / scale[:, None]).round().to(torch.int8).contiguous())
         self.register_buffer("scales", scale.to(torch.bfloat16))
 
-    def forward(self, states: Tensor) -> Tensor:
-        flat = states.reshape(-1, self.in_features).to(torch.bfloat16).contiguous()
-        found = torch._weight_int8pack_mm(flat, self.get_buffer("bits"), self.get_buffer("scales"))
-        return found.view(*states.shape[:-1], self.out_features)
+    def product(self, flat: Tensor, bits: Tensor, scales: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(flat, bits, scales)
 
 
-class PackedInt4(nn.Module):
-    """A linear layer [out, in] with a scale and an offset for every ``GROUP`` weights of a row."""
+class PackedInt4(Packed):
+    """A scale and an offset for every ``GROUP`` weights of a row."""
 
     def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
+        super().__init__(weight)
         bits, scales, middles = four_bits(weight)
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(bits, 1)
         both = torch.stack((scales, middles), dim=-1).transpose(0, 1)
         self.register_buffer("bits", packed)
         self.register_buffer("scales", both.contiguous().to(torch.bfloat16))
 
-    def forward(self, states: Tensor) -> Tensor:
-        flat = states.reshape(-1, self.in_features).to(torch.bfloat16).contiguous()
-        found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            flat, self.get_buffer("bits"), GROUP, self.get_buffer("scales")
-        )
-        return found.view(*states.shape[:-1], self.out_features)
+    def product(self, flat: Tensor, bits: Tensor, scales: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, bits, GROUP, scales)
+        return found
 
 
 PRECISIONS: dict[str, Callable[[Tensor], nn.Module]] = {"int8": PackedInt8, "int4": PackedInt4}

@@ -26,9 +26,8 @@ IDS = "draft_ids"
 
 
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write all of a causal LM but its embeddings and ``lm_head``; ``module`` is not changed.
-
-    Of a `LentHead` it writes which tokens that drafts.
+    """Write a causal LM without embeddings and ``lm_head``, but with the tokens of its
+    ``LentHead``.
     """
     own = _own(module)
     config = AutoConfig.for_model(**module.config.to_dict())
@@ -42,10 +41,9 @@ def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
 
 
 def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
-    """A checked model from such a folder with the target's own embeddings and ``lm_head`` in it.
-
-    It has the target's precision and device. Raises DraftwiseError for a key that is missing or
-    left over, tokens that are not the target's, or both sizes where it was made for another one.
+    """A checked model from such a folder, with the target's embeddings, ``lm_head``, dtype and
+    device. Raises DraftwiseError for a key that is missing or left over, unknown tokens, or another
+    size.
     """
     what = f"drafter {folder}"
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -81,7 +79,6 @@ def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
 
 
 def _own(module: Any) -> Mapping[str, Tensor]:
-    """Its weights but for those that are borrowed."""
     lent = (module.get_input_embeddings(), module.get_output_embeddings())
     places = {id(tensor) for layer in lent for tensor in (*layer.parameters(), *layer.buffers())}
     state = module.state_dict(keep_vars=True)

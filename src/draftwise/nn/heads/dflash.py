@@ -9,20 +9,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftwise.nn.heads.eagle import (
+    REQUIRED,
     Attend,
     Attention,
     BorrowingHead,
     EagleConfig,
-    Mlp,
     Norm,
     fill,
     head_config,
     read_head_weights,
     rope_of,
 )
-from draftwise.nn.heads.files import find_folder, read_settings, refuse_other_target
+from draftwise.nn.heads.files import (
+    find_folder,
+    read_settings,
+    refuse_missing,
+    refuse_other_target,
+)
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -34,8 +40,9 @@ Store = Callable[[int, Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """What a block is: slots of one, with the last token's in front; the token that is a mask;
-    first: the slot that says what follows the last token, 1, or 0 where heads are so trained."""
+    """size: slots of a block, the last token's first. mask: the token in the others. first: the
+    slot that predicts the token after the last one: 1, or 0 for heads that are trained so.
+    """
 
     size: int
     mask: int
@@ -48,14 +55,13 @@ class BlockShape:
 
 
 class DFlashHead(BorrowingHead):
-    """Layers whose keys and values are of the target's states, and of a block that sees itself.
+    """Layers that attend to keys and values of the target's states, and to a block,
+    bidirectionally.
 
-    Source: DFlash (Chen et al. 2026, arXiv 2602.06036), as ``speculators`` 0.9 writes it: states of
-        some of the target's layers, reduced by ``fc`` and normed, are keys and values in every
-        layer, at their positions; the block is the last token and masks, looks at all of them and,
-        both ways, at itself; slot s says which token stands at its own place.
-    Differs: none. Names of parameters are those of its checkpoints.
-    State: the weights; a table of rotary angles. Cost: one forward of a block a draft.
+    Source: DFlash (Chen et al. 2026, arXiv 2602.06036), as ``speculators`` 0.9 implements it:
+    states of some target layers, reduced by ``fc`` and normed, are keys and values in every layer;
+    the block is the last token and masks; slot s predicts the token at its own place. Parameters
+    are named as in its checkpoints. Cost: one forward of a block per draft.
     """
 
     def __init__(
@@ -70,7 +76,10 @@ class DFlashHead(BorrowingHead):
         super().__init__()
         self.config, self.block, size = config, block, config.hidden_size
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
-        self.hidden_norm, self.norm = Norm(size, config.eps), Norm(size, config.eps)
+        self.hidden_norm, self.norm = (
+            Norm(size, config.rms_norm_eps),
+            Norm(size, config.rms_norm_eps),
+        )
         self.layers = nn.ModuleList(_BlockLayer(config) for _ in range(num_layers))
         self._borrow(config, embed, lm_head)
 
@@ -83,10 +92,8 @@ class DFlashHead(BorrowingHead):
             store(number, *layer.self_attn.keys_and_values(fused, cos, sin))
 
     def forward(self, last: Tensor, positions: Tensor, attend: AttendBlock, longest: int) -> Tensor:
-        """States [N, S, h] of blocks after the tokens ``last`` [N], which stand at ``positions``.
-
-        Slots from ``block.first`` on say what stands after the last token. longest: blocks end
-        before it.
+        """States [N, S, h] of blocks after the tokens ``last`` [N] at ``positions``; those from
+        ``block.first`` on predict what follows. longest: above all positions of the blocks.
         """
         slots = torch.arange(self.block.size, device=last.device)
         tokens = torch.full((len(last), self.block.size), self.block.mask, device=last.device)
@@ -109,9 +116,9 @@ class _BlockLayer(nn.Module):
         self.self_attn = Attention(
             config, config.hidden_size, o_bias=config.attention_bias, qk_norm=True
         )
-        self.mlp = Mlp(config)
-        self.input_layernorm = Norm(config.hidden_size, config.eps)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.eps)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, attend)
@@ -120,22 +127,14 @@ class _BlockLayer(nn.Module):
 
 
 KIND = "DFlash head"
-_NUMBERS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
 
 
 def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     """A head for this target from a folder or hub id, in the target's dtype and on its device.
 
-    Takes ``speculators``' layout. Embeddings are the target's, whatever lies beside them, and so is
-    ``lm_head`` where every token can be drafted. Raises DraftwiseError that names a missing or
-    unmatched key, a shape, a variant that is not served (layers that slide), or both sizes where
-    the head was made for another target.
+    Takes ``speculators``' layout. Embeddings are the target's, as is ``lm_head`` where every token
+    can be drafted. Raises DraftwiseError for a missing or unmatched key, a shape, an unsupported
+    variant (sliding layers), or a head made for another target.
     """
     folder = find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
     settings, weights = read_settings(folder, KIND), read_head_weights(folder)
@@ -173,12 +172,8 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
 
 def _block(settings: Mapping[str, Any], layer: Mapping[str, Any], what: str) -> BlockShape:
     """What a block is; DraftwiseError for numbers that are missing and variants not served."""
-    missing = [key for key in _NUMBERS if not isinstance(layer.get(key), int)]
-    missing += [key for key in ("block_size", "mask_token_id") if settings.get(key) is None]
-    if not settings.get("aux_hidden_state_layer_ids"):
-        missing.append("aux_hidden_state_layer_ids")
-    if missing:
-        raise DraftwiseError(f"{what}: its config.json has no {missing[0]!r}")
+    refuse_missing(what, layer, (*REQUIRED, "num_hidden_layers"))
+    refuse_missing(what, settings, ("block_size", "mask_token_id", "aux_hidden_state_layer_ids"))
     if "sliding_attention" in (layer.get("layer_types") or []):
         raise DraftwiseError(f"{what} has layers that slide, which are not served")
     size, mask = settings["block_size"], settings["mask_token_id"]

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from draftwise.nn.cache import RaggedCache, Span
 from draftwise.nn.cpu.layout import lay_out
@@ -24,10 +23,11 @@ from draftwise.nn.heads.files import (
     put_weights,
     read_settings,
     read_weights,
+    refuse_missing,
     refuse_other_target,
 )
 from draftwise.nn.model import CausalModel
-from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, tree_masks
+from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, stacked_rows, tree_masks
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Norm(nn.Module):
-    """Root mean square norm that takes any precision, whatever its weight is kept in."""
+    """Root mean square norm of states in any precision, which need not be the weight's."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -61,22 +61,6 @@ class Norm(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         weight = self.weight.to(states.dtype)
         return nn.functional.rms_norm(states, (len(weight),), weight, self._eps)
-
-
-class Mlp(nn.Module):
-    """The gated layer of Llama and Qwen."""
-
-    def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
-        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(size, inner, bias=bias)
-        self.up_proj = nn.Linear(size, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, size, bias=bias)
-        self._act = ACT2FN[config.act]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self.down_proj(self._act(self.gate_proj(hidden)) * self.up_proj(hidden))
-        return found
 
 
 def turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -89,9 +73,9 @@ def rotary_table(config: EagleConfig, num: int, like: Tensor) -> tuple[Tensor, T
     """cos and sin [num, d], whatever kind of scaling the configuration asks for."""
     llama = LlamaConfig(
         hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
+        num_attention_heads=config.num_attention_heads,
         head_dim=config.head_dim,
-        max_position_embeddings=config.max_positions,
+        max_position_embeddings=config.max_position_embeddings,
         rope_parameters=dict(config.rope),
     )
     rotary = LlamaRotaryEmbedding(llama).to(like.device)
@@ -121,29 +105,29 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """The shape of a head.
+    """The shape of a head; of its layer with the names of ``LlamaConfig``.
 
-    generation: 1 (EAGLE-1 and EAGLE-2, which differ in the tree alone) or 3. taps: the hidden
-    states it reads, as ``CausalModel.tap`` numbers them. rope: as ``rope_parameters`` of
-    ``transformers``. draft_vocab_size: tokens that it can draft; fewer than ``vocab_size`` need
-    ``d2t``. qk_norm: Qwen3's norms of queries and keys. norm_before_residual: the residual is the
-    normed hidden state (some heads of vLLM's ``speculators``).
+    generation: 1 (EAGLE-1 and EAGLE-2, which differ only in the tree) or 3. taps: the hidden states
+    it reads, numbered as by ``CausalModel.tap``. rope: ``rope_parameters`` of transformers.
+    draft_vocab_size: tokens that it can draft; fewer than ``vocab_size`` need ``d2t``. qk_norm:
+    Qwen3's norms of queries and keys. norm_before_residual: the residual is the normed hidden
+    state.
     """
 
     generation: int
     hidden_size: int
     intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
     vocab_size: int
     draft_vocab_size: int
     target_hidden_size: int
     taps: tuple[int, ...]
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
-    max_positions: int = 2048
-    eps: float = 1e-6
-    act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
     fc_bias: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -152,10 +136,9 @@ class EagleConfig:
 
 
 class BorrowingHead(nn.Module):
-    """What heads share whose embeddings and output layer may be the target's.
+    """A head whose embeddings and output layer may be the target's; those are no part of its state.
 
-    What is borrowed is no part of their state. draft_ids: [draft_vocab_size] the target's token for
-    each drafted one; None = all, as they are.
+    draft_ids: [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
     """
 
     config: EagleConfig
@@ -188,26 +171,23 @@ class BorrowingHead(nn.Module):
         return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
 
     def draft_logits(self, states: Tensor) -> Tensor:
-        """[..., draft_vocab_size] logits of states."""
+        """[..., draft_vocab_size]"""
         found: Tensor = (self.lm_head or self._borrowed[1])(states)
         return found
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., vocab_size] logits: minus infinity for tokens that it cannot draft."""
+        """[..., vocab_size], minus infinity for tokens that it cannot draft."""
         return spread(self.draft_logits(states), self.draft_ids, self.config.vocab_size)
 
 
 class EagleHead(BorrowingHead):
-    """A head's weights and arithmetic.
+    """A head's weights and arithmetic; parameters are named as in the authors' EAGLE-3 checkpoints.
 
-    Source: EAGLE (Li et al. 2024), section 3; EAGLE-3 (Li et al. 2025), section 3.1. Slot s of its
-        text reads token s + 1 and the target's hidden states after token s, and its output g says
-        what token s + 2 may be. EAGLE-1 mixes both by ``fc`` at every step, has no norm before its
-        layer, and uses the target's ``lm_head``. EAGLE-3 reduces three layers' states by ``fc``,
-        gives its attention both, normed, side by side, and takes g itself, before ``norm``, in
-        place of the target's states where it drafts on.
-    Differs: none. Names of parameters are those of the authors' EAGLE-3 checkpoints.
-    State: the weights; a table of rotary angles. Cost: one layer and one ``lm_head`` a forward.
+    Source: EAGLE (Li et al. 2024), section 3; EAGLE-3 (Li et al. 2025), section 3.1. Slot s reads
+    token s + 1 and the target's hidden states after token s; its output g predicts token s + 2.
+    EAGLE-1 mixes both by ``fc`` at every step, has no norm before its layer, and uses the target's
+    ``lm_head``. EAGLE-3 reduces three layers' states by ``fc``, gives its attention both, normed,
+    side by side, and drafts on from g, before ``norm``, in place of the target's states.
     """
 
     def __init__(
@@ -215,13 +195,12 @@ class EagleHead(BorrowingHead):
     ) -> None:
         """embed, lm_head: the target's, where the head has none of its own."""
         super().__init__()
-        self.config = config
-        size, is_third = config.hidden_size, config.generation == 3
+        self.config, size, is_third = config, config.hidden_size, config.generation == 3
         inputs = len(config.taps) * config.target_hidden_size if is_third else 2 * size
         self.fc = nn.Linear(inputs, size, bias=config.fc_bias)
         self.midlayer = _Layer(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if embed is None else None
-        self.norm = Norm(size, config.eps) if is_third else None
+        self.norm = Norm(size, config.rms_norm_eps) if is_third else None
         self._borrow(config, embed, lm_head)
 
     @property
@@ -238,11 +217,10 @@ class EagleHead(BorrowingHead):
 
     @property
     def token_bytes(self) -> int:
-        """Of keys and values."""
-        return 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
+        """Bytes of keys and values per token."""
+        return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[..., h] embeddings of target tokens."""
         found: Tensor = (self.embed_tokens or self._borrowed[0])(tokens)
         return found
 
@@ -255,16 +233,16 @@ class EagleHead(BorrowingHead):
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
     ) -> Tensor:
-        """g [R, T, h] of tokens [R, T] with fused or self-made states [R, T, h] beside them.
+        """g [R, T, h] of tokens [R, T] with fused or drafted states [R, T, h].
 
-        longest: positions are below it; 0 = they are looked at, which waits for the device.
+        longest: above all positions; 0 = computed from them, which waits for the device.
         """
         embedded = self.embed(tokens)
         cos, sin = self._angles(positions, longest or int(positions.max()) + 1, self.fc.weight)
-        if self.config.generation == 3:
-            return self.midlayer.third(embedded, hidden, cos, sin, attend)
-        mixed = self.fc(torch.cat((embedded, hidden), dim=-1))
-        return self.midlayer.first(mixed, cos, sin, attend)
+        if self.config.generation == 1:
+            hidden = self.fc(torch.cat((embedded, hidden), dim=-1))
+        found: Tensor = self.midlayer(embedded, hidden, cos, sin, attend)
+        return found
 
     def draft_logits(self, states: Tensor) -> Tensor:
         return super().draft_logits(states if self.norm is None else self.norm(states))
@@ -285,37 +263,31 @@ class EagleHead(BorrowingHead):
 
 
 class _Layer(nn.Module):
-    """The decoder layer of a head."""
-
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         size, is_third = config.hidden_size, config.generation == 3
         self.self_attn = Attention(
             config, 2 * size if is_third else size, o_bias=False, qk_norm=config.qk_norm
         )
-        self.mlp = Mlp(config)
-        self.post_attention_layernorm = Norm(size, config.eps)
-        self.input_layernorm = Norm(size, config.eps) if is_third else None
-        self.hidden_norm = Norm(size, config.eps) if is_third else None
+        self.mlp = LlamaMLP(config)
+        self.post_attention_layernorm = Norm(size, config.rms_norm_eps)
+        self.input_layernorm = Norm(size, config.rms_norm_eps) if is_third else None
+        self.hidden_norm = Norm(size, config.rms_norm_eps) if is_third else None
         self._residual_is_normed = config.norm_before_residual
 
-    def third(
+    def forward(
         self, embedded: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
     ) -> Tensor:
-        """EAGLE-3: attention looks at both inputs, the residual is the hidden state."""
-        assert self.input_layernorm is not None
-        assert self.hidden_norm is not None
-        normed = self.hidden_norm(hidden)
-        both = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
-        residual = normed if self._residual_is_normed else hidden
-        return self._rest(residual, self.self_attn(both, cos, sin, attend))
+        """An ordinary layer over ``hidden``, in EAGLE-1 without a norm before its attention.
 
-    def first(self, mixed: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """EAGLE-1: an ordinary layer without the norm before its attention."""
-        return self._rest(mixed, self.self_attn(mixed, cos, sin, attend))
-
-    def _rest(self, residual: Tensor, attended: Tensor) -> Tensor:
-        hidden = residual + attended
+        EAGLE-3's attention reads the embeddings, too, normed and side by side with the states.
+        """
+        inputs = hidden
+        if self.input_layernorm is not None and self.hidden_norm is not None:
+            normed = self.hidden_norm(hidden)
+            inputs = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
+            hidden = normed if self._residual_is_normed else hidden
+        hidden = hidden + self.self_attn(inputs, cos, sin, attend)
         added: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return added
 
@@ -328,13 +300,15 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self._dim, bias = config.head_dim, config.attention_bias
-        queries, keys = (n * self._dim for n in (config.num_heads, config.num_kv_heads))
+        queries, keys = (
+            n * self._dim for n in (config.num_attention_heads, config.num_key_value_heads)
+        )
         self.q_proj = nn.Linear(num_inputs, queries, bias=bias)
         self.k_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.v_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=o_bias)
-        self.q_norm = Norm(self._dim, config.eps) if qk_norm else None
-        self.k_norm = Norm(self._dim, config.eps) if qk_norm else None
+        self.q_norm = Norm(self._dim, config.rms_norm_eps) if qk_norm else None
+        self.k_norm = Norm(self._dim, config.rms_norm_eps) if qk_norm else None
 
     def keys_and_values(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """[R, G, T, d] each, of inputs [R, T, h]."""
@@ -383,9 +357,8 @@ def read(
         )
 
     width = max(span.count for span in spans)
-    ids = stacked_ids(tokens, width, device)
-    longest = max(span.end for span in spans)
-    states = head(ids, _stacked(hidden, width), positions, attend, longest)
+    ids, longest = stacked_ids(tokens, width, device), max(span.end for span in spans)
+    states = head(ids, stacked_rows(hidden, width), positions, attend, longest)
     for span in spans:
         cache.lengths[span.row] = span.end
     return [states[index, : span.count] for index, span in enumerate(spans)]
@@ -394,9 +367,8 @@ def read(
 def _look(
     spans: Sequence[Span], trees: Sequence[Branches | None], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Positions [R or 1, T] of the slots, and what they see [R, 1, T, used].
-
-    One slot for each of rows of one length sees all of the cache and needs no mask.
+    """Positions [R or 1, T] of the slots, and what they attend to [R, 1, T, used]; None = to all,
+    as single slots of rows of one length do.
     """
     counts = [span.count for span in spans]
     width, used = max(counts), max(span.end for span in spans)
@@ -409,15 +381,6 @@ def _look(
     slots = ragged_slots([span.start for span in spans], counts)
     queries, _, seen = tree_masks(trees or [None] * len(spans), slots, used, device)
     return queries, seen[:, None]
-
-
-def _stacked(hidden: Sequence[Tensor], width: int) -> Tensor:
-    """[R, T, h]; shorter rows repeat their last state, which is written in its own place again."""
-    if len(hidden) == 1:
-        return hidden[0][None]
-    return torch.stack(
-        [torch.cat((h, h[-1:].expand(width - len(h), -1))) if len(h) < width else h for h in hidden]
-    )
 
 
 @torch.no_grad()
@@ -436,22 +399,21 @@ def lent_rows(layer: nn.Module, ids: Tensor) -> nn.Linear:
 
 
 class LentHead(nn.Module):
-    """An output layer that can only draft some tokens, by the target's own rows for these.
+    """An output layer of some tokens, with the target's own rows for them: [..., D] to [..., V],
+    minus infinity for the other tokens.
 
-    Source: the idea of FR-Spec (Zhao et al. 2025, arXiv 2502.14856): to draft over frequent tokens
-        alone saves most of what the output layer costs; the target verifies over all of them.
-    Shapes: states [..., D] to logits [..., V], minus infinity for the others.
+    Source: FR-Spec (Zhao et al. 2025, arXiv 2502.14856): drafting over frequent tokens saves most
+    of the output layer's cost; the target verifies over all tokens.
     """
 
     def __init__(self, layer: nn.Module, ids: Tensor, vocab_size: int) -> None:
-        """layer: the target's [V, D]. ids [n]: what can be drafted, in rising order."""
+        """layer: the target's [V, D]. ids: [n] tokens that can be drafted, in rising order."""
         super().__init__()
         self.rows, self._vocab_size = lent_rows(layer, ids), vocab_size
         self.ids: Tensor
         self.register_buffer("ids", ids.to(layer.get_parameter("weight").device))
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits of all tokens."""
         return spread(self.rows(states), self.ids, self._vocab_size)
 
 
@@ -468,28 +430,30 @@ _OURS = {
 """How names of the layouts begin, and what the same is called here (and in EAGLE-3's own files)."""
 _UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "layernorms")
 """Variants that some heads of ``speculators`` have: a head drafts nonsense if they are ignored."""
-NAMES = {
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "act": "hidden_act",
-    "eps": "rms_norm_eps",
-    "max_positions": "max_position_embeddings",
-    "vocab_size": "vocab_size",
-}
-"""Our names and those of a Llama configuration."""
+LLAMA = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "vocab_size",
+)
+"""What a head's configuration shares with a ``LlamaConfig``."""
+REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
+_TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def load_head(source: str | Path, target: CausalModel) -> EagleHead:
     """A head for this target from a folder or hub id, in the target's dtype and on its device.
 
-    Takes the authors' layout (``config.json`` beside ``model.safetensors`` or
-    ``pytorch_model.bin``) and that of vLLM's ``speculators``. Embeddings and ``lm_head`` that are
-    not there are the target's. Raises DraftwiseError that names a missing or unmatched key, a
-    shape, a variant that is not served, or both sizes where the head was made for another target.
+    Takes the authors' layout (``config.json`` and ``model.safetensors`` or ``pytorch_model.bin``)
+    and that of vLLM's ``speculators``. Missing embeddings and ``lm_head`` are the target's. Raises
+    DraftwiseError for a missing or unmatched key, a shape, an unsupported variant, or a head made
+    for another target.
     """
     folder = find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
     settings = read_settings(folder, KIND)
@@ -552,13 +516,7 @@ def _config(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: CausalModel, folder: Path
 ) -> EagleConfig:
     layer = settings.get("transformer_layer_config", settings)
-    missing = [
-        key
-        for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-        if not isinstance(layer.get(key), int)
-    ]
-    if missing:
-        raise DraftwiseError(f"{folder}/config.json has no {missing[0]!r}: is this an EAGLE head?")
+    refuse_missing(f"{KIND} {folder}", layer, REQUIRED)
     served = [name for name in _UNKNOWN if settings.get(name)]
     if served or layer.get("num_hidden_layers", 1) != 1:
         what = served[0] if served else f"{layer['num_hidden_layers']} layers"
@@ -576,14 +534,15 @@ def _config(
 
 
 def head_config(settings: Mapping[str, Any], layer: Mapping[str, Any], **own: Any) -> EagleConfig:
-    """The shape in a head's ``config.json``, of which ``layer`` is a Llama configuration.
-
-    own: what one kind of head reads elsewhere.
+    """The shape in a head's ``config.json``; layer: its part like a Llama configuration. own:
+    values that one kind of head reads elsewhere.
     """
-    found = {ours: layer[theirs] for ours, theirs in NAMES.items() if layer.get(theirs)}
-    size, heads, vocab_size = found["hidden_size"], found["num_heads"], found["vocab_size"]
+    found = {name: layer[name] for name in LLAMA if layer.get(name)}
+    size, heads, vocab_size = (
+        layer[name] for name in ("hidden_size", "num_attention_heads", "vocab_size")
+    )
     implied = {
-        "num_kv_heads": heads,
+        "num_key_value_heads": heads,
         "head_dim": size // heads,
         "draft_vocab_size": settings.get("draft_vocab_size") or vocab_size,
         "target_hidden_size": settings.get("target_hidden_size") or size,
@@ -601,7 +560,7 @@ def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> boo
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """What EAGLE-3 heads look at unless they say otherwise: inputs of layers 2, n/2 and n - 3.
+    """What EAGLE-3 heads read by default: inputs of layers 2, n/2 and n - 3.
 
     >>> default_taps(32)
     (2, 16, 29)
@@ -610,14 +569,13 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
-    """In rising order, as the states stand side by side; a number n taps the INPUT of layer n.
+    """In rising order, as the states are concatenated; tap n is the INPUT of layer n.
 
-    vLLM and speculators count so, in the key of their own; ``eagle_config`` (SGLang, SpecForge,
-    ModelOpt) counts layers whose OUTPUT is meant, which is the input of the next.
+    vLLM and speculators count so; ``eagle_config`` (SGLang, SpecForge, ModelOpt) lists layers whose
+    OUTPUT is meant, which is the input of the next.
     """
-    key = "eagle_aux_hidden_state_layer_ids"
-    outputs = (settings.get("eagle_config") or {}).get(key) or []
-    given = settings.get(key) or [number + 1 for number in outputs]
+    outputs = (settings.get("eagle_config") or {}).get(_TAPS) or []
+    given = settings.get(_TAPS) or [number + 1 for number in outputs]
     return tuple(sorted(given)) if given else default_taps(target.num_layers)
 
 
@@ -654,6 +612,13 @@ def fill(head: Borrowing, weights: dict[str, Tensor], target: CausalModel, what:
 
 
 LAYOUTS = ("authors", "speculators")
+_PREFIXES = {
+    ("authors", 3): ("midlayer.", "fc."),
+    ("authors", 1): ("layers.0.", "fc."),
+    ("speculators", 3): ("layers.0.", "fc."),
+    ("speculators", 1): ("transformer.", "fusion_fc."),
+}
+"""How names of the layer and of ``fc`` begin, by layout and generation."""
 
 
 def save_head(
@@ -664,47 +629,23 @@ def save_head(
     dtype: torch.dtype | None = None,
     verifier: str = "",
 ) -> None:
-    """Write ``config.json`` and ``model.safetensors``; what the head borrows is left out.
+    """Write ``config.json`` and ``model.safetensors``, without what the head borrows;
+    ``speculators`` knows no part of a target's ``lm_head``, so that is written out.
 
-    But for ``speculators``, which knows no part of a target's ``lm_head``: it is written out.
-
-    layout: ``authors`` (SafeAILab/EAGLE) or ``speculators`` (vLLM); both are read by ``load_head``.
-    dtype: of the stored weights, None = as they are. verifier: the target's name, for vLLM.
-    Raises DraftwiseError for an unknown layout.
+    layout: ``authors`` (SafeAILab/EAGLE) or ``speculators`` (vLLM). dtype: of the stored weights,
+    None = as they are. verifier: the target's name, for vLLM. Raises DraftwiseError for an unknown
+    layout.
     """
     if layout not in LAYOUTS:
         raise DraftwiseError(f"unknown layout {layout!r}; the layouts are: {', '.join(LAYOUTS)}")
-    config, is_third = head.config, head.config.generation == 3
-    layer, fc = ("midlayer.", "fc.") if is_third else ("layers.0.", "fc.")
-    if layout == "speculators":
-        layer, fc = ("layers.0.", "fc.") if is_third else ("transformer.", "fusion_fc.")
+    config = head.config
+    layer, fc = _PREFIXES[layout, config.generation]
     weights: dict[str, Tensor] = {}
     for name, tensor in head.state_dict().items():
         name = re.sub(r"^fc\.", fc, re.sub(r"^midlayer\.", layer, name))
-        is_float = tensor.is_floating_point()
-        weights[name] = (tensor.to(dtype) if is_float else tensor).contiguous().clone()
-    lent = head.lent_rows
-    if lent is not None and layout != "authors":
-        rows = lent.get_parameter("weight").detach()
-        weights["lm_head.weight"] = rows.to(dtype or rows.dtype).clone()
-    if head.draft_ids is not None:
-        weights["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
-        weights["t2d"][head.draft_ids.cpu()] = True
-    settings = _layer(config)
-    if layout == "authors":
-        settings |= _authors(config) | ({LENT: True} if lent is not None else {})
-    else:
-        settings = _speculators(config, settings, verifier)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, "utf-8")
-
-
-def _layer(config: EagleConfig) -> dict[str, Any]:
-    """The layer as a Llama configuration."""
-    return {
-        **{theirs: getattr(config, ours) for ours, theirs in NAMES.items()},
+        weights[name] = tensor.to(dtype if tensor.is_floating_point() else None)
+    settings = {
+        **{name: getattr(config, name) for name in LLAMA},
         "model_type": "llama",
         "num_hidden_layers": 1,
         "rope_parameters": config.rope,
@@ -713,18 +654,39 @@ def _layer(config: EagleConfig) -> dict[str, Any]:
         "mlp_bias": config.mlp_bias,
         "tie_word_embeddings": False,
     }
+    if layout == "authors":
+        settings |= _authors(config) | ({LENT: True} if head.lent_rows is not None else {})
+    else:
+        settings = _speculators(config, settings, verifier)
+        if head.lent_rows is not None:
+            weights["lm_head.weight"] = head.lent_rows.get_parameter("weight").to(dtype)
+    if head.draft_ids is not None:
+        weights["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        weights["t2d"][head.draft_ids.cpu()] = True
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
+    save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, "utf-8")
+
+
+def _third_settings(config: EagleConfig) -> dict[str, Any]:
+    """What both layouts say of an EAGLE-3 head."""
+    return {
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+    }
 
 
 def _authors(config: EagleConfig) -> dict[str, Any]:
-    if config.generation != 3:
+    if config.generation == 1:
         return {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
-    return {
+    # layers whose output is tapped, not their input: see ``_taps``
+    outputs = [tap - 1 for tap in config.taps]
+    return _third_settings(config) | {
         "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": config.draft_vocab_size,
-        "target_hidden_size": config.target_hidden_size,
-        # layers whose output is tapped, not their input: see ``_taps``
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]},
-        "norm_before_residual": config.norm_before_residual,
+        "eagle_config": {_TAPS: outputs},
     }
 
 
@@ -739,12 +701,7 @@ def _speculators(config: EagleConfig, layer: dict[str, Any], verifier: str) -> d
     }
     own: dict[str, Any] = {"fusion_bias": config.fc_bias, "layernorms": False}
     if is_third:
-        own = {
-            "draft_vocab_size": config.draft_vocab_size,
-            "target_hidden_size": config.target_hidden_size,
-            "norm_before_residual": config.norm_before_residual,
-            "eagle_aux_hidden_state_layer_ids": list(config.taps),
-        }
+        own = _third_settings(config) | {_TAPS: list(config.taps)}
     return own | {
         "architectures": ["Eagle3Speculator" if is_third else "EagleSpeculator"],
         "speculators_model_type": algorithm,

@@ -18,9 +18,8 @@ Head = TypeVar("Head", bound=nn.Module)
 
 
 def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
-    """A folder, or that of a hub id, of which these files are fetched; kind: what lies there.
-
-    Raises DraftwiseError where there is none.
+    """A local folder, or that of a hub id, of which ``files`` are downloaded; kind: for the message
+    of the DraftwiseError where there is none.
     """
     path = Path(source).expanduser()
     if not path.is_dir():
@@ -59,6 +58,13 @@ def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     return weights
 
 
+def refuse_missing(what: str, settings: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """DraftwiseError that names a number, or a list of them, that ``config.json`` lacks."""
+    for key in keys:
+        if not isinstance(settings.get(key), (int, list)) or settings[key] == []:
+            raise DraftwiseError(f"{what}: its config.json has no {key!r}")
+
+
 def refuse_other_target(what: str, hidden_size: int, vocab_size: int, target: CausalModel) -> None:
     """DraftwiseError with both sizes where heads were made for another target."""
     for size, theirs, ours in (
@@ -89,9 +95,8 @@ def refuse_mismatch(
 
 
 def put_weights(head: Head, weights: Mapping[str, Tensor], target: CausalModel, what: str) -> Head:
-    """The head, made on ``meta``, with every weight in its place; errors as ``refuse_mismatch``.
-
-    Parameters get the target's dtype, buffers (token ids, routers' biases) keep their own.
+    """The head, made on ``meta``, with all weights; errors as ``refuse_mismatch``. Parameters get
+    the target's dtype; buffers (token ids, routers' biases) keep their own.
     """
     places, buffers = head.state_dict(), dict(head.named_buffers())
     refuse_mismatch(what, {name: tuple(place.shape) for name, place in places.items()}, weights)
@@ -104,6 +109,5 @@ def put_weights(head: Head, weights: Mapping[str, Tensor], target: CausalModel, 
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Quoted, and not all of very many."""
     shown = ", ".join(repr(name) for name in names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

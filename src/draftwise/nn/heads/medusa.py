@@ -24,25 +24,24 @@ FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
 class MedusaHeads(nn.ModuleList):
-    """Heads that each turn the target's last hidden state into logits.
+    """Heads that turn the target's last hidden state into logits.
 
-    Source: Medusa (Cai et al. 2024), section 2.1.1; names of the weights as in the authors' files,
-    ``{head}.{layer}.linear.weight`` and, of the head's own ``lm_head``, ``{head}.{layers}.weight``.
+    Source: Medusa (Cai et al. 2024), section 2.1.1; weights named as in the authors' files,
+    ``{head}.{layer}.linear.weight`` and, of the head's ``lm_head``, ``{head}.{layers}.weight``.
     """
 
     def __init__(self, num_heads: int, num_layers: int, hidden_size: int, vocab_size: int) -> None:
         super().__init__(
             nn.Sequential(
-                *[_Block(hidden_size) for _ in range(num_layers)],
+                *[ResBlock(hidden_size) for _ in range(num_layers)],
                 nn.Linear(hidden_size, vocab_size, bias=False),
             )
             for _ in range(num_heads)
         )
 
     def logits(self, states: Tensor, num: int) -> Tensor:
-        """[num, R, V] of the first ``num`` heads from the target's last states [R, D].
-
-        Head i, counted from 0, speaks of the token i + 2 places after that of the state.
+        """[num, R, V] of the first ``num`` heads from the target's last states [R, D]; after token
+        s, head i (from 0) predicts token s + i + 2.
         """
         return torch.stack([head(states) for head, _ in zip(self, range(num), strict=False)])
 
@@ -51,8 +50,8 @@ class MedusaHeads(nn.ModuleList):
         return sum(weights.numel() for weights in self.parameters())
 
 
-class _Block(nn.Module):
-    """What a head changes of the state: a layer, added to what it reads."""
+class ResBlock(nn.Module):
+    """x + SiLU(Wx + b)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -66,11 +65,10 @@ class _Block(nn.Module):
 def load_medusa_heads(source: str | Path, target: CausalModel) -> MedusaHeads:
     """Heads for this target from a folder or hub id, in the target's dtype and on its device.
 
-    Takes the authors' layout: ``config.json`` with ``medusa_num_heads`` and ``medusa_num_layers``
-    beside ``medusa_lm_head.safetensors`` or ``.pt``. Their published files hold more heads than
-    their configuration counts: all that are there are taken, and fewer are an error. Raises
-    DraftwiseError that names a missing or unmatched key, a shape, or both sizes where they were
-    made for another target.
+    Takes the authors' layout: ``config.json`` with ``medusa_num_heads`` and ``medusa_num_layers``,
+    and ``medusa_lm_head.safetensors`` or ``.pt``, which may hold more heads than the configuration
+    counts: all are used. Raises DraftwiseError for fewer heads, a missing or unmatched key, a
+    shape, or heads made for another target.
     """
     folder = find_folder(str(source), KIND, FILES)
     what = f"{KIND} {folder}"
@@ -90,7 +88,6 @@ def load_medusa_heads(source: str | Path, target: CausalModel) -> MedusaHeads:
 
 
 def _counts(settings: Mapping[str, Any], folder: Path) -> tuple[int, int]:
-    """How many heads there are at least, and how many layers each has."""
     heads, layers = (settings.get(f"medusa_num_{part}") for part in ("heads", "layers"))
     if not (isinstance(heads, int) and isinstance(layers, int) and min(heads, layers) > 0):
         raise DraftwiseError(

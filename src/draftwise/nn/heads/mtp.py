@@ -27,22 +27,22 @@ ATTENTION = "draftwise_head"
 
 @dataclass(frozen=True, slots=True)
 class MtpStyle:
-    """In what families of heads differ. hidden_first: the state stands before the embedding in
-    ``proj``'s input. returns_normed: what it drafts on from is what its ``norm`` made."""
+    """hidden_first: the state comes before the embedding in ``proj``'s input. returns_normed: the
+    head drafts on from its normed output.
+    """
 
     hidden_first: bool = False
     returns_normed: bool = True
 
 
 class MtpHead(nn.Module):
-    """One decoder layer of the target's own kind that reads a token beside a state.
+    """One decoder layer of the target's kind that reads a token and a hidden state.
 
-    Source: DeepSeek-V3 (2024, arXiv 2412.19437), section 2.2; what families do differently is as
-        in vLLM's models of them. Slot s reads token s + 1 and the target's last state after token
-        s, normed by the target; its output says what token s + 2 may be, and stands in place of
-        the target's states where it drafts on (vLLM does so, too, with heads of one layer).
-    Differs: vLLM blanks the embedding in slot 0 for DeepSeek and MiMo; here it is read.
-    State: the weights. Cost: one layer and the target's ``lm_head`` a token.
+    Source: DeepSeek-V3 (2024, arXiv 2412.19437), section 2.2; differences of families as in vLLM.
+    Slot s reads token s + 1 and the target's last, normed state after token s; its output predicts
+    token s + 2 and takes the place of the target's states where it drafts on. Differs: vLLM blanks
+    the embedding in slot 0 for DeepSeek and MiMo. Cost: one layer and the target's ``lm_head`` per
+    token.
     """
 
     def __init__(self, target: CausalModel, style: MtpStyle, borrows: set[str]) -> None:
@@ -79,7 +79,6 @@ class MtpHead(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Weights that a draft step multiplies with, at most: experts are all counted."""
         own = sum(p.numel() for name, p in self.named_parameters() if not name.startswith("embed."))
         lent = self._borrowed[1] if self.lm_head is None else None
         return own + sum(p.numel() for p in lent.parameters()) if lent is not None else own
@@ -115,8 +114,7 @@ class MtpHead(nn.Module):
 
 
 def _layer_like(target: CausalModel) -> tuple[Any, Any]:
-    """An empty decoder layer of the kind of the target's last full attention, and its rotary.
-
+    """An empty decoder layer like the target's last one with full attention, and its rotary module.
     Raises DraftwiseError for a target whose layers are not of the usual form.
     """
     inner = target.module.base_model
@@ -135,7 +133,6 @@ def _layer_like(target: CausalModel) -> tuple[Any, Any]:
 
 
 def _norm_like(target: CausalModel) -> nn.Module:
-    """A norm of the kind of the target's last."""
     config = target.module.config.get_text_config()
     made: nn.Module = type(target.module.base_model.norm)(
         config.hidden_size, eps=config.rms_norm_eps
@@ -217,12 +214,11 @@ def _layouts(num_layers: int) -> tuple[_Layout, ...]:
 def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
     """The MTP head in a checkpoint, in the target's dtype and on its device.
 
-    source: a folder or hub id, the target's own or one of ``speculators``. Read are the layouts of
+    source: a folder or hub id, the target's own or one of ``speculators``. Takes the layouts of
     DeepSeek-V3 and GLM (``model.layers.N.eh_proj``), Qwen3-Next (``mtp.fc``), MiMo
-    (``model.mtp_layers.0``) and ``speculators`` (``mtp_layers.0``); of a target's checkpoint only
-    these tensors. The layer is one of the target's own kind; embeddings and ``lm_head`` that are
-    not there are the target's. Raises DraftwiseError where there is none or more than one layer,
-    for a key that is missing or left over (as scales of 8-bit weights are), or another size.
+    (``model.mtp_layers.0``) and ``speculators`` (``mtp_layers.0``), and reads only these tensors.
+    Missing embeddings and ``lm_head`` are the target's. Raises DraftwiseError for no or several
+    layers, a key that is missing or left over (such as scales of 8-bit weights), or another size.
     """
     folder = find_folder(str(source), KIND, ["*.safetensors", "*.json"])
     layer = read_settings(folder, KIND)

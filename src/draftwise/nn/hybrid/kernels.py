@@ -29,10 +29,10 @@ Given = Mapping[str, Any]
 class Family:
     """One kind of recurrence: how the library's two kernels are called for it.
 
-    chunk, step: their names, for many tokens and for one. tokenwise: what the chunk kernel is given
-    of each token, along the axis ``time``. state: its argument for the state that it starts from;
-    empty = it starts from zero, so from a state on only the step kernel is right. final: its
-    argument that asks for the last state.
+    chunk, step: their names, for many tokens and for one. tokenwise: the chunk kernel's arguments
+    with one entry per token, along the axis ``time``. state: its argument for the initial state;
+    empty = it starts from zero, so only the step kernel can go on from a state. final: its argument
+    that asks for the last state.
     """
 
     chunk: str
@@ -62,14 +62,13 @@ class Family:
     def run(
         self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Output, as the chunk kernel gives it, and state, token by token from a state.
+        """Output, as the chunk kernel returns it, and state, token by token from a state.
 
-        seen: told the state after each token, where it costs nothing but a copy.
+        seen: is given the state after each token, where that costs only a copy.
         """
         raise NotImplementedError
 
     def run_chunk(self, chunk: Kernel, given: Given, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Output and state by the chunk kernel."""
         assert self.state or state is None, "the kernel starts from zero"
         told = {self.state: state} if self.state else {}
         output, new = chunk(**{**given, **told, self.final: True})
@@ -85,7 +84,6 @@ class Delta(Family):
     def run(
         self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """The step kernel takes any number of tokens."""
         output, state = step(**{**given, self.state: state, self.final: True})
         return output, state
 
@@ -99,7 +97,6 @@ class Mamba2(Family):
     def run(
         self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """As ``Mamba2Mixer.forward`` calls it for one token."""
         inputs, state = given["hidden_states"], state.clone()
         heads, size, states = state.shape[1:]
         rates = given["A"][:, None, None].expand(heads, size, states)
@@ -132,7 +129,6 @@ class Mamba1(Family):
     def run(
         self, step: Kernel, given: Given, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """As ``MambaMixer.forward`` calls it for one token."""
         inputs, gate, state = given["hidden_states"], given.get("z"), state.clone()
         outputs = []
         for at in range(inputs.shape[-1]):
@@ -173,9 +169,8 @@ FAMILIES: tuple[Family, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a chunk kernel in a forward, with all it was given; state: where it started.
-
-    seen: the states after the first tokens, as far as the kernel for one token left them.
+    """One call of a chunk kernel in a forward with its arguments; state: where it started. seen:
+    the states after its first tokens, as far as the step kernel left them.
     """
 
     family: Family
@@ -213,11 +208,8 @@ def given(kernel: Kernel, args: tuple[Any, ...], kwargs: Given) -> dict[str, Any
 def all_after(
     calls: Sequence[Call], rows: Sequence[int], nums: Sequence[int]
 ) -> list[list[Tensor]] | None:
-    """[calls][rows] states [1, ...] of these rows, each after its first ``nums`` tokens.
-
-    One run of the kernel for one token, which on small states costs hardly more than for one layer
-    of one row. None where that cannot be, or saves nothing: other kernels, a prompt, layers that
-    differ, a single state.
+    """[calls][rows] states [1, ...] of these rows, each after its first ``nums`` tokens, by one run
+    of the step kernel; None for other kernels, a prompt, layers that differ, or a single state.
     """
     family, step = calls[0].family, calls[0].step
     starts = [call.state for call in calls if call.state is not None]
@@ -235,9 +227,8 @@ def all_after(
 
 
 def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str, Any]:
-    """What one call is given for these rows of all; of each row only the first tokens count.
-
-    The others neither let the state decay nor add to it: g = 0 and beta = 0.
+    """The arguments of all calls as one; what follows a row's first ``nums`` tokens is masked: g =
+    0 and beta = 0 neither let the state decay nor add to it.
     """
     longest = max(nums)
     told = {n: torch.cat([c.given[n][:, :longest][index] for c in calls]) for n in TOKENWISE}

@@ -42,9 +42,10 @@ class State:
 
 
 class StateCheckpoint:
-    """What one forward over R rows found, was given and left.
+    """The states that one forward over R rows started from, its kernel calls, and the states it
+    left.
 
-    Kernels that are not known leave only the end: ``rewinds`` is False then.
+    Unknown kernels leave only the end: ``rewinds`` is False then.
     """
 
     def __init__(self, before: Sequence[State], width: int) -> None:
@@ -243,7 +244,6 @@ class States:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the states that rows would go back to."""
         return sum(state.num_bytes for _, state in self._base.values())
 
     def _forget(self, row: int, num: int) -> None:
@@ -302,13 +302,11 @@ class LibraryStates:
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """[R, C, K + T] with those before."""
         trace, key = self.states.trace, Key(layer_idx, state_idx)
         trace.conv(key)
         return trace.put_conv(key, conv_states, conv_kernel_size)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """[R, ...] the running states, a copy."""
         return self.states.trace.recurrent(Key(layer_idx, state_idx))
 
     def update_recurrent_state(

@@ -1,50 +1,54 @@
-"""How often drafted tokens are accepted, in this request and of late: rates of every drafter."""
+"""Acceptance of drafted tokens: rates by LM drafter, by confidence, and by length of the match."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from draftwise.policies.state import Kept
-from draftwise.types import Floats
+from draftwise.types import Bools, Floats
 
 PRIOR = 0.55
-"""Acceptance that a drafter is granted of which nothing is known."""
+"""Prior acceptance of a drafter."""
 
 PRIOR_WEIGHT = 2.0
-"""How many alphas a prior counts for."""
+"""Weight of a prior, in alphas."""
 
 POOL_WEIGHT = 4.0
-"""How many alphas the prior counts for against those of all LM drafters together."""
+"""Weight of the prior against the alphas of all LM drafters together."""
 
 GOOD_POOL = 0.2
-"""Mean acceptance of all LM drafters from which on an unknown one is granted the prior."""
+"""Mean acceptance of all LM drafters below which the prior of an unknown one is reduced."""
 
 FAST_DISCOUNT = 0.8
-"""What each alpha loses by the next in the rate that forgets fast: it remembers some five."""
+"""Discount of the fast rate for each alpha: a memory of five alphas."""
 
 FAST_ODDS = math.log(0.12 / 0.88)
-"""How little the fast rate is believed before it has predicted better (log odds)."""
+"""Prior log odds of the fast rate against the slow one."""
 
 ERROR_WEIGHT = 3.0
-"""Log odds for each unit of squared error that one rate made and the other did not."""
+"""Log odds per unit of squared error by which one rate predicts better than the other."""
 
 _DEN, _ERROR, _FAST_ERROR = 1, 4, 5  # rows of a table: num, den; the fast num, den; both errors
 _NUMS, _DENS = slice(0, 4, 2), slice(1, 4, 2)
 
 
 class Rates(Kept):
-    """How often each LM drafter's tokens are accepted, on this text and of late; all at once.
+    """Acceptance rates of all LM drafters on this text, with a slow and a fast memory.
 
-    Source: this project's own; the two memories are weighted as in Hedge.
+    Source: this project; the two memories are weighted as in Hedge.
     Update: by drafter num, den <- g num + w alpha, g den + w for each alpha of weight w, once with
-        the slow g = ``discount`` and once with the fast 0.8; what is not scored fades by the slow g
-        for each emitted token. rate = (num + n e) / (den + n), with e the drafter's prior and n its
-        weight (of the fast rate 2). Where nothing is remembered of drafters, an unknown one is
-        granted less as all fail: e = prior * min(1, m / 0.2), m = (4 prior + pool num) / (4 + pool
-        den), the pool's num and den adding up all drafters' alphas.
+        the slow g = ``discount`` and once with the fast 0.8; drafters that were not scored are
+        discounted by the slow g for each emitted token. rate = (num + n e) / (den + n), with e the
+        drafter's prior and n its weight (2 for the fast rate). If all drafters fail, the prior of
+        an unknown one is reduced: e = prior * min(1, m / 0.2), m = (4 prior + pool num) / (4 + pool
+        den), where the pool adds up the alphas of all drafters.
     State: [6, D] num, den slow, num, den fast, squared errors of slow and fast; the pool's num and
         den; priors and their weights.
 
@@ -65,19 +69,19 @@ class Rates(Kept):
         self._weigh()
 
     def expect(self, priors: Floats, weights: Floats) -> None:
-        """[D] what is believed of each drafter before it is scored, and for how many alphas."""
+        """Set the priors [D] and their weights [D] in alphas."""
         self._prior, self._prior_weight = priors, weights
         self._weigh()
 
     def of(self) -> Floats:
-        """[D] the slow and the fast rate, weighted by how well each has predicted."""
+        """[D] the mean of slow and fast rate, weighted by how well each has predicted."""
         granted = self._granted()
         held = self._held if granted == 1.0 else self._held * granted
         return _weighted(self._table, held, self._weights)
 
     @staticmethod
     def of_rows(rows: Sequence[Rates]) -> Floats:
-        """[B, D] the same of many requests at once."""
+        """[B, D] the same for many requests."""
         tables, held, weights = (
             np.concatenate([getattr(row, part) for row in rows])
             .reshape(len(rows), -1, len(rows[0]._prior))
@@ -88,12 +92,12 @@ class Rates(Kept):
         return _weighted(tables, held * granted[:, np.newaxis], weights)
 
     def weights(self) -> Floats:
-        """[D] how many alphas each slow rate rests on, its prior included."""
+        """[D] the weight of each slow rate in alphas, its prior included."""
         weights: Floats = self._table[_DEN] + self._prior_weight
         return weights
 
     def fade(self, num_emitted: int, scored: Collection[int]) -> None:
-        """So many tokens were emitted, and all drafters but these were not scored on them."""
+        """Discount all drafters but ``scored`` after num_emitted tokens."""
         kept = self._discount**num_emitted
         self._pool = [kept * part for part in self._pool]
         fading = [kept] * len(self._prior)
@@ -102,7 +106,7 @@ class Rates(Kept):
         self._table *= fading
 
     def add(self, drafter: int, alphas: Sequence[float], weight: float = 1.0) -> None:
-        """A drafter's alphas, in text order; each judges both rates before it moves them."""
+        """Add a drafter's alphas in text order; each first scores the predictions of both rates."""
         num, den, fast_num, fast_den, error, fast_error = self._table[:, drafter].tolist()
         g, own = self._discount, float(self._prior_weight[drafter])
         prior = float(self._prior[drafter]) * self._granted()
@@ -121,26 +125,274 @@ class Rates(Kept):
         self._pool = [pool_num + weight * sum(alphas), pool_den + weight * len(alphas)]
 
     def forget_what_follows(self) -> None:
-        """What was loaded has priors of its own."""
+        """Recompute what depends on the loaded priors."""
         self._weigh()
 
     def _weigh(self) -> None:
-        """[2, D] what priors count for in the slow and the fast rate, and that times the priors."""
+        """Compute the priors' weights [2, D] of slow and fast rates, and weights * priors."""
         self._weights: Floats = np.stack(
             [self._prior_weight, np.full_like(self._prior, PRIOR_WEIGHT)]
         )
         self._held: Floats = self._weights * self._prior
 
     def _granted(self) -> float:
-        """The share of its prior that an unknown drafter is granted."""
+        """The factor of an unknown drafter's prior."""
         num, den = self._pool
         return min(1.0, (POOL_WEIGHT * PRIOR + num) / (POOL_WEIGHT + den) / GOOD_POOL)
 
 
 def _weighted(table: Floats, held: Floats, weights: Floats) -> Floats:
-    """[.., D] rates of tables [6, .., D] and of what their priors [2, .., D] count for."""
+    """[.., D] rates of tables [6, .., D] and priors [2, .., D]."""
     slow, fast = (table[_NUMS] + held) / (table[_DENS] + weights)
     half_odds = 0.5 * FAST_ODDS + (0.5 * ERROR_WEIGHT) * (table[_ERROR] - table[_FAST_ERROR])
     share = 0.5 + 0.5 * np.tanh(half_odds)
     rates: Floats = slow + share * (fast - slow)
     return rates
+
+
+CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
+"""Borders of the nine bins of a drafter's largest probability."""
+
+BIN_WEIGHT = 3.0
+"""Weight of a bin's prior, in alphas."""
+
+BIN_DISCOUNT = 0.995
+"""Discount of a bin's sums for each new alpha."""
+
+_EDGES = (0.0, *CONFIDENCES, 1.0)
+_CENTRES = tuple((low + high) / 2 for low, high in pairwise(_EDGES))
+NUM_SIBLINGS = 7
+"""Most siblings of a token."""
+
+_SHARES = tuple(
+    tuple(share * (1.0 - centre) for share in (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03))
+    for centre in _CENTRES
+)
+"""Prior probability that the first, second, .. sibling is accepted, by bin."""
+
+_NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)
+"""Prior acceptance of the token after one of each bin."""
+
+
+def bin_of(confidence: float) -> int:
+    """The bin of a largest probability.
+
+    >>> [bin_of(confidence) for confidence in (0.1, 0.2, 0.5, 0.97, 1.0)]
+    [0, 1, 3, 7, 8]
+    """
+    return bisect_right(CONFIDENCES, confidence)
+
+
+_OWN, _OF_SIBLINGS = ("num", "den", "next_num", "next_den"), ("kept", "seen")
+
+
+def _none_kept() -> list[float]:
+    return [0.0] * (len(_CENTRES) * NUM_SIBLINGS)
+
+
+def _empty() -> list[float]:
+    return [0.0] * len(_CENTRES)
+
+
+@dataclass(slots=True)
+class Bins:
+    """One drafter's discounted sums of alphas and of their weights, by bin of confidence.
+
+    num, den: of the token itself. next_num, next_den: of the token after it. kept, seen: of its
+    siblings, by bin and rank. wide: mean worth of a token's siblings less their price, in tokens.
+
+    >>> bins = Bins()
+    >>> bins.add([0.97, 0.4], [1.0, 0.0])
+    >>> round(bins.accepted(7), 3), round(bins.accepted_next(7), 3)
+    (0.981, 0.549)
+    """
+
+    num: list[float] = field(default_factory=_empty)
+    den: list[float] = field(default_factory=_empty)
+    next_num: list[float] = field(default_factory=_empty)
+    next_den: list[float] = field(default_factory=_empty)
+    kept: list[float] = field(default_factory=_none_kept)
+    seen: list[float] = field(default_factory=_none_kept)
+    wide: float = 0.0
+
+    def add(self, confidences: Sequence[float], alphas: Sequence[float]) -> None:
+        """Add each alpha to the bin of its token and, as next token, to that of the token before.
+
+        confidences: NaN where another drafter wrote the token.
+        """
+        before = -1
+        for confidence, alpha in zip(confidences, alphas, strict=True):
+            if confidence != confidence:
+                before = -1
+                continue
+            if before >= 0:
+                self.next_num[before] = BIN_DISCOUNT * self.next_num[before] + alpha
+                self.next_den[before] = BIN_DISCOUNT * self.next_den[before] + 1.0
+            before = bin_of(confidence)
+            self.num[before] = BIN_DISCOUNT * self.num[before] + alpha
+            self.den[before] = BIN_DISCOUNT * self.den[before] + 1.0
+
+    def add_siblings(self, siblings: Sequence[tuple[float, int, bool]]) -> None:
+        """Add whether each sibling was accepted; see ``Evidence``."""
+        for confidence, rank, is_kept in siblings:
+            place = bin_of(confidence) * NUM_SIBLINGS + min(rank, NUM_SIBLINGS) - 1
+            self.kept[place] = BIN_DISCOUNT * self.kept[place] + is_kept
+            self.seen[place] = BIN_DISCOUNT * self.seen[place] + 1.0
+
+    def siblings(self, index: int) -> list[float]:
+        """Acceptance of the first, second, .. sibling of a token of this bin."""
+        places = slice(index * NUM_SIBLINGS, (index + 1) * NUM_SIBLINGS)
+        return [
+            (kept + BIN_WEIGHT * prior) / (seen + BIN_WEIGHT)
+            for kept, seen, prior in zip(
+                self.kept[places], self.seen[places], _SHARES[index], strict=True
+            )
+        ]
+
+    def add_worth(self, worth: float) -> None:
+        """Add the worth of one token's siblings less their price, given that it is reached."""
+        self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
+
+    def accepted(self, index: int) -> float:
+        """Acceptance of a token of this bin."""
+        return (self.num[index] + BIN_WEIGHT * _CENTRES[index]) / (self.den[index] + BIN_WEIGHT)
+
+    def accepted_next(self, index: int) -> float:
+        """Acceptance of the token after one of this bin."""
+        held = BIN_WEIGHT * _NEXT[index]
+        return (self.next_num[index] + held) / (self.next_den[index] + BIN_WEIGHT)
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain JSON."""
+        return {"tokens": plain(self, _OWN), "siblings": plain(self, _OF_SIBLINGS)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Bins:
+        """Restore the result of ``state``; ValueError if it does not fit."""
+        own = tallies(state["tokens"], _OWN, len(_CENTRES))
+        siblings = tallies(state["siblings"], _OF_SIBLINGS, len(_CENTRES) * NUM_SIBLINGS)
+        return cls(own[0], own[1], own[2], own[3], siblings[0], siblings[1])
+
+
+MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)
+"""Prior acceptance of a retrieved token after a match of 1, 2, 3-4, 5-8, 9-16, 17+ tokens."""
+
+MATCH_WEIGHT = 4.0
+"""Weight of a bucket's prior, in alphas."""
+
+MATCH_DISCOUNT = 0.995
+"""Discount of a bucket's sums for each new alpha."""
+
+MATCH_CAP = 17
+"""Longer matches share the last bucket."""
+_BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
+BUCKETS = np.array(_BUCKET_OF)
+"""The table row of a match of 0, 1, .. ``MATCH_CAP`` tokens."""
+
+
+def bucket(match: int) -> int:
+    """The table row of a match length of at least 1 token.
+
+    >>> [bucket(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 400)]
+    [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    """
+    return _BUCKET_OF[min(match, MATCH_CAP)]
+
+
+@dataclass(slots=True)
+class MatchTable:
+    """One retrieval drafter's acceptance in six buckets of match length.
+
+    prior, rates: prior and current acceptance by bucket. num, den: discounted sums.
+    """
+
+    prior: Sequence[float] = MATCH_PRIORS
+    weight: float = MATCH_WEIGHT
+    num: list[float] = field(default_factory=lambda: [0.0] * len(MATCH_PRIORS))
+    den: list[float] = field(default_factory=lambda: [0.0] * len(MATCH_PRIORS))
+    rates: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rates = [
+            (num + self.weight * prior) / (den + self.weight)
+            for num, den, prior in zip(self.num, self.den, self.prior, strict=True)
+        ]
+
+    def add(self, alphas: Sequence[float], matches: Sequence[int]) -> None:
+        """Add every alpha to the bucket of its match length; alphas without a match are ignored."""
+        for alpha, match in zip(alphas, matches, strict=True):
+            if match > 0:
+                row = bucket(match)
+                self.num[row] = num = MATCH_DISCOUNT * self.num[row] + alpha
+                self.den[row] = den = MATCH_DISCOUNT * self.den[row] + 1.0
+                held = self.weight * self.prior[row]
+                self.rates[row] = (num + held) / (den + self.weight)
+
+    def ladder(self, num: int) -> list[float]:
+        """Acceptance of a token after a match of 1, 2, .. ``num`` tokens.
+
+        >>> [round(alpha, 3) for alpha in MatchTable().ladder(5)]
+        [0.2, 0.4, 0.6, 0.6, 0.65]
+        """
+        one, two, four, eight, sixteen, more = self.rates
+        rungs = [one, two, four, four, *[eight] * 4, *[sixteen] * 8, *[more] * (num - 16)]
+        return rungs[:num]
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain JSON."""
+        return plain(self, ("num", "den"))
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> MatchTable:
+        """Restore the result of ``state``; ValueError if it does not fit."""
+        num, den = tallies(state, ("num", "den"), len(MATCH_PRIORS))
+        return cls(num=num, den=den)
+
+
+def plain(owner: object, names: Sequence[str]) -> dict[str, Any]:
+    """Lists of numbers under their names."""
+    return {name: [float(value) for value in getattr(owner, name)] for name in names}
+
+
+def tallies(state: Mapping[str, Any], names: Sequence[str], length: int) -> list[list[float]]:
+    """The named lists, which come in pairs ``num, den`` with 0 <= num <= den.
+
+    Raises ValueError for other names, lengths or numbers.
+
+    >>> tallies({"num": [1], "den": [2]}, ("num", "den"), 1)
+    [[1.0], [2.0]]
+    """
+    if set(state) != set(names):
+        raise ValueError(f"a table holds {sorted(state)}, and not {sorted(names)}")
+    found = [[float(value) for value in state[name]] for name in names]
+    for num, den in zip(found[::2], found[1::2], strict=True):
+        if not len(num) == len(den) == length:
+            raise ValueError(f"a table has {len(num)} rows, and not {length}")
+        for part, whole in zip(num, den, strict=True):
+            if not 0.0 <= part <= whole + 1e-6 < math.inf:
+                raise ValueError(f"a table says {part} accepted out of {whole}")
+    return found
+
+
+class SeenValues(Kept):
+    """Discounted means of the values that plans were seen with, shrunk to a prior.
+
+    State: discounted sums and counts float64[K].
+    """
+
+    KEPT = ("_sums", "_counts")
+
+    def __init__(self, num_plans: int, prior: float, discount: float) -> None:
+        self._prior, self._discount = prior, discount
+        self._sums: Floats = np.zeros(num_plans)
+        self._counts: Floats = np.zeros(num_plans)
+
+    def add(self, values: Floats, seen: Bools) -> None:
+        """The values [K] of those that were seen [K]."""
+        self._sums[seen] = self._discount * self._sums[seen] + values[seen]
+        self._counts[seen] = self._discount * self._counts[seen] + 1.0
+
+    def means(self) -> Floats:
+        """[K] each plan's mean."""
+        means: Floats = (self._sums + PRIOR_WEIGHT * self._prior) / (self._counts + PRIOR_WEIGHT)
+        return means

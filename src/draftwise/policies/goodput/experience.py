@@ -1,4 +1,4 @@
-"""What requests teach each other: which drafter does well on what text, and how well."""
+"""Learning across requests: each drafter's acceptance, predicted from the text."""
 
 from __future__ import annotations
 
@@ -11,45 +11,43 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.goodput.acceptance import PRIOR
-from draftwise.policies.goodput.confidences import Bins
-from draftwise.policies.goodput.matches import MatchTable
+from draftwise.policies.goodput.acceptance import PRIOR, Bins, MatchTable
 from draftwise.types import Floats, Ints
 
 NUM_FEATURES = 1024
-"""Features that tokens are hashed to."""
+"""Number of hashed token features."""
 
 WINDOW = 128
-"""Tokens at the end of a text that it is recognised by."""
+"""Last tokens of a text that make up its features."""
 
 PASSAGE = 32
-"""Tokens of an answer after which its text is looked at anew."""
+"""New tokens of an answer after which its features are recomputed."""
 
 PRIOR_VARIANCE = 5.0
-"""Of a drafter's log odds on a text like none before: its acceptance may be anything."""
+"""Prior variance of a drafter's log odds."""
 
 TOKEN_WEIGHT = 0.25
-"""Of an alpha, in observations: neighbours say much the same."""
+"""Weight of an alpha in observations; alphas of neighbouring tokens are correlated."""
 
 MOST_WEIGHT = 20.0
-"""Alphas that a prediction counts for at most: every text is a little different."""
+"""Largest weight of a prediction, in alphas, since texts differ."""
 
 SURPRISE = 6.0
-"""Log odds, against what was learnt of a drafter, from which on it is forgotten."""
+"""Threshold of the cumulative sum at which a drafter's weights are reset."""
 
 LABEL_WEIGHT = 16
-"""Tokens that a request's label counts for."""
+"""Weight of a request's label, in tokens."""
 
 _BIAS = math.log(PRIOR / (1.0 - PRIOR))
-_SURE = 0.01  # no prediction is surer than this of a failure, or of a success
+_SURE = 0.01  # predictions are clipped to this and 1 - this
 _PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """A text as the model sees it: hashed tokens and how many there are, of length 1.
+    """The features of a text: square roots of hashed token counts, normalised to length 1.
 
-    ids, values, squares: [n] features that are present, sqrt(counts) over their norm, its squares.
+    ids, values, squares: [n] of the features present, their values, and the squared values.
     """
 
     ids: Ints
@@ -58,7 +56,7 @@ class Features:
 
 
 def features(tokens: Sequence[int], label: str = "") -> Features:
-    """Of the tokens before a passage, and of the request's label.
+    """Features of a text's last tokens and of the request's label.
 
     >>> features([5, 5, 5, 5]).values.tolist()
     [1.0]
@@ -73,18 +71,18 @@ def features(tokens: Sequence[int], label: str = "") -> Features:
 
 
 class Experience:
-    """The memory of all requests: acceptance by drafter and text, by confidence, by match.
+    """Statistics of all requests: acceptance by drafter and text, by confidence, and by match.
 
     Source: Bayesian logistic regression with a Gaussian of diagonal covariance for each drafter,
         one assumed-density step an observation (as in Graepel et al. 2010, with a logistic link).
     Update: z = b + w x for the features x of the text's end; an alpha a of weight n moves w by V x
         n (a - p) / (1 + n h v) and lowers the variances, 1/V += n h x^2, with p = sigma(z), h =
-        p (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and the alphas that it
-        counts for, 1 / (1/20 + p (1 - p) v). What was learnt of a drafter is forgotten at once
-        where it foretells worse than nothing at all by e^6 (a one-sided cumulative sum).
-    State: means and variances [D, F]; sums of surprise, and seconds that not looking may have
-        cost, [D]; bins of confidence by LM drafter and tables by retrieval drafter; tokens and
-        answers. All of it is bounded by the drafters.
+        p (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and its weight in
+        alphas, 1 / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse
+        than the prior by e^6 (a one-sided cumulative sum).
+    State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
+        cost [D]; bins of confidence by LM drafter and tables by retrieval drafter; numbers of
+        tokens and answers. Its size depends only on the number of drafters.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -100,15 +98,15 @@ class Experience:
 
     @property
     def answer_tokens(self) -> float:
-        """Tokens of an answer, on average; one of 256 is believed in before there are any."""
+        """Mean tokens of an answer, with one answer of 256 tokens as prior."""
         return self.num_tokens / self.num_answers
 
     def begin(self) -> None:
-        """One more request that it learns from."""
+        """Count one more answer."""
         self.num_answers += 1
 
     def predict(self, seen: Features) -> tuple[Floats, Floats]:
-        """[D] acceptance after such a text, and how many alphas that counts for."""
+        """[D] predicted acceptance on a text, and the weight of each prediction in alphas."""
         variance = self._variance.take(seen.ids, axis=1) @ seen.squares
         logit = _BIAS + self._mean.take(seen.ids, axis=1) @ seen.values
         rates = 1.0 / (1.0 + np.exp(-logit / np.sqrt(1.0 + _PROBIT * variance)))
@@ -116,7 +114,7 @@ class Experience:
         return rates, 1.0 / (1.0 / MOST_WEIGHT + rates * (1.0 - rates) * variance)
 
     def add(self, drafter: int, seen: Features, alpha: float, num: float) -> None:
-        """A drafter's mean alpha after such a text, over so many tokens."""
+        """Learn from a drafter's mean alpha over ``num`` tokens of a text."""
         mean, variance = self._mean[drafter], self._variance[drafter]
         old, own, weight = variance.take(seen.ids), mean.take(seen.ids), TOKEN_WEIGHT * num
         spread, logit = float(old @ seen.squares), _BIAS + float(own @ seen.values)
@@ -132,7 +130,7 @@ class Experience:
     def _is_surprised(
         self, drafter: int, logit: float, spread: float, alpha: float, weight: float
     ) -> bool:
-        """Whether what was learnt has foretold so badly that nothing would be better."""
+        """Whether the cumulative sum of log odds against the prior has reached the threshold."""
         p = 1.0 / (1.0 + math.exp(-logit / math.sqrt(1.0 + _PROBIT * spread)))
         p = min(max(p, _SURE), 1.0 - _SURE)
         odds = alpha * math.log(PRIOR / p) + (1.0 - alpha) * math.log((1.0 - PRIOR) / (1.0 - p))
@@ -142,7 +140,7 @@ class Experience:
         return is_surprised
 
     def state(self) -> dict[str, Any]:
-        """The memory as plain JSON, by drafter; of features only those that were ever seen."""
+        """The statistics as plain JSON by drafter, without features that were never seen."""
         return {
             "answers": [self.num_tokens, self.num_answers],
             "drafters": {name: self._drafter_state(row) for row, name in enumerate(self.names)},
@@ -151,16 +149,16 @@ class Experience:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory, all or nothing; of drafters that are not here nothing is kept.
+        """Restore the result of ``state`` for the drafters of this object.
 
-        Raises ValueError for what is no such memory, and for numbers that cannot be.
+        Errors: ValueError if it does not fit or a number is out of range; nothing is changed.
         """
         fresh = Experience(self.names)
         if set(state) != {"answers", "drafters", "bins", "tables"}:
-            raise ValueError(f"it holds {sorted(state)}, which is no memory of requests")
+            raise ValueError(f"it holds {sorted(state)}, not the statistics of requests")
         fresh.num_tokens, fresh.num_answers = (float(part) for part in state["answers"])
         if not (1 <= fresh.num_answers < math.inf and 0 <= fresh.num_tokens < math.inf):
-            raise ValueError("its answers are no counts")
+            raise ValueError("its numbers of tokens and answers are out of range")
         for row, name in enumerate(self.names):
             if name in state["drafters"]:
                 fresh._load_drafter(row, state["drafters"][name])
@@ -185,20 +183,20 @@ class Experience:
         alone = np.array([state["surprise"], state["missed_s"]], dtype=np.float64)
         is_fit = ids.shape == mean.shape == variance.shape == (len(set(ids.tolist())),)
         if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() < NUM_FEATURES)):
-            raise ValueError("its features do not fit together")
+            raise ValueError("its features are inconsistent")
         if not (np.isfinite(mean).all() and np.isfinite(alone).all() and (alone >= 0).all()):
-            raise ValueError("a number of it is not finite")
+            raise ValueError("one of its numbers is not finite")
         if not ((variance >= 0) & (variance <= PRIOR_VARIANCE)).all():
-            raise ValueError("a variance of it is none")
+            raise ValueError("one of its variances is out of range")
         self._mean[row, ids], self._variance[row, ids] = mean, variance
         self._surprise[row], self.missed_s[row] = alone
 
 
 class Recall:
-    """One request's view of an ``Experience``: what is known of texts like its own.
+    """One request's view of an ``Experience``.
 
-    private: it learns from others, and none learns from it. expected: as ``Experience.predict``
-    of its present text. bins, tables, missed_s: the shared ones, or if private copies of them.
+    private: the request learns from others, but they do not learn from it. expected: the
+    prediction for its present text. bins, tables, missed_s: shared, or copies if private.
     """
 
     def __init__(
@@ -220,7 +218,7 @@ class Recall:
         return self._experience.answer_tokens
 
     def saw_tokens(self, tokens: Sequence[int]) -> bool:
-        """The answer goes on; whether ``expected`` has changed with it."""
+        """Add tokens of the answer; return whether ``expected`` has changed."""
         self._tokens += tokens
         self._num_new += len(tokens)
         if not self._private:
@@ -233,13 +231,13 @@ class Recall:
         return True
 
     def add(self, drafter: int, alphas: Sequence[float], weight: float) -> None:
-        """A drafter's alphas on this text, and what each counts for."""
+        """Add a drafter's alphas on this text; weight: of each alpha."""
         if alphas and not self._private:
             mean = sum(alphas) / len(alphas)
             self._experience.add(drafter, self._seen, mean, weight * len(alphas))
 
     def add_matches(self, name: str, alphas: Sequence[float], matches: Sequence[int]) -> None:
-        """A retrieval drafter's alphas by length of match; if private they end with the request."""
+        """Add a retrieval drafter's alphas by length of the match."""
         if name not in self.tables:
             self.tables[name] = MatchTable()
         self.tables[name].add(alphas, matches)

@@ -1,4 +1,4 @@
-"""One draft by several drafters: the writer of each token, and where it ends, by price."""
+"""Mixed drafts: which drafter writes each token, and where the draft ends, by price."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from draftwise.policies.goodput.confidences import Bins, bin_of
+from draftwise.policies.goodput.acceptance import Bins, bin_of
 from draftwise.types import DraftStep
 
 RATE_SHARE = 0.9
-"""The share of the best plan's rate at which seconds are priced: too dear would end drafting."""
+"""Seconds are priced at this share of the best plan's rate; a full price would end drafting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a draft costs now.
+    """Current prices of a draft.
 
-    rate: tokens a second that its seconds could bring otherwise. target_s: seconds of a forward
-    over 1, 2, .. tokens. draft_s: of a step, by drafter.
+    rate: tokens per second that plain decoding or another draft would emit. target_s: seconds of a
+    target forward over 1, 2, .. tokens. draft_s: seconds of a draft step, by drafter.
     """
 
     rate: float
@@ -28,11 +28,11 @@ class Prices:
     def gain(
         self, width: int, reached: float, alphas: Iterable[float], drafter: str, wide: float = 0.0
     ) -> float:
-        """The most tokens above their price that going on with these acceptances may bring.
+        """The largest gain, in expected tokens less their price, of continuing with one drafter.
 
         width: tokens of the draft so far. reached: the probability that its chain is accepted.
-        wide: what siblings of each further token are worth, where it is reached. How far to go on
-        is free: a step of the costs is jumped over where what lies after it pays.
+        alphas: acceptance of each further token. wide: worth of each further token's siblings. The
+        maximum is over all lengths, so that a stair of the costs is passed where that pays.
 
         >>> flat = Prices(rate=1.0, target_s=[1.0], draft_s={"small": 0.2})
         >>> round(flat.gain(0, 1.0, [0.5, 0.5, 0.5], "small"), 3)
@@ -56,10 +56,10 @@ class Prices:
     def best_siblings(
         self, width: int, reached: float, shares: Sequence[float]
     ) -> tuple[int, float]:
-        """How many siblings are worth the most, and their worth above their price.
+        """The best number of siblings, and their worth less their price, in tokens.
 
-        reached: the probability that what comes before them is accepted. shares: of the first,
-        second, .. sibling, the probability that it is the one kept then.
+        reached: the probability that the chain before them is accepted. shares: the probability
+        that the first, second, .. sibling is accepted, given that.
 
         >>> Prices(1.0, [1.0, 1.1, 1.1, 1.1, 1.5], {}).best_siblings(1, 1.0, [0.2, 0.1, 0.05])
         (2, 0.30000000000000004)
@@ -75,18 +75,18 @@ class Prices:
 
 
 class GoodputMixer:
-    """Before each token of one draft: its writer, ``drafter`` or a match, or that it ends.
+    """Decides before each token of a draft whether ``drafter`` or a match writes it, or ends it.
 
-    Source: this project's own (DESIGN section 7). The writer's continuation promises the
-        most tokens above their price; none, if none promises any.
-    Update: after a drafter's token the probability of getting here is multiplied by the acceptance
-        of its confidence's bin, and its next token is believed to be accepted as often as others
-        that followed that bin; after a copied one it is multiplied by that of the match. Everything
-        it looks at was known before the token is drawn, and what was drawn stays: lossless
+    Source: this project. The writer with the largest gain wins; the draft ends if no gain is
+        positive.
+    Update: after a token of ``drafter`` the probability of reaching this place is multiplied by
+        the acceptance of the token's bin of confidence, and the next token's acceptance is that of
+        tokens after the bin; after a copied token it is multiplied by the match's acceptance. All
+        inputs are known before the token is drawn, and drawn tokens stay: lossless
         (``docs/verification.md``).
     ladders: by retrieval drafter, the acceptance of a token after a match of 1, 2, .. tokens.
     State: that probability, and the acceptance of the drafter's next token.
-    Cost: O(length) a token and offer, some microseconds.
+    Cost: O(length) for each token and offer, some microseconds.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class GoodputMixer:
     ) -> str | None:
         """The writer of the next token; None = the draft ends here.
 
-        matches: tokens of each retrieval drafter's match at the end of text and draft. may_draft:
-        whether ``drafter`` can go on here.
+        matches: length of each retrieval drafter's match at the end of text and draft. may_draft:
+        whether ``drafter`` can continue here.
         """
         self._see(step)
         left = self.length - step.depth
@@ -135,10 +135,10 @@ class GoodputMixer:
         return best
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
-        """Alternatives of the token that ``drafter`` wrote last, by its confidence and their price.
+        """The number of siblings of the token that ``drafter`` wrote last.
 
-        room: tokens that the draft may still have; of those the chain's last one is worth more
-        than an alternative that is kept less often.
+        room: tokens that the draft may still have. A sibling is left out if the last token of the
+        chain, which it would displace, is more likely to be accepted.
         """
         index = bin_of(step.max_prob)
         shares, accepted = self._bins.siblings(index), self._bins.accepted(index)
@@ -147,11 +147,11 @@ class GoodputMixer:
         while num and shares[num - 1] < accepted * self._alpha ** (room - num):
             num -= 1
         self._num_siblings += num
-        self._bins.saw_worth(worth / max(self._reached, 1e-3))
+        self._bins.add_worth(worth / max(self._reached, 1e-3))
         return num
 
     def _see(self, step: DraftStep) -> None:
-        """How far the draft is believed in after the token that was kept last."""
+        """Update the probability of reaching this place after the latest token."""
         if step.depth == 0:
             return
         if self._copied:

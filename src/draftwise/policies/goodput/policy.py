@@ -9,48 +9,45 @@ import numpy as np
 
 from draftwise.checks import flag, share
 from draftwise.policies.base import check_feedback, one_hot
-from draftwise.policies.goodput.acceptance import Rates
-from draftwise.policies.goodput.confidences import Bins
+from draftwise.policies.goodput.acceptance import MATCH_CAP, Bins, MatchTable, Rates, SeenValues
 from draftwise.policies.goodput.experience import Experience, Recall
-from draftwise.policies.goodput.matches import MATCH_CAP, MatchTable
 from draftwise.policies.goodput.mixing import RATE_SHARE, GoodputMixer, Prices
 from draftwise.policies.goodput.pricing import PlanCosts
 from draftwise.policies.goodput.probes import ProbeScheduler
-from draftwise.policies.goodput.seen import SeenValues
 from draftwise.policies.state import dump, load
 from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Plan, Scores
 
 ANSWER_TOKENS = 256.0
-"""Tokens that an answer is believed to have, until that is known."""
+"""Prior length of an answer, in tokens."""
 
-_TINY = 1e-12  # a price that nothing is divided by
+_TINY = 1e-12  # avoids division by zero
 _PARTS = ("_rates", "_looks", "_seen", "_costs")
 _FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left")
 
 
 class Goodput:
-    """Play the plan that promises the most tokens per second, from what is free to know.
+    """Play the plan with the most expected tokens per second, estimated from free evidence.
 
-    Source: this project's own (DESIGN section 7); no paper has it. The expected tokens of a draft
-        under a constant acceptance probability are Leviathan et al. (2023).
-    Update: per LM drafter a discounted rate of its alphas, over some 33 tokens and over some five,
-        weighted by how well each has predicted (``acceptance``). One that was not scored fades
-        towards its prior: 0.55, or what requests before this one say of such texts
-        (``experience``). Per retrieval drafter a rate in each of six buckets of match length. V =
-        (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), S(j) = a^j, or for retrieval the product of the
-        rates of match lengths m, m + 1, ..; 1 / V grows by the seconds a token of catching up;
-        plan = argmax V. No exploring by playing: drafters that are not played are looked at where
-        that is worth its price (``looks``). ``mixer`` then
-        says, token by token, the next one's writer, the best LM drafter or a match, and where the
-        draft ends (``mixing``). A row of a batch chooses as if all rows did what it does: a token
-        of a row costs what one more in each row does, over the number of rows.
+    Source: this project. The expected tokens of a draft at a constant acceptance probability are
+        those of Leviathan et al. (2023).
+    Update: each LM drafter has discounted rates of its alphas over about 33 and about 5 tokens,
+        weighted by how well each has predicted (``acceptance``). Without new alphas they decay to
+        a prior: 0.55, or the prediction from earlier requests (``experience``). Each retrieval
+        drafter has a rate for each of six buckets of match length. V = (1 + sum_{j<=k} S(j)) /
+        (T(k + 1) + k c), with S(j) = a^j, or for retrieval the product of the rates of match
+        lengths m, m + 1, ..; 1 / V grows by the seconds per token of catching up; plan = argmax V.
+        Idle drafters are not explored by playing but probed where the expected gain exceeds the
+        cost (``probes``). ``mixer`` then decides before each token whether the best LM drafter or a
+        match writes it, and where the draft ends (``mixing``). In a batch each row assumes that all
+        rows choose alike: a token of a row costs what one more token in every row costs, divided
+        by the number of rows.
     Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
-        tokens, so it is chosen where nothing else is.
-    Feedback: evidence, in text order: every kind carries it, ``free`` at once and always. The
-        latest costs and matches are the context. Without plans, or before any evidence, it ranks
-        plans by the discounted mean of their seen values with the same prior.
-    State: rates, bins of confidence, tables of matches, looks; costs, match lengths, values seen.
-    Cost: O(K + D) a choice, D drafters; O(alphas) a round.
+        tokens, so a tree is chosen only where no other plan exists.
+    Feedback: evidence in text order, which every kind carries, ``free`` at once and always. The
+        latest costs and matches are the context. Without plans, or before any evidence, plans are
+        ranked by the discounted mean of their seen values with the same prior.
+    State: rates, bins of confidence, tables of matches, probes, costs, match lengths, seen values.
+    Cost: O(K + D) per choice with D drafters; O(alphas) per round.
     Errors: ValueError from ``check_feedback``, and for a prior or discount outside (0, 1].
 
     >>> plans = [Plan("none", 0), Plan("small", 1), Plan("small", 4)]
@@ -89,15 +86,16 @@ class Goodput:
         self._tell_apart()
 
     def new_memory(self) -> Experience:
-        """An empty memory, which requests with the same plans may share."""
+        """Empty statistics, which requests with the same plans may share."""
         return Experience(self._costs.names)
 
     def recall(
         self, memory: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        """Begin a request with what others have taught; unless it is private they learn from it.
+        """Begin a request with the statistics of others.
 
-        prompt: its tokens. label: whatever tells its kind, such as a task or a template.
+        prompt: its tokens. label: its kind, such as a task or a template. private: other requests
+        do not learn from it.
         """
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
@@ -116,13 +114,13 @@ class Goodput:
 
     @property
     def advantage(self) -> float:
-        """Tokens a second of the best plan, over those of plain decoding; blind, none."""
+        """Expected speed of the best plan relative to plain decoding; 1 without evidence."""
         return 1.0 if self._is_blind else float(self._prices().max()) * self._costs.target_s[0]
 
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
-        """LM drafters to be scored on the last tokens now, though they were not played.
+        """Idle LM drafters to score on the last tokens now.
 
-        None where there is only one: playing it tells as much, and may bring tokens.
+        Empty with a single LM drafter: playing it is as informative, and may emit tokens.
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []
@@ -132,33 +130,33 @@ class Goodput:
         return [self._costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Read the evidence; without evidence or plans, discount and add the seen values."""
+        """Learn from the evidence; without evidence or plans, from the seen values."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
         self._made = None
         if feedback.evidence is not None and self._has_plans:
-            self._is_blind = False  # for good: some feedback brings a round's evidence once
+            self._is_blind = False  # for good: some feedback carries a round's evidence once
             self._read(feedback.evidence)
         else:
             self._is_blind = self._is_blind is not False
             self._seen.add(values, seen)
 
     def probabilities(self) -> Floats:
-        """[K] one-hot on the best price."""
+        """[K] one-hot on the plan with the best price."""
         return one_hot(int(self._prices().argmax()), self._num_plans)
 
     def estimates(self) -> Floats:
-        """[K] tokens per second over those of the best plan; blind, the discounted means."""
+        """[K] expected tokens per second relative to the best plan, or seen means."""
         prices = self._prices()
         return prices.copy() if self._is_blind else prices / max(float(prices.max()), _TINY)
 
     def state(self) -> dict[str, Any]:
-        """The memory as plain JSON; what is shared with other requests included."""
+        """The state as plain JSON, with the statistics shared with other requests."""
         bins = {name: bins.state() for name, bins in self._bins.items()}
         tables = {name: table.state() for name, table in self._tables.items()}
         return dump(self, _FIELDS) | {"_bins": bins, "_tables": tables}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit."""
+        """Restore the result of ``state``; ValueError if it does not fit."""
         own = dict(state)
         bins = {name: Bins.of(kept) for name, kept in own.pop("_bins", {}).items()}
         tables = {name: MatchTable.of(kept) for name, kept in own.pop("_tables", {}).items()}
@@ -167,7 +165,7 @@ class Goodput:
         self._tell_apart()
 
     def _read(self, evidence: Evidence) -> None:
-        """Update the rates, let those that were not scored fade, take over the context."""
+        """Update rates and context; rates that were not scored decay to their priors."""
         num_emitted = evidence.num_emitted if evidence.seconds > 0.0 else 0  # in the prompt
         scored = {name: self._row[name] for name in evidence.scores if name in self._row}
         if evidence.seconds > 0.0 and self._has_lms:
@@ -188,7 +186,7 @@ class Goodput:
         self._go_on(evidence)
 
     def _go_on(self, evidence: Evidence) -> None:
-        """The text has changed, and what is left of it."""
+        """Update predictions and remaining tokens after the text has grown."""
         recall = self._recall
         if recall is not None and recall.saw_tokens(evidence.tokens):
             self._rates.expect(*recall.expected)
@@ -196,7 +194,7 @@ class Goodput:
         self._left = left if evidence.num_left is None else min(evidence.num_left, left)
 
     def _score(self, name: str, row: int, scores: Scores) -> None:
-        """What became known of one drafter."""
+        """Add one drafter's scores."""
         alphas, recall = scores.alphas.tolist(), self._recall
         if scores.matches is None:
             self._rates.add(row, alphas, scores.weight)
@@ -212,7 +210,7 @@ class Goodput:
             recall.add_matches(name, alphas, matches)
 
     def _mixer(self, prices: Floats, best: int) -> GoodputMixer | None:
-        """For the coming draft; None where there is no LM drafter, or a tree is best."""
+        """The mixer of the coming draft; None without an LM drafter, or if a tree is best."""
         costs = self._costs
         if costs.sizes[best] != costs.lengths[best] or not self._has_lms:
             return None
@@ -233,14 +231,14 @@ class Goodput:
         self._tell_apart()
 
     def _tell_apart(self) -> None:
-        """[D] and [K]: whose tokens a model writes, as far as is known, and whose are retrieved."""
+        """Set [D] and [K] flags of LM drafters, as far as known, and of their plans."""
         names = self._costs.names
         self._has_model = np.array([name != NONE and name not in self._tables for name in names])
         self._is_lm = self._has_model[self._costs.drafters]
         self._has_lms = bool(self._is_lm.any())
 
     def _prices(self) -> Floats:
-        """[K] expected tokens per second; blind, the discounted means. Made once a round."""
+        """[K] expected tokens per second; without evidence, seen means. Cached for a round."""
         if self._made is None and self._is_blind:
             self._made = self._seen.means()
         elif self._made is None:
@@ -251,7 +249,7 @@ class Goodput:
         return self._made
 
     def _tokens(self) -> Floats:
-        """[K] expected emitted tokens; 0 for a plan that has nothing to propose."""
+        """[K] expected tokens; 0 for a plan without a proposal."""
         costs, reach = self._costs, MATCH_CAP + self._costs.longest
         self._believed = self._rates.of()
         self._ladders = {name: table.ladder(reach) for name, table in self._tables.items()}

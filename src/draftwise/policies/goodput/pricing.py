@@ -1,4 +1,4 @@
-"""What plans are expected to cost and to bring."""
+"""Expected seconds and expected tokens of plans."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from draftwise.policies.state import dump
 from draftwise.types import NONE, Costs, Floats, Ints, Plan
 
 DEFAULT_DRAFT_SHARE = 0.05
-"""A draft step's seconds, as a share of a target forward, where it was not measured."""
+"""Prior seconds of a draft step, as a share of a target forward."""
 
-_CERTAIN = 1.0 - 1e-9  # acceptance at which the sum is still k + 1, to seven digits
-_TINY = 1e-12  # seconds; a clock too coarse to see a step must not divide by zero
+_CERTAIN = 1.0 - 1e-9  # the largest acceptance: the sum is then k + 1 to seven digits
+_TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
 
 
 class PlanCosts:
-    """Seconds of the rounds of each plan, ``T(n + 1) + k c``, by the latest costs.
+    """Seconds of a round of each plan, ``T(n + 1) + k c``, by the latest costs.
 
-    A longer forward than any measured costs what the longest does: an overestimate would end
-    drafting, and with it all learning. Where nothing was measured a target forward takes 1 s, and
-    a draft step 0.05 of it; where catching up was not, a drafter's forward is believed to grow with
+    A forward longer than any measured costs as much as the longest: an overestimate would end
+    drafting, and with it all learning. Before any measurement a target forward takes 1 s and a
+    draft step 0.05 s. Unless catching up was measured, a drafter's forward is assumed to grow with
     its tokens as the target's does.
-    target_s: by tokens. draft_s, read_s: [D] of a draft step, of a missed token that is read.
-    seconds: [K]. batch_s: as in ``Costs``. names: [D]; places: by row of
-    it the plans of this drafter; drafters, lengths, sizes: [K] each plan's row of names, its length
-    k and the tokens n that the target verifies.
+    target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of catching up by one
+    token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans of each drafter.
+    drafters, lengths, sizes: [K] each plan's index in names, its length k, and its verified tokens
+    n.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -47,7 +47,7 @@ class PlanCosts:
         self.take(Costs(np.zeros(0), {}))
 
     def take(self, costs: Costs) -> None:
-        """Costs as they are now; where no forward is measured yet the former stay in place."""
+        """Replace the costs; those of target forwards stay if none is measured yet."""
         if self._taken is not None and _are_equal(self._taken, costs):
             return
         self._taken = costs
@@ -74,18 +74,18 @@ class PlanCosts:
         return kept | {"names": list(self.names)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up saved costs; ValueError if they do not fit."""
+        """Restore the result of ``state``; ValueError if it does not fit."""
         if state["names"] != self.names:
-            raise ValueError(f"it is of the drafters {state['names']}, not {self.names}")
+            raise ValueError(f"it belongs to the drafters {state['names']}, not {self.names}")
         known = [*state["target_s"], *state["draft_s"], *state["read_s"], *(state["batch_s"] or ())]
         if not np.isfinite(np.array(known, dtype=np.float64)).all():
-            raise ValueError("its costs are no seconds: the file is damaged")
+            raise ValueError("its costs are not finite: the file is damaged")
         steps = (dict(zip(self.names, state[key], strict=True)) for key in ("draft_s", "read_s"))
         batch_s = None if state["batch_s"] is None else np.array(state["batch_s"])
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
     def expected_tokens(self, rates: Floats) -> Floats:
-        """[.., K] as the function of this name, by the acceptance of each drafter [.., D]."""
+        """[.., K] ``expected_tokens`` of each plan, by the acceptance of each drafter [.., D]."""
         alphas = np.minimum(rates, _CERTAIN)
         missed = (1.0 - alphas).take(self.drafters, axis=-1)
         reached = alphas.take(self.drafters, axis=-1) ** self._exponents
@@ -93,14 +93,14 @@ class PlanCosts:
         return found
 
     def retrieved(self, tokens: Floats, row: int, ladder: Sequence[float], match: int) -> None:
-        """Into tokens [K], for the plans of a drafter: ``retrieved_tokens`` of their lengths."""
+        """Write ``retrieved_tokens`` of the plans of one drafter into tokens [K]."""
         found = np.array(retrieved_tokens(ladder, match, self.longest))
         tokens[self.places[row]] = found[self._own_lengths[row]]
 
     def put_retrieved(
         self, tokens: Floats, requests: Sequence[int], row: int, found: Floats
     ) -> None:
-        """Into tokens [B, K] of so many requests: found [len(requests), longest + 1] by length."""
+        """Write found [len(requests), longest + 1], by length, into tokens [B, K]."""
         tokens[np.array(requests)[:, None], self.places[row]] = found[:, self._own_lengths[row]]
 
     def drafting(self) -> Floats:
@@ -110,7 +110,7 @@ class PlanCosts:
 
 
 def _are_equal(costs: Costs, others: Costs) -> bool:
-    """Whether they say the same; False where finding out takes as long as taking them."""
+    """Whether two costs are equal; False where comparing takes as long as replacing."""
     if costs is others:
         return True
     return (
@@ -123,9 +123,9 @@ def _are_equal(costs: Costs, others: Costs) -> bool:
 
 
 def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
-    """Emitted tokens of a round, ``1 + a + .. + a^k = (1 - a^(k + 1)) / (1 - a)``.
+    """Expected tokens of a round, ``1 + a + .. + a^k = (1 - a^(k + 1)) / (1 - a)``.
 
-    rates, lengths: of the same shape, or such that they broadcast.
+    Source: Leviathan et al. 2023, equation 1. rates, lengths: shapes that broadcast.
 
     >>> expected_tokens(np.array([0.5, 0.5]), np.array([1, 2])).tolist()
     [1.5, 1.75]
@@ -136,10 +136,10 @@ def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
 
 
 def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[float]:
-    """[longest + 1] emitted tokens of a round of retrieval by length; 0 without a match.
+    """[longest + 1] expected tokens of a round of retrieval by length; 0 without a match.
 
-    ladder: acceptance after a match of 1, 2, .. tokens; each accepted one makes it longer, and a
-    match longer than the ladder counts as one that ends with it.
+    ladder: acceptance after a match of 1, 2, .. tokens. Each accepted token makes the match longer;
+    a match beyond the ladder counts as its end.
 
     >>> retrieved_tokens([0.5, 0.5, 0.5], 1, 2)
     [1.0, 1.5, 1.75]

@@ -1,0 +1,128 @@
+"""How sensitive the controller is to its constants: the replay with each at half and double.
+
+    python -m benchmarks controller_constants --data FOLDER --out results.json
+
+Constants of compiled functions are fixed when these are compiled, so every variant is a copy of
+the package with one line changed, in a process of its own. A discount is changed by its memory:
+1 - discount is doubled and halved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from retrieval_index import show
+from shared.results import save
+
+import draftwise
+
+CONSTANTS = {
+    "acceptance": (
+        "DISCOUNT", "REQUEST_DISCOUNT", "REQUEST_WEIGHT", "PRIOR_WEIGHT", "JOINT_DISCOUNT",
+        "AFTER_DISCOUNT", "AFTER_WEIGHT",
+    ),
+    "choice": ("FORGET", "NUM_PRICES"),
+    "costs": (
+        "JUMP", "JUMP_SPREAD", "DRAFT_SHARE", "NOISE", "DRIFT", "LEAST_NOISE", "NOISE_DISCOUNT",
+        "FIRST_STEPS", "OUTLIER", "NEW", "SCALE_STEPS", "SCALE_CHANGE", "PAUSE",
+    ),
+    "controller": (
+        "RATE_DISCOUNT", "PRICE_DISCOUNT", "FLOOR_SHARE", "FLOOR_CHECK", "IDLE_STEPS", "IDLE_MOST",
+    ),
+    "guard": ("CREDIT", "SHARE", "PROBE_SHARE"),
+    "lookahead": ("DISCOUNT", "PROBE_EVERY", "PROBE_LONGER"),
+}  # fmt: skip
+_NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
+
+
+def changed(source: str, name: str, factor: float) -> str:
+    """A module's source with all numbers of one constant multiplied."""
+    start = re.search(rf"^{name} = |^[A-Z_]+, {name} = ", source, re.MULTILINE)
+    assert start, name
+    end = source.index("\n", start.end())
+    first = source[start.start() : start.end()].count(",")
+
+    def number(found: re.Match[str]) -> str:
+        value = float(found[0])
+        if "DISCOUNT" in name:
+            return repr(1 - factor * (1 - value))
+        new = value * factor
+        return repr(new if "." in found[0] or "e" in found[0] else max(1, round(new)))
+
+    line = source[start.end() : end]
+    skipped = 0 if not first else next(_NUMBER.finditer(line)).end()
+    return source[: start.end() + skipped] + _NUMBER.sub(number, line[skipped:]) + source[end:]
+
+
+def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: str = "",
+           factor: float = 1.0) -> list[float]:  # fmt: skip
+    """Of the replay with one constant changed, for each number of requests."""
+    package = Path(draftwise.__file__).parent
+    copy = Path(tempfile.mkdtemp(dir=folder)) / package.name
+    copy.mkdir()
+    for each in package.iterdir():
+        if each.name != "controller":
+            (copy / each.name).symlink_to(each)
+    # with what was compiled already
+    shutil.copytree(package / "controller", copy / "controller")
+    if module:
+        file = copy / "controller" / f"{module}.py"
+        file.write_text(changed(file.read_text(), name, factor))
+    paths = [str(copy.parent), str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    run = subprocess.run(
+        [sys.executable, __file__, "--data", str(data), "--requests", *map(str, sizes), "--one"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=True, text=True,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    return list(json.loads(run.stdout))
+
+
+def one(data: Path, sizes: list[int]) -> Iterator[float]:
+    """The replay of this process's package."""
+    import random
+
+    from gpu_replay import NUM_REQUESTS, Prices, drive, load
+
+    texts, prices = load(data), Prices(data / "step_costs.npz", "llama8b_bf16_1xh100")
+    for size in sizes:
+        some = random.Random(100).sample(texts, NUM_REQUESTS.get(size, 3 * size))
+        yield drive(some, size, prices, seed=0).speed()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the replay's data")
+    parser.add_argument("--requests", type=int, nargs="+", default=[4, 64])
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help="JSON file for the results")
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(list(one(args.data, args.requests))))
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        base = speeds(args.data, args.requests, Path(place))
+        for module, names in CONSTANTS.items():
+            for name in names:
+                row: dict[str, object] = {"constant": f"{module}.{name}"}
+                for label, factor in (("half", 0.5), ("double", 2.0)):
+                    found = speeds(args.data, args.requests, Path(place), module, name, factor)
+                    for size, now, before in zip(args.requests, found, base, strict=True):
+                        row[f"{label}, {size}"] = now / before
+                rows.append(row)
+                print(rows[-1], flush=True, file=sys.stderr)
+    show(rows, "speed relative to the constants as they are")
+    save(args.out, {"speeds": base, "constants": rows})
+
+
+if __name__ == "__main__":
+    main()
