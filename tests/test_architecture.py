@@ -29,12 +29,11 @@ WORDS = {
     "protocols",
     "dist",
     "lines",
-    "bundle",
     "colours",
     "install",
     "lazy",
 }
-FACADE = {"learning", "pool", "presets", "settings", "specs", "speculator"}
+FACADE = {"pool", "presets", "settings", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
@@ -47,7 +46,6 @@ ARROWS: dict[str, set[str]] = {
     "chat": {"types"},
     "lines": {"errors"},
     "colours": set(),
-    "bundle": set(),
     "lazy": set(),
     "protocols": {"types"},
     "rewards": WORDS,
@@ -66,9 +64,8 @@ ARROWS: dict[str, set[str]] = {
     "settings": {"checks", "types", "presets", "registry", "specs"},
     "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
-    "learning": WORDS | {"feedback", "registry", "nn", "drafters.protocol", "engine", "presets"},
     "speculator": WORDS
-    | {"chat", "nn", "drafters.protocol", "engine", "learning", "pool", "presets"},
+    | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "presets", "registry"},
 }
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {
@@ -81,7 +78,6 @@ WITHOUT_TORCH = {
     "chat",
     "lines",
     "colours",
-    "bundle",
     "lazy",
     "protocols",
     "rewards",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -164,8 +164,9 @@ class Option:
     """How a dataclass' field is checked, and what it is on the command line.
 
     help: empty = it has no option there. flags: as typed; none = ``--`` and the field's name.
-    known: values that the shell completes. kind: the type that the command line reads, where it is
-    not the field's; read: from that to the field's value.
+    least, most: bounds that the command line checks itself. known: values that the shell completes.
+    kind: the type that the command line reads, where it is not the field's; read: from that to the
+    field's value.
     """
 
     help: str = ""
@@ -173,6 +174,8 @@ class Option:
     check: Callable[[str, Any], Any] | None = None
     panel: str | None = None
     metavar: str | None = None
+    least: float | None = None
+    most: float | None = None
     known: Collection[str] = ()
     envvar: str | None = None
     kind: Any = None
@@ -180,11 +183,14 @@ class Option:
 
 
 def option(default: Any, help_: str = "", *flags: str, **more: Any) -> Any:
-    """A dataclass' field with an ``Option``; a default that can be called makes the default."""
+    """A dataclass' field with an ``Option``, or the default of a command's parameter.
+
+    default: ``...`` = it has to be given; what can be called makes the default.
+    """
     made: dict[str, Any] = {"metadata": {"option": Option(help_, flags, **more)}}
     if callable(default):
         return field(default_factory=default, hash=False, **made)
-    return field(default=default, **made)
+    return field(default=MISSING if default is ... else default, **made)
 
 
 def check_fields(self: Any) -> None:

@@ -6,6 +6,9 @@ the lines of the README and the docs; ``tests/test_install.py`` finds lines that
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 IS_PUBLISHED = False
 
 
@@ -40,3 +43,11 @@ def lab_command() -> str:
 def lab_hint() -> str:
     """The same in an error message."""
     return lab_command() + ("" if IS_PUBLISHED else " in your checkout of draftwise")
+
+
+def find_weights(here: Path, name: str) -> Path:
+    """``here`` in a source tree, else the folder ``name`` of the package draftwise-zoo."""
+    package = find_spec("draftwise_zoo")
+    if here.exists() or package is None or package.origin is None:
+        return here
+    return Path(package.origin).parent / name

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from draftwise.checks import optional, string, strings, wholes
+from draftwise.checks import string, strings, wholes
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 MAX_LENGTH = 16
-_LENGTHS = partial(wholes, most=LONGEST_PLAN, num=LONGEST_PLAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +55,10 @@ class Preset:
         return plans
 
 
-def adjusted(
-    setting: Preset,
-    policy: str | None = None,
-    reward: str | None = None,
-    feedback: str | None = None,
-    lengths: Sequence[int] | None = None,
-    rules: Sequence[str] | None = None,
-    trees: Sequence[str] | None = None,
-) -> Preset:
-    """A setting with whatever is given in place of its own."""
-    given = {
-        "policy": optional(string, "policy", policy),
-        "reward": optional(string, "reward", reward),
-        "feedback": optional(string, "feedback", feedback),
-        "lengths": optional(_LENGTHS, "lengths", lengths),
-        "rules": None if rules is None else strings("rules", rules),
-        "trees": None if trees is None else tuple(map(parse_tree, strings("trees", trees))),
-    }
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    return replace(setting, **changes)
+def adjusted(setting: Preset, **given: Any) -> Preset:
+    """A setting with whatever is given in place of its own; None = as it is. Raises BadValue."""
+    found = {name: _FIELDS[name](name, value) for name, value in given.items() if value is not None}
+    return replace(setting, **found)
 
 
 PRESETS: dict[str, Preset] = {
@@ -148,3 +131,18 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise DraftwiseError(f"unknown preset {name!r}; the presets are: {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def _trees(name: str, value: Any) -> tuple[TreeShape | None, ...]:
+    return tuple(map(parse_tree, strings(name, value)))
+
+
+_FIELDS: dict[str, Callable[[str, Any], Any]] = {
+    "policy": string,
+    "reward": string,
+    "feedback": string,
+    "lengths": partial(wholes, most=LONGEST_PLAN, num=LONGEST_PLAN),
+    "rules": strings,
+    "trees": _trees,
+}
+"""What ``adjusted`` may be given, and what checks it."""

@@ -181,18 +181,12 @@ def make_policy(
         "rng": np.random.default_rng(seed),
         "plans": plans,
         "request_tokens": request_tokens,
-        "make_base": functools.partial(_make_base, num_plans, plans, request_tokens),
+        "make_base": lambda base, rng: make_policy(
+            base, num_plans, rng, plans=plans, request_tokens=request_tokens
+        ),
     }
     policy: Policy = build("policy", POLICIES, spec, given)
     return policy
-
-
-def _make_base(
-    num_plans: int, plans: Sequence[Plan] | None, request_tokens: int | None,
-    spec: str, rng: np.random.Generator,
-) -> Policy:  # fmt: skip
-    """The policy that a wrapper wraps, drawing from the wrapper's generator."""
-    return make_policy(spec, num_plans, rng, plans=plans, request_tokens=request_tokens)
 
 
 def make_reward(spec: str) -> Reward:

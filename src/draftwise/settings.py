@@ -150,15 +150,9 @@ class Settings(Hardware):
     @property
     def learning(self) -> presets.Preset:
         """The preset with what is given in place of its parts; raises DraftwiseError."""
-        return presets.adjusted(
-            presets.preset(self.preset),
-            self.policy,
-            self.reward,
-            self.feedback,
-            self.lengths,
-            self.rules,
-            self.trees,
-        )
+        names = "policy", "reward", "feedback", "lengths", "rules", "trees"
+        given = {name: getattr(self, name) for name in names}
+        return presets.adjusted(presets.preset(self.preset), **given)
 
     def for_python(self) -> dict[str, Any]:
         """The arguments of ``Speculator.from_pretrained``."""

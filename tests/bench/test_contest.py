@@ -11,13 +11,13 @@ import pytest
 from draftwise import Speculator
 from draftwise.bench import (
     Asked,
+    BenchSettings,
     Contest,
     Contestant,
     Encoder,
     Item,
     RunStore,
     TimedReply,
-    Wish,
     make_contestants,
     make_sheet,
     measure,
@@ -115,9 +115,9 @@ def test_who_cannot_take_part_is_left_out_unless_named(speculator: Speculator) -
         make_contestants(["fixed:gonex2"], speculator, ASKED, ["fixed:gonex2"])
 
 
-def wish_for(folder: Path, questions: Path) -> Wish:
+def wish_for(folder: Path, questions: Path) -> BenchSettings:
     methods = ("draftwise", "fixed:smallx3")
-    return Wish(str(questions), folder, methods, tokens=8, repeats=2)
+    return BenchSettings(str(questions), folder, methods, tokens=8, repeats=2)
 
 
 def test_an_end_in_the_middle_keeps_what_was_measured_and_goes_on(

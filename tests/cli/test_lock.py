@@ -16,7 +16,7 @@ from modules import module_of
 t = module_of(claim)
 
 HOLD = (
-    "import sys; from pathlib import Path; from draftwise.cli.lock import alone_in\n"
+    "import sys; from pathlib import Path; from draftwise.cli.load import alone_in\n"
     "with alone_in(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 )
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import MAX_GRAMMAR_CHARS, CompletionRequest, Grammars, heavy, json_grammar
+from draftwise.serve import MAX_GRAMMAR_CHARS, CompletionRequest, Grammars, json_grammar
+from draftwise.serve import middleware as heavy
 from draftwise.types import DraftwiseError
 from engine.scripted import VOCAB
 from serve.fake import Fake
@@ -155,7 +156,7 @@ def test_nothing_of_a_request_waits_for_the_collector(
 
 GIVE_BACK = """
 from pathlib import Path
-from draftwise.serve import heavy
+from draftwise.serve import middleware as heavy
 
 def own_kib():
     lines = Path("/proc/self/status").read_text().splitlines()

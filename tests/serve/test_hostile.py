@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.learning import Learning
 from draftwise.serve import MAX_BIASES, MAX_KEYS, MAX_PLANS, ServerSettings, hosts_of, read_calls
-from draftwise.speculator import Speculator
+from draftwise.speculator import Learning, Speculator
 from engine.scripted import byte_tokenizer
 from models import tiny_model
 from serve.fake import Fake
@@ -424,7 +423,7 @@ def test_a_stuck_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
 STUCK_SERVER = """
 import sys, threading
 from draftwise.serve import run, worker
-from draftwise.serve.listen import bind
+from draftwise.serve import bind
 from serve.fake import Fake
 from serve.live import fake_service
 worker.LAST_STEP_S = 0.5

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import Keeper
+from draftwise.serve import StateFile
 from draftwise.types import DraftwiseError
 
 EVERY_S = 20.0
+ROUND: Any = object()
+NO_ENGINE: Any = None
 
 
 class Learnt:
@@ -40,35 +42,35 @@ class Clock:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> tuple[Keeper, Learnt, Clock, Path]:
+def made(tmp_path: Path) -> tuple[StateFile, Learnt, Clock, Path]:
     learnt, clock, path = Learnt(), Clock(), tmp_path / "state.json"
-    return Keeper(learnt, path, EVERY_S, clock), learnt, clock, path
+    return StateFile(learnt, path, EVERY_S, clock), learnt, clock, path
 
 
 def test_written_while_running_but_not_too_often(made: Any) -> None:
-    keeper, learnt, clock, path = made
-    assert keeper.turn() is None, "nothing was learnt"
+    file, learnt, clock, path = made
+    assert file.write_if_due() is None, "nothing was learnt"
     learnt.number = 1
-    keeper.touch()
-    assert keeper.turn() == pytest.approx(EVERY_S)
+    file.saw_rounds([ROUND], NO_ENGINE)
+    assert file.write_if_due() == pytest.approx(EVERY_S)
     assert not path.exists()
     clock.now += EVERY_S
-    assert keeper.turn() is None
+    assert file.write_if_due() is None
     assert path.read_text() == "1"
-    keeper.touch()
+    file.saw_rounds([ROUND], NO_ENGINE)
     learnt.number = 2
-    keeper.turn()
+    file.write_if_due()
     assert path.read_text() == "1"
-    keeper.write()
+    file.write()
     assert path.read_text() == "2"
 
 
 def test_taken_up_at_the_start(made: Any) -> None:
-    keeper, learnt, _, path = made
-    keeper.take_up()
+    file, learnt, _, path = made
+    file.load()
     assert learnt.number == 0
     path.write_text("7")
-    keeper.take_up()
+    file.load()
     assert learnt.number == 7
 
 
@@ -76,10 +78,10 @@ def test_taken_up_at_the_start(made: Any) -> None:
 def test_a_broken_file_is_set_aside(
     made: Any, broken: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper, learnt, _, path = made
+    file, learnt, _, path = made
     path.write_bytes(broken)
     with caplog.at_level(logging.WARNING):
-        keeper.take_up()
+        file.load()
     assert learnt.number == 0
     assert not path.exists()
     (aside,) = path.parent.glob("state.json.unused-*")
@@ -88,15 +90,15 @@ def test_a_broken_file_is_set_aside(
 
 
 def test_a_full_disk_costs_the_file_only(made: Any, caplog: pytest.LogCaptureFixture) -> None:
-    keeper, learnt, clock, path = made
+    file, learnt, clock, path = made
     learnt.fails = True
-    keeper.touch()
+    file.saw_rounds([ROUND], NO_ENGINE)
     clock.now += EVERY_S
     with caplog.at_level(logging.WARNING):
-        assert keeper.turn() is None
+        assert file.write_if_due() is None
     assert "no space left" in caplog.text
     learnt.fails = False
-    keeper.touch()
+    file.saw_rounds([ROUND], NO_ENGINE)
     clock.now += EVERY_S
-    keeper.turn()
+    file.write_if_due()
     assert path.exists()

@@ -37,7 +37,7 @@ from shared.gpu_engine import run_block
 from shared.results import load, save
 
 from draftwise import zoo
-from draftwise.bench.paired import ratio
+from draftwise.bench.results import ratio
 
 TARGET = "meta-llama/Llama-3.1-8B-Instruct"
 HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"

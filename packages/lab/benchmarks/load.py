@@ -17,7 +17,7 @@ from shared.clock import CLOCKS, on_clock
 from shared.script import run, show, track
 
 from draftwise import Speculator, zoo
-from draftwise.bench.paired import ratio
+from draftwise.bench.results import ratio
 
 Played = dict[str, dict[str, Any]]
 """By contestant [batches]: seconds, tokens."""

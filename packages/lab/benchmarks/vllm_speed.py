@@ -25,7 +25,7 @@ import numpy as np
 from shared.results import header
 
 from draftwise import zoo
-from draftwise.bench.paired import Ratio, ratio
+from draftwise.bench.results import Ratio, ratio
 
 SUFFIX_LENGTH, DRAFTWISE_LENGTH = 24, 16
 """Tokens of a draft by vLLM's ``suffix`` and by draftwise, at most: their own defaults."""

@@ -19,7 +19,7 @@ from shared.compare import zoo_texts
 from shared.script import run, show
 
 from draftwise import Speculator, zoo
-from draftwise.bench.paired import ratio
+from draftwise.bench.results import ratio
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.stop_rules.thresholds import Fixed

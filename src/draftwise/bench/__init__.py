@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from draftwise.bench.methods import (
         DEFAULT, Known, Ours, Peer, check_methods, expand, parse_method,
     )
-    from draftwise.bench.paired import Ratio, Timing, ratio, turns
-    from draftwise.bench.results import cautions, make_sheet, results as results_of
-    from draftwise.bench.runs import Run, RunStore, Wish, prepare, whole_turns
+    from draftwise.bench.results import (
+        Ratio, Timing, cautions, make_sheet, ratio, results as results_of, turns,
+    )
+    from draftwise.bench.runs import BenchSettings, Run, RunStore, prepare, whole_turns
     from draftwise.bench.session import (
         TRACE, Contest, Contestant, Encoder, Question, make_contestants, measure,
     )

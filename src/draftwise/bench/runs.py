@@ -18,7 +18,7 @@ CLOCKS = ("wall", "cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BenchSettings:
     """What is to be measured.
 
     methods: empty = the default ones. domains: empty = all. prompts: of each domain at most, None =
@@ -54,25 +54,25 @@ class Wish:
         }
 
 
-def prepare(wish: Wish) -> tuple[Suite, RunStore]:
+def prepare(wanted: BenchSettings) -> tuple[Suite, RunStore]:
     """All that can be refused before a model is loaded; raises DraftwiseError."""
-    for name, value in (("tokens", wish.tokens), ("repeats", wish.repeats)):
+    for name, value in (("tokens", wanted.tokens), ("repeats", wanted.repeats)):
         if value < 1:
             raise DraftwiseError(f"--{name} {value}: it must be 1 or more")
-    if wish.prompts is not None and wish.prompts < 1:
-        raise DraftwiseError(f"--prompts {wish.prompts}: it must be 1 or more")
-    if wish.clock not in CLOCKS:
-        raise DraftwiseError(f"unknown clock {wish.clock!r}; the clocks are: {', '.join(CLOCKS)}")
-    check_methods(wish.methods)
-    suite = load_suite(wish.suite, wish.prompts, wish.domains)
-    store = RunStore(wish.out)
+    if wanted.prompts is not None and wanted.prompts < 1:
+        raise DraftwiseError(f"--prompts {wanted.prompts}: it must be 1 or more")
+    if wanted.clock not in CLOCKS:
+        raise DraftwiseError(f"unknown clock {wanted.clock!r}; the clocks are: {', '.join(CLOCKS)}")
+    check_methods(wanted.methods)
+    suite = load_suite(wanted.suite, wanted.prompts, wanted.domains)
+    store = RunStore(wanted.out)
     earlier = store.settings()
-    wanted = wish.settings(suite)
+    shared = wanted.settings(suite)
     if earlier is not None:
-        for key, value in wanted.items():
+        for key, value in shared.items():
             if earlier.get(key) != value:
                 raise DraftwiseError(
-                    f"{wish.out} holds a bench with other {key}; give another --out, or remove it"
+                    f"{wanted.out} holds a bench with other {key}; give another --out, or remove it"
                 )
     return suite, store
 

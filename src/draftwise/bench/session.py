@@ -5,12 +5,13 @@ Run again with the same settings it goes on where it ended; with more repeats it
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from draftwise.bench.contestants import (
     Asked,
@@ -22,9 +23,8 @@ from draftwise.bench.contestants import (
 )
 from draftwise.bench.environment import command, environment
 from draftwise.bench.methods import Known, Ours, default_methods, expand, parse_method
-from draftwise.bench.paired import turns
-from draftwise.bench.results import make_sheet, results
-from draftwise.bench.runs import Run, RunStore, Wish, rounded
+from draftwise.bench.results import make_sheet, results, turns
+from draftwise.bench.runs import BenchSettings, Run, RunStore, rounded
 from draftwise.bench.suites import Item, Suite
 from draftwise.drafters.lm import LMDrafter
 from draftwise.lines import write_text
@@ -41,38 +41,6 @@ class Question:
 
     domain: str
     prompt: Sequence[int]
-
-
-class Studio(Protocol):
-    """The lab's side of ``draftwise bench``."""
-
-    def check_report(self) -> None:
-        """Raise DraftwiseError, before any work is done, if no report can be made."""
-        ...
-
-    def scout(
-        self, base: Speculator, questions: Sequence[Question], asked: Asked, path: Path, seed: int,
-        tick: Callable[[], bool],
-    ) -> bool:  # fmt: skip
-        """Write the first look's trace; whether it is complete: a ``tick`` may end it."""
-        ...
-
-    def look(self, path: Path, base: Speculator, most: int, each: int) -> Known:
-        """The fixed plans that are fastest on the trace: of all items and of each domain."""
-        ...
-
-    def write_answers(
-        self, folder: Path, items: Sequence[Item], runs: Sequence[Run], tokenizer: Any
-    ) -> list[Path]:
-        """Answers in Spec-Bench's format, a file for each method."""
-        ...
-
-    def write_report(
-        self, results: Mapping[str, Any], runs: Sequence[Run], suite: Suite, tokenizer: Any,
-        folder: Path,
-    ) -> Path:  # fmt: skip
-        """``report.html``; returns its path."""
-        ...
 
 
 GoesOn = Callable[[], bool]
@@ -218,8 +186,8 @@ class Contest:
 
 
 RESULTS = "results.json"
-Tell = Callable[[str, int, int], None]
-"""Told what is being done, and how much of how much is done."""
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, and how much of how much is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,119 +202,148 @@ class ContestResult:
 
 
 def measure(
-    wish: Wish, suite: Suite, store: RunStore, base: Speculator, goes_on: Callable[[], bool],
-    tell: Tell, studio: Studio | None = None,
-) -> ContestResult | None:  # fmt: skip
+    wanted: BenchSettings,
+    suite: Suite,
+    store: RunStore,
+    base: Speculator,
+    goes_on: GoesOn,
+    report: Report,
+    studio: Any = None,
+) -> ContestResult | None:
     """Measure what is missing, and sum up what there is; None if not one turn is whole.
 
-    studio: what the lab adds; without it the group ``fixed`` is empty.
+    studio: the lab's module ``draftwise_lab.bench.studio``; None = the group ``fixed`` is empty.
     """
-    asked = Asked(wish.tokens, wish.temperature)
-    encoder = Encoder(base, asked)
-    settings = store.settings()
-    if settings is None:
-        known = _first_look(wish, suite, base, encoder, asked, goes_on, tell, studio)
+    return _Session(wanted, suite, store, base, goes_on, report, studio).measure()
+
+
+class _Session:
+    """What ``measure`` is given, and the encoder of its prompts."""
+
+    def __init__(
+        self,
+        wanted: BenchSettings,
+        suite: Suite,
+        store: RunStore,
+        base: Speculator,
+        goes_on: GoesOn,
+        report: Report,
+        studio: Any,
+    ) -> None:
+        self._wanted, self._suite, self._store, self._base = wanted, suite, store, base
+        self._goes_on, self._report, self._studio = goes_on, report, studio
+        self._asked = Asked(wanted.tokens, wanted.temperature)
+        self._encoder = Encoder(base, self._asked)
+
+    def measure(self) -> ContestResult | None:
+        wanted, items = self._wanted, self._suite.items
+        settings = self._store.settings() or self._begin()
+        if settings is None:
+            return None
+        methods: list[str] = settings["methods"]
+        contestants, _ = make_contestants(methods, self._base, self._asked, methods)
+        done = self._store.load(len(methods))
+        total = wanted.repeats * len(items) * len(methods)
+        contest = Contest(contestants, items, self._encoder, self._store, wanted.seed)
+        try:
+            contest.run(
+                wanted.repeats, done, self._goes_on, self._counter("measuring", total, done)
+            )
+        finally:
+            measured = self._sum_up(settings)
+        return measured
+
+    def _counter(self, what: str, total: int, done: Sequence[Run] = ()) -> Callable[[], None]:
+        """A function that reports one more as done each time it is called."""
+        numbers = itertools.count(min(len(done), total) + 1)
+        return lambda: self._report(what, next(numbers), total)
+
+    def _begin(self) -> dict[str, Any] | None:
+        """Look at the drafters, and settle which methods are compared; None if ended early."""
+        known = self._first_look()
         if known is None:
             return None
-        names = expand(wish.methods or default_methods(), known)
-        found, left_out = make_contestants(names, base, asked, wish.methods)
-        settings = wish.settings(suite) | {
+        chosen = self._wanted.methods
+        names = expand(chosen or default_methods(), known)
+        found, left_out = make_contestants(names, self._base, self._asked, chosen)
+        settings = self._wanted.settings(self._suite) | {
             "methods": [c.name for c in found],
             "skipped": left_out,
-            **_circumstances(wish, base),
+            **self._circumstances(),
         }
-        store.begin(settings)
-    methods: list[str] = settings["methods"]
-    contestants, _ = make_contestants(methods, base, asked, methods)
-    done = store.load(len(methods))
-    total = wish.repeats * len(suite.items) * len(methods)
-    count = [min(len(done), total)]
+        self._store.begin(settings)
+        return settings
 
-    def progress() -> None:
-        count[0] += 1
-        tell("measuring", count[0], total)
+    def _first_look(self) -> Known | None:
+        """The trace of a first look, and what it says; None if it was ended early."""
+        base = self._base
+        if not base.drafters:
+            raise DraftwiseError("a bench needs a drafter: give --drafter")
+        if self._studio is None:
+            models = [drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter)]
+            return Known(
+                [], next(iter(models), None)
+            )  # no fixed plan, the first model as assistant
+        path = self._wanted.out / TRACE
+        questions = [Question(i.domain, self._encoder.prompt(i, [])) for i in self._suite.items]
+        count = self._counter("first look", len(questions))
 
-    try:
-        Contest(contestants, suite.items, encoder, store, wish.seed).run(
-            wish.repeats, done, goes_on, progress
+        def tick() -> bool:
+            count()
+            return self._goes_on()
+
+        if not self._studio.scout(base, questions, self._asked, path, self._wanted.seed, tick):
+            return None
+        found: Known = self._studio.look(path, base, *self._wanted.fixed)
+        return found
+
+    def _sum_up(self, settings: dict[str, Any]) -> ContestResult | None:
+        """Write what was measured so far; None if that is nothing."""
+        wanted, items, tokenizer = self._wanted, self._suite.items, self._base.tokenizer
+        methods: list[str] = settings["methods"]
+        runs = self._store.load(len(methods))
+        if not runs:
+            return None
+        now = self._circumstances()
+        then = {key: settings[key] for key in now}  # of the first turn: what was measured
+        is_exact = wanted.temperature == 0 and then["environment"]["dtype"] in {
+            "float32",
+            "float64",
+        }
+        sheet = make_sheet(runs, methods, can_compare=is_exact, clock=wanted.clock)
+        cpu_share = sum(run.by_clock("cpu") for run in runs) / sum(
+            run.by_clock("wall") for run in runs
         )
-    finally:
-        measured = _sum_up(wish, suite, store, base, settings, encoder.num_cut, studio)
-    return measured
+        found = {
+            "command": then["command"],
+            "suite": wanted.suite,
+            "settings": {key: value for key, value in settings.items() if key not in now}
+            | {
+                "num_items": len(items),
+                "num_items_measured": len({run.item for run in runs}),
+                "repeats": 1 + max(run.repeat for run in runs),
+                "num_prompts_cut": self._encoder.num_cut,
+                "clock": wanted.clock,
+            },
+            "drafters": [drafter.name for drafter in self._base.drafters],
+            "is_complete": len(runs) >= wanted.repeats * len(items) * len(methods),
+            **rounded(results(sheet)),
+            "environment": then["environment"] | {"cpu_share": cpu_share},
+            "last_command": now["command"],
+            "last_commit": now["environment"]["commit"],
+            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        folder = self._store.folder
+        path = folder / RESULTS
+        write_text(path, json.dumps(found, indent=1) + "\n")
+        paths = [path, *folder.glob(TRACE)]
+        if self._suite.is_spec_bench and self._studio is not None:
+            paths += self._studio.write_answers(folder / "answers", items, runs, tokenizer)
+        return ContestResult(found, runs, self._suite, tokenizer, paths)
 
-
-def _first_look(
-    wish: Wish, suite: Suite, base: Speculator, encoder: Encoder, asked: Asked,
-    goes_on: Callable[[], bool], tell: Tell, studio: Studio | None,
-) -> Known | None:  # fmt: skip
-    """The trace of a first look, and what it says; None if it was ended early."""
-    if not base.drafters:
-        raise DraftwiseError("a bench needs a drafter: give --drafter")
-    if studio is None:
-        models = [drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter)]
-        return Known([], next(iter(models), None))  # no fixed plan, the first model as assistant
-    path = wish.out / TRACE
-    questions = [Question(i.domain, encoder.prompt(i, [])) for i in suite.items]
-    count = [0]
-
-    def tick() -> bool:
-        count[0] += 1
-        tell("first look", count[0], len(questions))
-        return goes_on()
-
-    if not studio.scout(base, questions, asked, path, wish.seed, tick):
-        return None
-    return studio.look(path, base, *wish.fixed)
-
-
-def _sum_up(
-    wish: Wish, suite: Suite, store: RunStore, base: Speculator, settings: dict[str, Any],
-    num_cut: int, studio: Studio | None,
-) -> ContestResult | None:  # fmt: skip
-    """Write what was measured so far; None if that is nothing."""
-    methods: list[str] = settings["methods"]
-    runs = store.load(len(methods))
-    if not runs:
-        return None
-    now = _circumstances(wish, base)
-    then = {key: settings[key] for key in now}  # of the first turn: what was measured
-    is_exact = wish.temperature == 0 and then["environment"]["dtype"] in {"float32", "float64"}
-    sheet = make_sheet(runs, methods, can_compare=is_exact, clock=wish.clock)
-    found = {
-        "command": then["command"],
-        "suite": wish.suite,
-        "settings": {key: value for key, value in settings.items() if key not in now}
-        | {
-            "num_items": len(suite.items),
-            "num_items_measured": len({run.item for run in runs}),
-            "repeats": 1 + max(run.repeat for run in runs),
-            "num_prompts_cut": num_cut,
-            "clock": wish.clock,
-        },
-        "drafters": [drafter.name for drafter in base.drafters],
-        "is_complete": len(runs) >= wish.repeats * len(suite.items) * len(methods),
-        **rounded(results(sheet)),
-        "environment": then["environment"] | {"cpu_share": _cpu_share(runs)},
-        "last_command": now["command"],
-        "last_commit": now["environment"]["commit"],
-        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-    path = store.folder / RESULTS
-    write_text(path, json.dumps(found, indent=1) + "\n")
-    paths = [path, *store.folder.glob(TRACE)]
-    if suite.is_spec_bench and studio is not None:
-        paths += studio.write_answers(store.folder / "answers", suite.items, runs, base.tokenizer)
-    return ContestResult(found, runs, suite, base.tokenizer, paths)
-
-
-def _circumstances(wish: Wish, base: Speculator) -> dict[str, Any]:
-    """Machine, versions, commit and command."""
-    dtype = str(base.target.dtype).removeprefix("torch.")
-    device = str(base.target.device)
-    made_on = environment(wish.threads, dtype=dtype, device=device)
-    return {"environment": made_on, "command": command()}
-
-
-def _cpu_share(runs: Sequence[Run]) -> float:
-    """Processors that this process had, on average, while it answered."""
-    return sum(run.by_clock("cpu") for run in runs) / sum(run.by_clock("wall") for run in runs)
+    def _circumstances(self) -> dict[str, Any]:
+        """Machine, versions, commit and command."""
+        target = self._base.target
+        dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
+        made_on = environment(self._wanted.threads, dtype=dtype, device=device)
+        return {"environment": made_on, "command": command()}

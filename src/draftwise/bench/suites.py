@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from draftwise.chat import check_unicode
 from draftwise.lines import TRACE_BYTES, any_json, numbered_lines
@@ -17,6 +18,7 @@ _MT_BENCH = {
 }  # fmt: skip
 """Categories that Spec-Bench counts as one, ``mt_bench``."""
 _COPY_SHIFT = 5
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +80,21 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
     for domain in domains:
         if domain not in known:
             raise DraftwiseError(f"{name} has no domain {domain!r}; it has: {', '.join(known)}")
-    chosen = [item for item in items if not domains or item.domain in domains]
-    return Suite(name, tuple(in_turn(chosen, per_domain)))
+    chosen = [
+        [item for item in items if item.domain == domain][:per_domain]
+        for domain in known
+        if not domains or domain in domains
+    ]
+    return Suite(name, tuple(in_turn(chosen)))
 
 
-def in_turn(items: Sequence[Item], per_domain: int | None) -> list[Item]:
-    """The first item of each domain, then the second of each, ..."""
-    by_domain: dict[str, list[Item]] = {}
-    for item in items:
-        by_domain.setdefault(item.domain, []).append(item)
-    kept = {domain: found[:per_domain] for domain, found in by_domain.items()}
-    longest = max(len(found) for found in kept.values())
-    return [found[i] for i in range(longest) for found in kept.values() if i < len(found)]
+def in_turn(groups: Iterable[Sequence[_T]]) -> list[_T]:
+    """The first of each group, then the second of each, ...
+
+    >>> in_turn(["ab", "c"])
+    ['a', 'c', 'b']
+    """
+    return [one for row in zip_longest(*groups) for one in row if one is not None]
 
 
 def zoo_items() -> list[Item]:

@@ -18,7 +18,6 @@ from draftwise.cli.failures import standing_streams
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.cli.bench import Bar as Bar
     from draftwise.cli.demo import CHATS as CHATS
     from draftwise.cli.demo import Lane as Lane
     from draftwise.cli.demo import Pair as Pair
@@ -33,9 +32,10 @@ if TYPE_CHECKING:
     from draftwise.cli.lab import COMMANDS as LAB_COMMANDS
     from draftwise.cli.lab import GROUP as LAB_GROUP
     from draftwise.cli.lab import find as find_part
+    from draftwise.cli.load import alone_in as alone_in
     from draftwise.cli.load import read_template as read_template
-    from draftwise.cli.lock import alone_in as alone_in
     from draftwise.cli.prompts import read_batch as read_batch
+    from draftwise.cli.show import Bars as Bars
     from draftwise.cli.show import Wrap as Wrap
     from draftwise.cli.show import colours as colours
     from draftwise.cli.show import painted as painted
@@ -72,7 +72,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Time draftwise, its presets, fixed plans and transformers' own methods side by side.",
     ),
     "datastore": ("datastore:app", "Build a datastore to draft from."),
-    "prompts": ("own_prompts:app", "Let an instruct model write training prompts."),
+    "prompts": ("train:prompts_app", "Let an instruct model write training prompts."),
     "train": ("train:app", "Train drafters, EAGLE heads and stop heads."),
 }
 """Name: (module:function or app, its line in the list)."""

@@ -6,21 +6,15 @@ import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich import box
-from rich.progress import (
-    TaskID,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import (
     INTERRUPTED,
     Output,
@@ -30,99 +24,68 @@ from draftwise.cli.failures import (
     refused_values,
     say,
 )
-from draftwise.cli.load import check, load
-from draftwise.cli.lock import alone_in
-from draftwise.cli.progress import bars
-from draftwise.cli.show import broken
+from draftwise.cli.load import alone_in, check, load
+from draftwise.cli.show import Bars, broken
 from draftwise.install import lab_hint
 from draftwise.presets import PRESETS
 from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.bench.session import ContestResult, Studio
-
-SuiteName = Annotated[
-    str,
-    typer.Option(
-        metavar="SUITE",
-        help="zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt).",
-    ),
-]
-Methods = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        metavar="M",
-        help=f"plain, {', '.join(p for p in PRESETS if p != 'plain')} (with `@LENGTHS`), "
-        "`fixed:DRAFTERxLENGTH[/RULE]`, `transformers`, `transformers:lookup`, "
-        "`transformers:DRAFTERxLENGTH[/heuristic|/confidence]`, or the groups presets, fixed, "
-        "peers; repeatable. Default: all groups.",
-    ),
-]
-Quick = Annotated[bool, typer.Option("--quick", help="One prompt of each domain, in 5 minutes.")]
-Out = Annotated[
-    Path,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FOLDER",
-        help="Folder for results, trace and report. An interrupted bench resumes there.",
-    ),
-]
-Tokens = Annotated[
-    int | None,
-    typer.Option(
-        "--tokens",
-        "--max-new-tokens",
-        "-n",
-        metavar="N",
-        help="Maximum number of tokens per answer. Default: 128 (quick: 64).",
-    ),
-]
-Repeats = Annotated[int, typer.Option(help="Number of repeats of every prompt.")]
-Prompts = Annotated[int | None, typer.Option(help="Prompts of each domain. Default: 4 (quick: 1).")]
-Domains = Annotated[
-    list[str] | None,
-    typer.Option("--domain", help="Use only this domain; repeatable."),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(help="Stop measuring after this many minutes."),
-]
-Clock = Annotated[
-    str, typer.Option(help="wall, or cpu: CPU time of this process, for shared machines.")
-]
-NoReport = Annotated[bool, typer.Option("--no-report", help="Leave out report.html.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")]
+    from draftwise.bench.session import ContestResult
 
 _NAME = 34
 """Room for a name in a table of 80 columns."""
 
 
+_METHODS = (
+    f"plain, {', '.join(p for p in PRESETS if p != 'plain')} (with `@LENGTHS`), "
+    "`fixed:DRAFTERxLENGTH[/RULE]`, `transformers`, `transformers:lookup`, "
+    "`transformers:DRAFTERxLENGTH[/heuristic|/confidence]`, or the groups presets, fixed, "
+    "peers; repeatable. Default: all groups."
+)
 _QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 
 
-@command
+@o.command
 def bench(
     *,
-    out: Out,
-    suite: SuiteName = "zoo",
-    method: Methods = None,
-    is_quick: Quick = False,
+    out: Path = option(
+        ...,
+        "Folder for results, trace and report. An interrupted bench resumes there.",
+        "--out",
+        "-o",
+        metavar="FOLDER",
+    ),
+    suite: str = option(
+        "zoo",
+        "zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt).",
+        metavar="SUITE",
+    ),
+    method: list[str] | None = option(
+        None,
+        _METHODS,
+        metavar="M",
+    ),
+    is_quick: bool = option(False, "One prompt of each domain, in 5 minutes.", "--quick"),
     target: o.AnyTarget = None,
     drafter: o.Drafters = None,
-    tokens: Tokens = None,
-    repeats: Repeats = 3,
-    prompts: Prompts = None,
-    domain: Domains = None,
-    minutes: Minutes = None,
+    tokens: int | None = option(
+        None,
+        "Maximum number of tokens per answer. Default: 128 (quick: 64).",
+        *("--tokens", "--max-new-tokens", "-n"),
+        metavar="N",
+    ),
+    repeats: int = option(3, "Number of repeats of every prompt."),
+    prompts: int | None = option(None, "Prompts of each domain. Default: 4 (quick: 1)."),
+    domain: list[str] | None = option(None, "Use only this domain; repeatable."),
+    minutes: float | None = option(None, "Stop measuring after this many minutes."),
     temperature: o.Temperature = 0.0,
-    seed: o.FixedSeed = 0,
-    as_json: AsJson = False,
-    no_report: NoReport = False,
-    clock: Clock = "wall",
+    seed: int = o.SEED,
+    as_json: bool = option(False, "Print results.json instead of a table.", "--json"),
+    no_report: bool = option(False, "Leave out report.html."),
+    clock: str = option("wall", "wall, or cpu: CPU time of this process, for shared machines."),
     hardware: o.Hardware,
     compile_: o.Compile = False,
 ) -> None:
@@ -136,9 +99,9 @@ def bench(
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)
-            from draftwise.bench.runs import Wish, prepare
+            from draftwise.bench.runs import BenchSettings, prepare
 
-            wish = Wish(
+            chosen = BenchSettings(
                 suite,
                 out,
                 methods=tuple(method or ()),
@@ -153,12 +116,12 @@ def bench(
                 models=models,
             )
             o.request({"temperature": temperature}, seed=seed)
-            items, store = prepare(wish)
+            items, store = prepare(chosen)
             studio = lab.find("bench.studio")
             with_report = studio is not None and not no_report
             if with_report:
                 studio.check_report()
-            if studio is None and "fixed" in wish.methods:
+            if studio is None and "fixed" in chosen.methods:
                 raise DraftwiseError(
                     f"the lab finds the fixed plans worth measuring ({lab_hint()}); "
                     "without it name one: --method fixed:DRAFTERxLENGTH"
@@ -167,13 +130,13 @@ def bench(
         speculator = load(wanted)
         from draftwise.bench.session import measure
 
-        with graceful() as is_stopped, Bar(is_shown=not as_json) as bar:
+        with graceful() as is_stopped, Bars(is_shown=not as_json, stays=False) as bars:
 
             def goes_on() -> bool:
                 is_late = limit is not None and time.monotonic() - began > 60 * limit
                 return not (is_stopped() or is_late)
 
-            measured = measure(wish, items, store, speculator, goes_on, bar.tell, studio)
+            measured = measure(chosen, items, store, speculator, goes_on, bars.update, studio)
         if measured is not None:
             _conclude(measured, out, studio if with_report else None, as_json=as_json)
             if studio is None and not no_report:
@@ -190,7 +153,7 @@ def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
         raise DraftwiseError("nothing was measured in time: give more --minutes")
 
 
-def _conclude(measured: ContestResult, out: Path, studio: Studio | None, *, as_json: bool) -> None:
+def _conclude(measured: ContestResult, out: Path, studio: Any, *, as_json: bool) -> None:
     """The report, then what people or programs read."""
     from draftwise.bench.results import cautions
 
@@ -258,25 +221,3 @@ def _same(row: dict[str, Any]) -> Text:
     if row["lossless"] is None:
         return Text(f"{row['same_tokens']:.0%}", "dim")
     return Text("yes", "green") if row["lossless"] else Text("NO", "bold red")
-
-
-class Bar:
-    """What is being done, how far it is and how long it will take; on a terminal only."""
-
-    def __init__(self, *, is_shown: bool) -> None:
-        times = (TimeElapsedColumn(), TimeRemainingColumn())
-        self._progress = bars("{task.description}", *times, is_shown=is_shown)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def tell(self, what: str, done: int, total: int) -> None:
-        """``done`` of ``total`` are done of ``what``."""
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done)

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich import box
 from rich.table import Table
 
+from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.demo import choose_prompts
 from draftwise.cli.failures import Output, note, quiet, refused_values
 from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import check_chat, load
-from draftwise.cli.progress import bars
 from draftwise.cli.prompts import Given, as_chat, read_batch
+from draftwise.cli.show import bars
 from draftwise.presets import Preset
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.chat import Prompt
     from draftwise.engine import LosslessnessReport
     from draftwise.speculator import Speculator
 
@@ -34,43 +32,31 @@ EVERYTHING = Preset("random", "length", "free", LENGTHS, with_none=False)
 _PLAIN = Preset("fixed:0", "length", "free", ())
 _NUM_PROMPTS = 10
 
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
+
+@o.command
+def check(
+    *,
+    target: o.Target = "zoo",
+    prompts: Path | None = option(
+        None,
+        "One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
         "--prompts",
         "--batch",
         "-b",
         metavar="FILE",
-        help="One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
     ),
-]
-Widths = Annotated[
-    str,
-    typer.Option(
-        "--widths",
-        metavar="N,N",
-        help="Widths in tokens of the forwards that are compared with width one.",
-    ),
-]
-MaxNewTokens = Annotated[
-    int,
-    typer.Option(
-        "--max-new-tokens", "-n", metavar="N", min=1, help="Maximum number of tokens per answer."
-    ),
-]
-
-
-@command
-def check(
-    *,
-    target: o.Target = "zoo",
-    prompts: Prompts = None,
     drafter: o.Drafters = None,
-    is_chat: o.AsChat = False,
-    max_new_tokens: MaxNewTokens = 64,
-    widths: Widths = "2,4,8,16",
-    seed: o.FixedSeed = 0,
-    as_json: o.AsJson = False,
+    is_chat: bool = o.AS_CHAT,
+    max_new_tokens: int = option(
+        64, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", metavar="N", least=1
+    ),
+    widths: str = option(
+        "2,4,8,16",
+        "Widths in tokens of the forwards that are compared with width one.",
+        metavar="N,N",
+    ),
+    seed: int = o.SEED,
+    as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
     """Compare answers with and without drafts in this dtype and on this device.
@@ -129,7 +115,7 @@ def _answer_all(
     plain = Speculator(base.target, base.tokenizer, [], _PLAIN)
     drafting = Speculator(base.target, base.tokenizer, base.drafters, EVERYTHING, seed=seed)
     counts = dict.fromkeys(("num_rounds", "num_drafted", "num_accepted"), 0)
-    texts = list(_encoded(given, base))
+    texts = [one.encoded(base) for one in given]
     with bars("prompts") as progress:
         for prompt in progress.track(texts):
             tokens, other = (
@@ -140,17 +126,6 @@ def _answer_all(
             for name in counts:
                 counts[name] += getattr(other.stats, name)
     return counts
-
-
-def _encoded(given: list[Given], base: Speculator) -> Iterator[Prompt]:
-    """Token ids of every prompt; DraftwiseError names the line of a file."""
-    from draftwise.engine.prompts import encode_all
-
-    for one in given:
-        try:
-            yield encode_all(one.prompt, base.tokenizer, base.target)[0]
-        except DraftwiseError as error:
-            raise DraftwiseError(f"{one.where}: {error}" if one.where else str(error)) from error
 
 
 def _table(found: dict[str, Any]) -> Table:

@@ -13,10 +13,11 @@ import typer
 from numpy.typing import NDArray
 from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
-from draftwise.cli.command import command
+from draftwise.checks import option
 from draftwise.cli.failures import refused_values, say, waiting
 from draftwise.cli.load import check_target, loading
-from draftwise.cli.progress import bars
+from draftwise.cli.options import command
+from draftwise.cli.show import bars
 from draftwise.lines import any_json, not_text
 from draftwise.types import DraftwiseError
 
@@ -108,18 +109,13 @@ def build(
             help="A text file, a folder of them, or .jsonl (`text`, or `prompt` and `completion`)."
         ),
     ],
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            "--tokenizer",
-            "--target",
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="The target: a model folder, a hub id, or `zoo`.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    tokenizer: str = option(
+        ...,
+        "The target: a model folder, a hub id, or `zoo`.",
+        *("--tokenizer", "--target", "--model", "-m"),
+        metavar="MODEL",
+    ),
+    out: Path = option(..., "The file to write.", "--out", "-o", metavar="FILE"),
 ) -> None:
     """Tokenize a corpus as the target does, sort its suffixes, and write both to one file."""
     start = time.perf_counter()

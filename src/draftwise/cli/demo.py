@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,9 +19,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from draftwise import zoo
+from draftwise.bench.suites import in_turn
 from draftwise.chat import Message
+from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
 from draftwise.cli.load import check, load
 from draftwise.cli.show import PLAIN_STYLE, colours, legend, painted, shares, total
@@ -97,23 +98,12 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
     """
     if num < 1:
         raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
-    if getattr(tokenizer, "chat_template", None):
-        return [
-            DemoPrompt(domain, text, [{"role": "user", "content": text}])
-            for domain, text in _in_turn(CHATS)[:num]
-        ]
-    from draftwise import zoo
-
-    return [DemoPrompt(domain, text, text) for domain, text in _in_turn(zoo.prompts())[:num]]
-
-
-def _in_turn(found: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    longest = max(len(prompts) for prompts in found.values())
+    takes_chats = getattr(tokenizer, "chat_template", None)
+    kinds = CHATS if takes_chats else zoo.prompts()
+    pairs = in_turn([[(domain, text) for text in texts] for domain, texts in kinds.items()])
     return [
-        (domain, prompts[i])
-        for i in range(longest)
-        for domain, prompts in found.items()
-        if i < len(prompts)
+        DemoPrompt(domain, text, [{"role": "user", "content": text}] if takes_chats else text)
+        for domain, text in pairs[:num]
     ]
 
 
@@ -364,22 +354,18 @@ _WARM_UP_TOKENS = 24
 _PICTURE_SIZE = (110, 40)
 
 
-@command
+@o.command
 def demo(
     *,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
-    prompts: Annotated[
-        int, typer.Option("--prompts", help="How many prompts, of all domains.")
-    ] = 7,
+    prompts: int = option(7, "How many prompts, of all domains."),
     max_new_tokens: o.MaxNewTokens = 160,
     temperature: o.Temperature = 0.0,
-    seed: o.FixedSeed = 0,
+    seed: int = o.SEED,
     preset: o.PresetName = "draftwise",
     policy: o.PolicySpec = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also save all of it as a picture.")
-    ] = None,
+    svg: Path | None = option(None, "Also save all of it as a picture.", metavar="FILE"),
     hardware: o.Hardware,
     compile_: o.Compile = False,
 ) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+from rich.progress import TextColumn, TimeElapsedColumn
+
+from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.command import command
-from draftwise.cli.failures import quiet, refused_values
+from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import (
     check,
     check_chat,
+    check_template,
     keeping_memory,
     load,
-    no_template,
     tell_of_cuts,
 )
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
+from draftwise.cli.show import Pen, bars, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
 from draftwise.settings import Settings
@@ -26,24 +32,40 @@ from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.chat import Prompt
-    from draftwise.engine.records import TraceWriter
+    from draftwise.engine.generation import Generation, Result
+    from draftwise.engine.records import Round, TraceWriter
+    from draftwise.engine.request import Stats
     from draftwise.speculator import Speculator
 
 
-@command
+@o.command
 def generate(
     *,
-    prompt: o.Prompt = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue. Default: --file or stdin.")
+    ] = None,
     settings: Settings,
     params: RequestParams,
-    is_chat: o.AsChat = False,
-    system: o.System = None,
-    file: o.PromptFile = None,
-    batch: o.BatchFile = None,
-    as_json: o.AsJson = False,
-    chat_template: o.ChatTemplate = None,
-    batch_size: o.BatchSize = 8,
-    trace: o.Trace = None,
+    is_chat: bool = o.AS_CHAT,
+    system: str | None = option(None, "System message; implies --chat.", metavar="TEXT"),
+    file: Path | None = option(
+        None, "Read the prompt from a file.", "--file", "-f", metavar="FILE"
+    ),
+    batch: Path | None = option(
+        None,
+        "File with one prompt per line, or jsonl with `prompt` or `messages`.",
+        "--batch",
+        "-b",
+        metavar="FILE",
+    ),
+    as_json: bool = o.AS_JSON,
+    chat_template: Path | None = o.CHAT_TEMPLATE,
+    batch_size: int = option(
+        8, "Prompts of --batch that run together.", panel="Running", metavar="N"
+    ),
+    trace: Path | None = option(
+        None, "Write one jsonl line per round to this file.", panel="Running", metavar="FILE"
+    ),
     aliases: o.Aliases,
 ) -> None:
     """Complete a prompt with speculative decoding."""
@@ -59,20 +81,23 @@ def generate(
                 check_chat(target, chat_template)
             elif chat_template is not None:
                 raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
-            _check_writable(trace)
+            if trace is not None:
+                trace.open("a").close()  # what is there stays for now
         with hold(settings.state):
             speculator = load(settings, chat_template)
             o.check_vocabulary(params, speculator.target.vocab_size)
-            from draftwise.cli.answer import Job, run_batch, run_single
+            if any(not isinstance(given.prompt, str) for given in prompts):
+                check_template(target, speculator.tokenizer)
             from draftwise.engine.records import TraceWriter
 
             # all prompts before any answer, and before an earlier trace is overwritten
-            texts = [_encoded(given, speculator, target) for given in prompts]
+            texts = [given.encoded(speculator) for given in prompts]
             tell_of_cuts(params.max_new_tokens, texts, speculator)
             with refused_values():
                 writer = None if trace is None else TraceWriter(trace)
             job = Job(speculator, params, writer, as_json)
-            with keeping_memory(speculator, settings.state), _closing(writer):
+            closing_trace = nullcontext() if writer is None else closing(writer)
+            with keeping_memory(speculator, settings.state), closing_trace:
                 if batch is None:
                     code = run_single(job, texts[0])
                 else:
@@ -95,31 +120,101 @@ def _prompts(
     return prompts
 
 
-def _encoded(given: Given, speculator: Speculator, target: str) -> Prompt:
-    """One prompt as token ids; DraftwiseError names the line of a file."""
-    from draftwise.engine.prompts import encode_all
+@dataclass(frozen=True, slots=True)
+class Job:
+    """How to answer: the parameters of all prompts, the trace, and whether json is wanted."""
 
-    if not isinstance(given.prompt, str) and speculator.tokenizer.chat_template is None:
-        raise no_template(target)
-    try:
-        return encode_all(given.prompt, speculator.tokenizer, speculator.target)[0]
-    except DraftwiseError as error:
-        if given.where:
-            raise DraftwiseError(f"{given.where}: {error}") from error
-        raise
+    speculator: Speculator
+    params: RequestParams
+    trace: TraceWriter | None
+    as_json: bool
+
+    def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
+        """Begin with these prompts, of which the first is number ``first`` of all."""
+        params = self.params
+        if params.seed is not None:  # else every chunk of a batch would draw the same
+            params = replace(params, seed=params.seed + first)
+        return self.speculator.start(list(prompts), params)
+
+    def rounds(
+        self, generation: Generation, first: int, is_stopped: Callable[[], bool]
+    ) -> Iterator[Round]:
+        """Whole rounds until all answers are finished or Ctrl-C was pressed, traced."""
+        num_seen = 0
+        for round_ in generation:
+            if self.trace is not None:
+                self.trace.write(replace(round_, request=first + round_.request))
+            yield round_
+            num_seen += 1
+            if num_seen == round_.batch_size:
+                num_seen = 0
+                if is_stopped():
+                    return
 
 
-@contextmanager
-def _closing(writer: TraceWriter | None) -> Iterator[None]:
-    """Whatever ends the work, the trace is closed."""
-    try:
-        yield
-    finally:
-        if writer is not None:
-            writer.close()
+def run_single(job: Job, prompt: Prompt) -> int:
+    """Answer one prompt, live unless json is wanted; return the exit code."""
+    from draftwise.engine.attribution import SourceAttribution
+
+    generation = job.start([prompt], 0)
+    painter = SourceAttribution(job.speculator.tokenizer, job.params.stop)
+    pen = Pen([drafter.name for drafter in job.speculator.drafters])
+    with graceful() as is_stopped:
+        for round_ in job.rounds(generation, 0, is_stopped):
+            pieces = painter.grow(round_, generation.text(0))
+            if not job.as_json:
+                pen.write(pieces)
+    result = generation.results()[0]
+    if job.as_json:
+        print(json.dumps(result.as_json()), flush=True)
+    else:
+        pen.write(painter.finish(result.text))
+        pen.end(result.text)
+        note(summary(result.stats))
+    return verdict([result])
 
 
-def _check_writable(trace: Path | None) -> None:
-    """Refuse a trace that cannot be written before any work; what is there stays for now."""
-    if trace is not None:
-        trace.open("a").close()
+def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
+    """Answer prompts in chunks, printing each in the order of the prompts; return the exit code."""
+    results: list[Result] = []
+    chunks: list[Stats] = []
+    columns = TextColumn("{task.fields[rate]}"), TimeElapsedColumn()
+    num_tokens, seconds = 0, 0.0
+    with graceful() as is_stopped, bars("prompts", *columns) as progress:
+        task = progress.add_task("", total=len(prompts), rate="")
+        for first in range(0, len(prompts), batch_size):
+            generation = job.start(prompts[first : first + batch_size], first)
+            last = 0
+            for round_ in job.rounds(generation, first, is_stopped):
+                num_tokens += round_.num_emitted
+                if round_.round != last:  # rows of a step share its seconds
+                    last = round_.round
+                    seconds += sum(round_.seconds.values())
+                rate = num_tokens / seconds if seconds else 0.0
+                progress.update(task, rate=f"{rate:.0f} tok/s")
+            chunk = generation.results()
+            progress.stop()  # answers are printed where the bar was
+            for result in chunk:
+                print(json.dumps(result.as_json()) if job.as_json else result.text, flush=True)
+            progress.update(task, advance=len(chunk))
+            progress.start()
+            results += chunk
+            chunks.append(total([result.stats for result in chunk], are_together=True))
+            if is_stopped():
+                break
+    if not job.as_json:
+        note(summary(total(chunks)))
+    return verdict(results)
+
+
+def verdict(results: Sequence[Result]) -> int:
+    reasons = [result.finish_reason for result in results]
+    if "interrupted" in reasons:
+        say("interrupted: the text so far was kept", style="yellow")
+        return INTERRUPTED
+    broken = [str(i) for i, reason in enumerate(reasons) if reason == "non-finite logits"]
+    if broken:
+        where = f" (prompts {', '.join(broken)})" if len(reasons) > 1 else ""
+        say(f"stopped: the target's logits are not finite{where}; the tokens so far were kept")
+        return BROKEN
+    return 0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from draftwise import presets, registry, zoo
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
-from draftwise.cli.hub import cached, check_hub
 from draftwise.engine.memory import REQUEST, check_scope
-from draftwise.lines import read_text
+from draftwise.lines import holding, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
 from draftwise.settings import DTYPES, Settings
@@ -30,6 +33,8 @@ DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
 _TEMPLATE_BYTES = 1 << 20
+PATIENCE_S = 2.0
+"""How long the hub may take to answer."""
 
 
 def check(wanted: Settings) -> None:
@@ -128,21 +133,20 @@ def check_chat(target: str, template: Path | None = None) -> None:
         return
     elif not (folder := Path(place(target))).is_dir():
         folder = cached(target)
-    if (
-        folder is not None
-        and not has_template(folder)
-        and "base_model_name_or_path" not in (config_of(folder))
-    ):
-        raise no_template(target)
+    if folder is None or has_template(folder):
+        return
+    if "base_model_name_or_path" not in config_of(folder):  # an adapter's base may have one
+        check_template(target)
 
 
-def no_template(target: str) -> DraftwiseError:
-    """What is said of a model that cannot chat."""
-    return DraftwiseError(
-        f"{target} has no chat template: it may be a base model, which continues text. Give the "
-        "prompt as text (draftwise generate without --chat), name an instruct model such as "
-        "--target smollm2, or give a template with --chat-template FILE"
-    )
+def check_template(target: str, tokenizer: Any = None) -> None:
+    """Raise DraftwiseError where a model's tokenizer has no chat template."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DraftwiseError(
+            f"{target} has no chat template: it may be a base model, which continues text. Give "
+            "the prompt as text (draftwise generate without --chat), name an instruct model such "
+            "as --target smollm2, or give a template with --chat-template FILE"
+        )
 
 
 def read_template(file: Path) -> str:
@@ -170,6 +174,81 @@ def read_template(file: Path) -> str:
         why = error.strerror if isinstance(error, OSError) else error
         raise DraftwiseError(f"--chat-template {file}: {why}") from None
     return text
+
+
+def cached(model: str) -> Path | None:
+    """The folder of a hub model's files that were fetched before; None where there is none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in ("config.json", "adapter_config.json"):
+        if isinstance(found := try_to_load_from_cache(model, name), str):
+            return Path(found).parent
+    return None
+
+
+def check_hub(model: str) -> None:
+    """Raise DraftwiseError for a hub id that is none, not in the cache and not to be fetched."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        raise DraftwiseError(f"there is no model folder {model}, and it is no hub id") from None
+    if cached(model) is not None:
+        return
+    from huggingface_hub import constants
+
+    said = f"there is no folder {model}, and no model of that name was fetched from the hub before"
+    if constants.HF_HUB_OFFLINE:
+        raise DraftwiseError(f"{said}; HF_HUB_OFFLINE forbids to fetch one")
+    if not _is_reachable(constants.ENDPOINT):
+        raise DraftwiseError(
+            f"{said}; {constants.ENDPOINT} cannot be reached now. Name a folder or a .gguf file, "
+            "or go online"
+        )
+    if not _exists(model):
+        raise DraftwiseError(
+            f"there is no folder {model}, and {constants.ENDPOINT} has no public model {model}: "
+            "check the name; for a private one, log in (hf auth login)"
+        )
+
+
+def _is_reachable(endpoint: str) -> bool:
+    """Whether something listens there, or at the proxy on the way, within ``PATIENCE_S``."""
+    parts = urlsplit(endpoint)
+    proxy = os.environ.get("ALL_PROXY") or getproxies().get(parts.scheme)
+    if proxy:
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            socket.create_connection((parts.hostname or "", port), PATIENCE_S).close()
+            answers.append(True)
+        except OSError:
+            answers.append(False)
+
+    # a thread of its own: looking up a name has no time limit
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE_S)
+    return bool(answers) and answers[0]
+
+
+def _exists(model: str) -> bool:
+    """Whether the hub knows the model; True where it does not say."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(model, timeout=PATIENCE_S)
+    except RepositoryNotFoundError as error:
+        return getattr(error.response, "status_code", 404) not in {401, 404}
+    except Exception:  # whatever else is wrong with the hub, loading says it better
+        return True
+    return True
 
 
 def check_device(device: str) -> None:
@@ -281,6 +360,14 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
             say(f"{state} cannot be written ({why}): what was learnt is lost", style="yellow")
             if ends_well:
                 raise SystemExit(NOT_WRITTEN) from None
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a folder, as ``lines.holding`` does; DraftwiseError where another process holds it."""
+    taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
+    with holding(folder / ".lock", taken):
+        yield
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise import registry
+from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import check_models, loading
 from draftwise.presets import PRESETS
@@ -33,19 +33,28 @@ _GIVEN = {"num_plans", "rng", "plans", "request_tokens", "reward", "home"} | {
 }
 """Parameters that the engine fills in: they are not written in specs."""
 
+_CHECKING = "Checking types of models"
 _MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
 """Drafters that are a model: where it lies, and the options after that."""
 
 
-@command
+@o.command
 def models(
     *,
     target: o.AnyTarget = None,
     drafter: o.Drafters = None,
     hardware: o.Hardware,
-    check: o.CheckTypes = None,
-    quick: o.QuickCheck = False,
-    write: o.WritePage = None,
+    check: str | None = option(
+        None,
+        "Build these model types (comma-separated, `all`, or `rest`: those missing from --write's "
+        "page) tiny, with random weights, and report how each is served, or why not.",
+        panel=_CHECKING,
+        metavar="TYPES",
+    ),
+    quick: bool = option(
+        False, "Run the self-check only, without comparing texts.", panel=_CHECKING
+    ),
+    write: Path | None = option(None, "Write the results of --check as Markdown.", panel=_CHECKING),
 ) -> None:
     """List models, drafters and policies; with --target or --drafter, load and check these."""
     console = Output()
@@ -114,14 +123,14 @@ def _other_facts(drafter: Drafter) -> list[str]:
 def _tables() -> Iterator[RenderableType]:
     yield from _zoo()
     yield _drafters()
-    for title, option, table in (
+    for title, flag, table in (
         ("policies", "--policy", registry.POLICIES),
         ("rewards", "--reward", registry.REWARDS),
         ("feedbacks", "--feedback", registry.FEEDBACKS),
         ("stop rules", "--rule", registry.GUIDES),
     ):
         kind = title.removesuffix("s")
-        yield _entries(title, option, [(n, *_entry(kind, table, n)) for n in table])
+        yield _entries(title, flag, [(n, *_entry(kind, table, n)) for n in table])
     yield _presets()
 
 
@@ -170,8 +179,8 @@ def _drafters() -> Table:
     return _entries("drafters", "--drafter", rows)
 
 
-def _entries(title: str, option: str, rows: list[tuple[str, str, str]]) -> Table:
-    table = _table(f"{title} ({option})", "name", "options", "what it does")
+def _entries(title: str, flag: str, rows: list[tuple[str, str, str]]) -> Table:
+    table = _table(f"{title} ({flag})", "name", "options", "what it does")
     for name, options, about in rows:
         table.add_row(name, Text(options, "dim"), about)
     return table

@@ -1,23 +1,156 @@
-"""Options that several commands have, declared once, and their texts turned into values."""
+"""Options of commands: how they are declared and read, and those that many have."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from draftwise.cli.command import annotated, option_names
+from draftwise.checks import Option, option
+from draftwise.cli.failures import VOICE, refusals, refused_values
 from draftwise.engine.options import RequestParams
+from draftwise.errors import BadValue, DraftwiseError, shown
 from draftwise.sampling import SamplingParams
 from draftwise.settings import Hardware as Hardware
 from draftwise.settings import Settings
-from draftwise.types import DraftwiseError
+
+_QUIET = option(False, "Print results, warnings and errors only.", "--quiet", "-q")
 
 
-def _option(panel: str | None, help_: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help_, rich_help_panel=panel, **more)
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A function as a command.
+
+    A parameter is an option if its default is a ``checks.option``, or as typer annotates it; a
+    dataclass becomes one option for each field that is declared in one of these ways, or is a
+    dataclass itself. One option may be a field of several. The default of a dataclass parameter is
+    an instance, whose values are the options' defaults. Errors end the command as ``refusals``
+    says.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    options: dict[str, inspect.Parameter] = {}
+    for name, parameter in parameters.items():
+        default = parameter.default
+        if is_dataclass(hints[name]):
+            found = _options_of(hints[name], hints[name]() if default is _EMPTY else default)
+        else:
+            found = _option(name, hints[name], default, default)
+        options = {**options, **found, **options}
+    options |= _option("quiet", bool, _QUIET, _QUIET)
+
+    @functools.wraps(function)
+    @refusals()
+    def run(quiet: bool = False, **given: Any) -> None:
+        VOICE.notes = VOICE.loads = not quiet
+        with refused_values():
+            values = {
+                name: _value(name, hints[name], parameter.default, given)
+                for name, parameter in parameters.items()
+            }
+        function(**values)
+
+    run.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options.values()}
+    return run
+
+
+@contextmanager
+def option_names(group: type[Any] | None = None) -> Iterator[None]:
+    """Around checks of values: an error names the option as it is typed; group: of its fields."""
+    try:
+        yield
+    except BadValue as error:
+        flags = {one.name: _name(one.name, one) for one in (fields(group) if group else ())}
+        flag = "--" + flags.get(error.name, error.name).replace("_", "-")
+        raise DraftwiseError(f"{flag} {shown(error.value)}: it must be {error.must}") from error
+
+
+def annotated(group: type[Any], name: str) -> Any:
+    """The typer option of a dataclass' field, for commands that have that option alone."""
+    (own,) = (one.metadata["option"] for one in fields(group) if one.name == name)
+    return _typer_option(name, own)
+
+
+_EMPTY = inspect.Parameter.empty
+
+
+def _own(declared: Any) -> Option | None:
+    """The ``Option`` of a field or of a parameter's default."""
+    return declared.metadata.get("option") if isinstance(declared, Field) else None
+
+
+def _name(name: str, declared: Any) -> str:
+    """The option's name as a parameter: that of its first flag."""
+    own = _own(declared)
+    if own is None or not own.flags:
+        return name
+    return own.flags[0].lstrip("-").partition("/")[0].replace("-", "_")
+
+
+def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any:
+    """What was typed for a parameter or field; raises DraftwiseError that names the option."""
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        hints = get_type_hints(hint, include_extras=True)
+        values = {
+            one.name: _value(one.name, hints[one.name], one, given)
+            for one in fields(hint)
+            if (own := _own(one)) is None or own.help or is_dataclass(hints[one.name])
+        }
+        with option_names(hint):
+            return hint(**values)
+    value, own = given[_name(name, declared)], _own(declared)
+    return own.read(value) if own is not None and own.read else value
+
+
+def _options_of(group: Any, defaults: Any) -> dict[str, inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    found: dict[str, inspect.Parameter] = {}
+    for one in fields(group):
+        hint, default = hints[one.name], getattr(defaults, one.name)
+        if is_dataclass(hint):
+            found |= _options_of(hint, default)
+        else:
+            found |= _option(one.name, hint, one, default)
+    return found
+
+
+def _option(name: str, hint: Any, declared: Any, default: Any) -> dict[str, inspect.Parameter]:
+    """The parameter that typer reads, by its name; none for a field without help."""
+    own = _own(declared)
+    if own is not None and not own.help:
+        return {}
+    if isinstance(default, Field):
+        default = _EMPTY if default.default is MISSING else default.default
+    if own is not None:
+        hint = hint if own.kind is None else own.kind
+        if hint in (list[str] | None, str | None):
+            default = None
+        name, hint = _name(name, declared), Annotated[hint, _typer_option(name, own)]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return {name: inspect.Parameter(name, kind, default=default, annotation=hint)}
+
+
+def _typer_option(name: str, own: Option) -> Any:
+    def complete(incomplete: str) -> list[str]:
+        return [one for one in own.known if one.startswith(incomplete)]
+
+    return typer.Option(
+        *(own.flags or ("--" + name.replace("_", "-"),)),
+        help=own.help,
+        rich_help_panel=own.panel,
+        metavar=own.metavar,
+        envvar=own.envvar,
+        min=own.least,
+        max=own.most,
+        autocompletion=complete if own.known else None,
+    )
 
 
 _TARGET = annotated(Settings, "target")
@@ -29,94 +162,34 @@ PresetName = Annotated[str, annotated(Settings, "preset")]
 PolicySpec = Annotated[str | None, annotated(Settings, "policy")]
 Temperature = Annotated[float, annotated(SamplingParams, "temperature")]
 MaxNewTokens = Annotated[int, annotated(RequestParams, "max_new_tokens")]
-CheckTypes = Annotated[
-    str | None,
-    _option(
-        "Checking types of models",
-        "Build these model types (comma-separated, `all`, or `rest`: those missing from --write's "
-        "page) tiny, with random weights, and report how each is served, or why not.",
-        "--check",
-        metavar="TYPES",
-    ),
-]
-QuickCheck = Annotated[
-    bool,
-    _option(
-        "Checking types of models",
-        "Run the self-check only, without comparing texts.",
-        "--quick",
-    ),
-]
-WritePage = Annotated[
-    Path | None,
-    _option("Checking types of models", "Write the results of --check as Markdown.", "--write"),
-]
-FixedSeed = Annotated[int, _option("Sampling", "Random seed.", "--seed", metavar="N")]
-Prompt = Annotated[str | None, typer.Argument(help="Text to continue. Default: --file or stdin.")]
-AsChat = Annotated[
-    bool,
-    _option(None, "Send the prompt as a user message through the model's chat template.", "--chat"),
-]
-System = Annotated[
-    str | None,
-    _option(None, "System message; implies --chat.", "--system", metavar="TEXT"),
-]
-ChatTemplate = Annotated[
-    Path | None,
-    _option(
-        "Models",
-        "Jinja file that replaces the tokenizer's chat template.",
-        "--chat-template",
-        metavar="FILE",
-    ),
-]
-PromptFile = Annotated[
-    Path | None, _option(None, "Read the prompt from a file.", "--file", "-f", metavar="FILE")
-]
-BatchFile = Annotated[
-    Path | None,
-    _option(
-        None,
-        "File with one prompt per line, or jsonl with `prompt` or `messages`.",
-        "--batch",
-        "-b",
-        metavar="FILE",
-    ),
-]
-BatchSize = Annotated[
-    int, _option("Running", "Prompts of --batch that run together.", "--batch-size", metavar="N")
-]
-Trace = Annotated[
-    Path | None,
-    _option("Running", "Write one jsonl line per round to this file.", "--trace", metavar="FILE"),
-]
-AsJson = Annotated[bool, _option(None, "Print JSON (with --batch one object per line).", "--json")]
-Speculation = Annotated[
-    bool, _option("Running", "Draft, or use plain decoding.", "--speculation/--no-speculation")
-]
+SEED = option(0, "Random seed.", "--seed", panel="Sampling", metavar="N")
+AS_CHAT = option(
+    False, "Send the prompt as a user message through the model's chat template.", "--chat"
+)
+CHAT_TEMPLATE = option(
+    None,
+    "Jinja file that replaces the tokenizer's chat template.",
+    "--chat-template",
+    panel="Models",
+    metavar="FILE",
+)
+AS_JSON = option(False, "Print JSON (with --batch one object per line).", "--json")
 
-
-def _alias(help_: str, name: str, metavar: str) -> Any:
-    panel = "Aliases (names of vLLM and transformers)"
-    return _option(panel, f"Same as {help_}.", name, metavar=metavar)
+_alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
     """Options that other programs have for what has a name here already."""
 
-    num_speculative_tokens: Annotated[
-        int | None, _alias("--plan-lengths N", "--num-speculative-tokens", "N")
-    ] = None
-    assistant_model: Annotated[
-        str | None, _alias("--drafter lm:PATH", "--assistant-model", "PATH")
-    ] = None
-    prompt_lookup_min: Annotated[
-        int | None, _alias("--drafter lookup:prompt_lookup_min=N", "--prompt-lookup-min", "N")
-    ] = None
-    prompt_lookup_max: Annotated[
-        int | None, _alias("--drafter lookup:prompt_lookup_max=N", "--prompt-lookup-max", "N")
-    ] = None
+    num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.", metavar="N")
+    assistant_model: str | None = _alias("Same as --drafter lm:PATH.", metavar="PATH")
+    prompt_lookup_min: int | None = _alias(
+        "Same as --drafter lookup:prompt_lookup_min=N.", metavar="N"
+    )
+    prompt_lookup_max: int | None = _alias(
+        "Same as --drafter lookup:prompt_lookup_max=N.", metavar="N"
+    )
 
     def applied(self, settings: Settings) -> Settings:
         """The settings with what the aliases stand for; raises DraftwiseError for both."""

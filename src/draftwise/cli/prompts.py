@@ -6,10 +6,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftwise.chat import Message, is_messages
 from draftwise.lines import TRACE_BYTES, any_json, numbered_lines, read_text
 from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from draftwise.chat import Prompt
+    from draftwise.speculator import Speculator
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,15 @@ class Given:
 
     prompt: str | Sequence[Message]
     where: str = ""
+
+    def encoded(self, speculator: Speculator) -> Prompt:
+        """Token ids; DraftwiseError names the line of a file."""
+        from draftwise.engine.prompts import encode_all
+
+        try:
+            return encode_all(self.prompt, speculator.tokenizer, speculator.target)[0]
+        except DraftwiseError as error:
+            raise DraftwiseError(f"{self.where}: {error}" if self.where else str(error)) from error
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -7,23 +7,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import VOICE, quiet, refused_values, say
 from draftwise.cli.load import check, load, read_template
 from draftwise.engine.memory import hold
 from draftwise.install import hint
-from draftwise.serve.settings import ServerSettings
+from draftwise.serve.settings import ServerSettings, bind, hosts_of
 from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 SETTINGS = Settings(scope="auto", seed=0)
 
 
-@command
+@o.command
 def serve(
     *,
     settings: Settings = SETTINGS,
-    chat_template: o.ChatTemplate = None,
+    chat_template: Path | None = o.CHAT_TEMPLATE,
     server: ServerSettings,
 ) -> None:
     """Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1, with a live page at /."""
@@ -34,10 +33,9 @@ def serve(
         check(settings)
         if server.trace is not None:
             server.trace.open("a").close()  # refused before a model is loaded
-        from draftwise.serve.listen import bind, hosts_of
-        from draftwise.serve.logs import set_up
+        from draftwise.serve.middleware import set_up_logs
 
-        set_up(server.log_format)
+        set_up_logs(server.log_format)
         template = None if chat_template is None else read_template(chat_template)
         listener = bind(server.host, server.port)
         from draftwise.serve.run import serve as answer

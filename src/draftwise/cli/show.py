@@ -1,14 +1,27 @@
-"""How results look: colours by drafter, the summary line, bars and tables."""
+"""What the terminal shows: text in colours by drafter, progress, summaries."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
+from draftwise.cli.failures import VOICE, Output
 from draftwise.colours import drafter_colours
 from draftwise.types import NONE
 
@@ -84,6 +97,89 @@ class Wrap:
 
 def _cells(pieces: Sequence[Piece]) -> int:
     return sum(cell_len(text.expandtabs(8)) for text, _ in pieces)
+
+
+class Pen:
+    """Text to stdout as it comes: in colours on a terminal, else as it is.
+
+    wraps: on a terminal, lines end between words.
+    """
+
+    def __init__(self, drafters: Sequence[str], wraps: bool = False) -> None:
+        self._console, self._styles = Output(), colours(drafters)
+        self._wrap = Wrap(self._console.width) if wraps and self._console.is_terminal else None
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
+
+    def end(self, text: str, always: bool = False) -> None:
+        """A terminal goes on in a new line; a file gets the answer alone, unless ``always``."""
+        if self._wrap is not None:
+            self._show(self._wrap.finish())
+        if (always or self._console.is_terminal) and not text.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _show(self, pieces: Sequence[Piece]) -> None:
+        if self._console.is_terminal:
+            self._console.print(painted(pieces, self._styles), end="", soft_wrap=True)
+        else:
+            sys.stdout.write("".join(text for text, _ in pieces))
+        sys.stdout.flush()
+
+
+def bars(
+    what: str, *columns: ProgressColumn, is_shown: bool = True, stays: bool = False
+) -> Progress:
+    """Bars on a terminal: a text, how far it is, and these columns.
+
+    stays: whether they stay when all is done, and what is printed meanwhile goes above them.
+    """
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *columns,
+        console=console,
+        transient=not stays,
+        redirect_stdout=stays,
+        redirect_stderr=stays,
+        disable=not (is_shown and VOICE.notes and console.is_terminal),
+    )
+
+
+class Bars:
+    """One bar on stderr for each stage of a run, on a terminal only.
+
+    stays: as for ``bars``. State: the bars, by the name of their stage.
+    """
+
+    def __init__(self, *, is_shown: bool = True, stays: bool = True) -> None:
+        left = TextColumn("left"), TimeRemainingColumn()
+        self._progress = bars(
+            "{task.description}", TimeElapsedColumn(), *left, is_shown=is_shown, stays=stays
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
+        """``done`` of ``total`` are done of a stage, whose bar begins with its first call."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, total=total)
+        shown = stage if loss is None else f"{stage}, loss {loss:.3f}"
+        self._progress.update(self._tasks[stage], completed=done, description=shown)
+
+    def stage(self, name: str, total: int) -> Callable[..., None]:
+        """Begin a stage; call what is returned with how much is done, and the loss if any."""
+        self.update(name, 0, total)
+        return lambda done, loss=None: self.update(name, done, total, loss)
 
 
 def legend(styles: Mapping[str, str]) -> Text:

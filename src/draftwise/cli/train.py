@@ -1,4 +1,4 @@
-"""``draftwise train``: drafters, EAGLE-3 heads and acceptance heads, for any target."""
+"""``draftwise train``: drafters and heads for any target; ``draftwise prompts``: texts for it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
 from draftwise.chat import Message
+from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import loading
-from draftwise.lines import TRACE_BYTES, any_json, numbered_lines
+from draftwise.cli.show import Bars
+from draftwise.lines import TRACE_BYTES, any_json, numbered_lines, read_text
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -31,42 +32,25 @@ HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most so many."""
 
 
-@command
+@o.command
 def drafter(
     *,
     target: o.Target,
-    prompts: t.Prompts,
-    out: t.Out,
-    init: Annotated[
-        str | None, typer.Option(help="Start from this model: PATH or zoo:NAME.")
-    ] = None,
-    num_layers: Annotated[
-        int | None,
-        typer.Option("--layers", help="Start from this many of the target's first layers."),
-    ] = None,
-    lend: Annotated[
-        bool,
-        typer.Option(
-            "--lend",
-            help="With --layers: share the target's embeddings and lm_head.",
-        ),
-    ] = False,
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(min=2, help="With --lend: draft only this many of the most frequent tokens."),
-    ] = None,
-    loss: Annotated[
-        str,
-        typer.Option(
-            "--loss", help="logits: learn the target's distribution; sequence: its tokens."
-        ),
-    ] = "logits",
-    temperatures: t.Heats = "0,0.3,0.7,1",
-    samples: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
+    prompts: Path = t.PROMPTS,
+    out: Path = t.OUT,
+    init: str | None = option(None, "Start from this model: PATH or zoo:NAME."),
+    num_layers: int | None = option(
+        None, "Start from this many of the target's first layers.", "--layers"
+    ),
+    lend: bool = option(False, "With --layers: share the target's embeddings and lm_head."),
+    draft_vocab: int | None = option(
+        None, "With --lend: draft only this many of the most frequent tokens.", least=2
+    ),
+    loss: str = option("logits", "logits: learn the target's distribution; sequence: its tokens."),
+    temperatures: str = option("0,0.3,0.7,1", t.HEATS),
+    samples: int = option(1, "Answers per prompt.", least=1),
     learning: t.LearningOptions,
-    probe_only: Annotated[
-        bool, typer.Option("--probe-only", help="Stop after the report of --probe.")
-    ] = False,
+    probe_only: bool = option(False, "Stop after the report of --probe."),
     answers: t.Answers,
     hardware: o.Hardware,
 ) -> None:
@@ -187,20 +171,6 @@ Example = tuple[str | Sequence[Message], str | None]
 """Prompt and completion; no prompt for a text, no completion to be answered."""
 MOST_KEPT_BYTES = 4 << 30
 """Above this the target's states are computed again in every epoch."""
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        help="Instead of --data: prompts for the target, one per line, jsonl with `prompt` "
-        "or `messages`, or `self`: an instruct model writes its own."
-    ),
-]
-Keep = Annotated[
-    bool | None,
-    typer.Option(
-        "--keep/--ask-again",
-        help="Keep the target's hidden states on disk, or recompute. Default: keep up to 4 GB.",
-    ),
-]
 LEARNING = t.LearningOptions(epochs=4.0, lr=1e-3)
 
 
@@ -208,50 +178,41 @@ LEARNING = t.LearningOptions(epochs=4.0, lr=1e-3)
 class HeadCommand:
     """What kind of head, and what it reads."""
 
-    layout: Annotated[
-        str, typer.Option(help="authors (SafeAILab/EAGLE) or speculators (vLLM).")
-    ] = "authors"
-    depth: Annotated[
-        int, typer.Option("--depth", min=1, help="Draft length that training unrolls.")
-    ] = 7
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Draft only this many of the most frequent tokens. Default: up to 32000."
-        ),
-    ] = None
-    max_length: Annotated[
-        int,
-        typer.Option(min=8, help="Maximum number of tokens per text; longer texts are truncated."),
-    ] = 2048
-    temperatures: t.Heats = "0,0.7,1"
-    keep: Keep = None
-    lend: Annotated[
-        bool,
-        typer.Option(
-            "--lend",
-            help="Share the target's lm_head, neither trained nor stored; a third faster.",
-        ),
-    ] = False
-    regression: Annotated[
-        float,
-        typer.Option(min=0.0, help="With --lend: weight of EAGLE-1's regression loss."),
-    ] = 0.0
+    layout: str = option("authors", "authors (SafeAILab/EAGLE) or speculators (vLLM).")
+    depth: int = option(7, "Draft length that training unrolls.", least=1)
+    draft_vocab: int | None = option(
+        None, "Draft only this many of the most frequent tokens. Default: up to 32000.", least=2
+    )
+    max_length: int = option(
+        2048, "Maximum number of tokens per text; longer texts are truncated.", least=8
+    )
+    temperatures: str = option("0,0.7,1", t.HEATS)
+    keep: bool | None = option(
+        None,
+        "Keep the target's hidden states on disk, or recompute. Default: keep up to 4 GB.",
+        "--keep/--ask-again",
+    )
+    lend: bool = option(
+        False, "Share the target's lm_head, neither trained nor stored; a third faster."
+    )
+    regression: float = option(0.0, "With --lend: weight of EAGLE-1's regression loss.", least=0.0)
 
 
-@command
+@o.command
 def eagle(
     *,
     target: o.Target,
-    out: t.Out,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="jsonl with `text`, `prompt` and `completion`, or `prompt` alone, which the "
-            "target answers itself."
-        ),
-    ] = None,
-    prompts: Prompts = None,
+    out: Path = t.OUT,
+    data: Path | None = option(
+        None,
+        "jsonl with `text`, `prompt` and `completion`, or `prompt` alone, which the target answers "
+        "itself.",
+    ),
+    prompts: Path | None = option(
+        None,
+        "Instead of --data: prompts for the target, one per line, jsonl with `prompt` or "
+        "`messages`, or `self`: an instruct model writes its own.",
+    ),
     head: HeadCommand,
     learning: t.LearningOptions = LEARNING,
     answers: t.Answers,
@@ -337,7 +298,7 @@ def _example(line: str, where: str) -> Example:
 
 def _as_texts(
     scene: t.Scene, examples: Sequence[Example], heats: Sequence[float], max_length: int,
-    how: t.Answers, bars: t.Bars, folder: Path,
+    how: t.Answers, bars: Bars, folder: Path,
 ) -> list[Text]:  # fmt: skip
     """All texts as tokens, the prompts without a completion answered by the target."""
     from draftwise.train.data import Text
@@ -361,7 +322,7 @@ def _as_texts(
 
 def _train(
     scene: t.Scene, taught: Sequence[Text], held_out: Sequence[Text], wish: HeadCommand,
-    learning: t.LearningOptions, seed: int, folder: Path, out: Path, bars: t.Bars,
+    learning: t.LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a head and write it in the target's precision; what is reported of it."""
     import torch
@@ -415,45 +376,33 @@ def _train(
     }
 
 
-@command
+@o.command
 def head(
     *,
     target: o.Target,
-    drafter: Annotated[
-        str,
-        typer.Option(
-            "--drafter",
-            "-d",
-            metavar="SPEC",
-            help="The model drafter whose drafts it ends: PATH, lm:PATH or zoo:NAME.",
-        ),
-    ],
-    prompts: t.Prompts,
-    out: t.Out,
-    depth: Annotated[
-        int, typer.Option(min=0, help="Residual layers before the last (the paper's D).")
-    ] = 3,
-    w_rej: Annotated[
-        float, typer.Option(help="Weight of rejected tokens in the loss: 1, 3, 6, 12.")
-    ] = 6.0,
-    label: Annotated[
-        str, typer.Option(help="sampled: min(1, p/q) of the token; analytic: sum of min(p, q).")
-    ] = "analytic",
-    mixing: Annotated[
-        float, typer.Option(help="Share of the answer's own tokens in the drafter's input.")
-    ] = 0.15,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", "-t", metavar="T", help="Temperature of answers and drafts."),
-    ] = 1.0,
-    tied: Annotated[
-        bool,
-        typer.Option("--tied", help="Repeat one residual layer D times, as in the released code."),
-    ] = False,
-    epochs: Annotated[float, typer.Option(help="Passes over all labelled tokens.")] = 12.0,
-    lr: t.Rate = 2e-3,
+    drafter: str = option(
+        ...,
+        "The model drafter whose drafts it ends: PATH, lm:PATH or zoo:NAME.",
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+    ),
+    prompts: Path = t.PROMPTS,
+    out: Path = t.OUT,
+    depth: int = option(3, "Residual layers before the last (the paper's D).", least=0),
+    w_rej: float = option(6.0, "Weight of rejected tokens in the loss: 1, 3, 6, 12."),
+    label: str = option(
+        "analytic", "sampled: min(1, p/q) of the token; analytic: sum of min(p, q)."
+    ),
+    mixing: float = option(0.15, "Share of the answer's own tokens in the drafter's input."),
+    temperature: float = option(
+        1.0, "Temperature of answers and drafts.", "--temperature", "-t", metavar="T"
+    ),
+    tied: bool = option(False, "Repeat one residual layer D times, as in the released code."),
+    epochs: float = option(12.0, "Passes over all labelled tokens."),
+    lr: float = option(2e-3, t.RATE),
     answers: t.Answers,
-    as_json: o.AsJson = False,
+    as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
     """Train a head that ends drafts where a token will probably be rejected (SpecDec++).
@@ -514,6 +463,56 @@ def _show_head(numbers: dict[str, Any], out: Path) -> None:
             name = f"bias of the product of {depth} (truth {truth:.2f})"
             table.add_row(name, f"{raw:+.3f}", f"{undone:+.3f}")
     Output().print(table)
+
+
+prompts_app = typer.Typer(no_args_is_help=True)
+
+
+@prompts_app.callback()
+def prompts() -> None:
+    """Prompts to train and to measure with."""
+
+
+@prompts_app.command()
+@o.command
+def make(
+    *,
+    target: o.Target,
+    out: Path = option(
+        ...,
+        "Output jsonl file, with one prompt per line.",
+        "--out",
+        "-o",
+        metavar="FILE",
+    ),
+    num: int = option(1000, "Number of prompts.", least=1),
+    max_tokens: int = option(160, "Maximum number of tokens per prompt.", least=8),
+    rows: int = option(64, t.ROWS, least=1),
+    avoid: list[Path] | None = option(
+        None, "Drop prompts that share ten words in a row with this file; repeatable."
+    ),
+    seed: int = t.SEED,
+    hardware: o.Hardware,
+) -> None:
+    """Let an instruct model write prompts, by continuing the bare beginning of a user turn.
+
+    No data is needed (Magpie, arXiv 2406.08464). Unfinished, short, repetitive and repeated turns,
+    and those in another script than the template's, are dropped and counted. An interrupted run
+    resumes from all samples so far, in `NAME.all` next to the file.
+    """
+    with quiet(), refused_values():
+        t.check_inputs(target, hardware, Path(t.SELF))
+        for file in avoid or ():
+            read_text(file)
+        scene = t.load_scene(target, hardware)
+        everything = out.with_name(out.name + ".all")
+        texts, share = t.own_prompts(
+            scene, everything, t.Answers(num, rows=rows, seed=seed), longest=max_tokens,
+            avoid=avoid or (),
+        )  # fmt: skip
+        lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts]
+        out.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    print(f"wrote {out}: {share}")
 
 
 app = typer.Typer(no_args_is_help=True)

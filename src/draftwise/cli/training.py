@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
-from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftwise.chat import Message, encode
+from draftwise.checks import option
 from draftwise.cli.failures import note
-from draftwise.cli.load import check_chat, check_models, loading
-from draftwise.cli.lock import alone_in
+from draftwise.cli.load import alone_in, check_chat, check_models, loading
 from draftwise.cli.options import Hardware
-from draftwise.cli.progress import bars
 from draftwise.cli.prompts import Given, read_batch
+from draftwise.cli.show import Bars
 from draftwise.registry import DRAFTERS
 from draftwise.specs import BUNDLED, expand, name_and_spec
 from draftwise.types import DraftwiseError
@@ -32,48 +30,36 @@ if TYPE_CHECKING:
     from draftwise.train.loop import TrainingSettings
     from draftwise.types import Costs
 
-Prompts = Annotated[
-    Path,
-    typer.Option(
-        metavar="FILE",
-        help="Prompts like your users': one per line, or jsonl with `prompt` or `messages`. "
-        "`self`: an instruct model writes its own.",
-    ),
-]
-Out = Annotated[
-    Path,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FOLDER",
-        help="Output folder. The same folder resumes an interrupted run.",
-    ),
-]
-MaxNewTokens = Annotated[
-    int,
-    typer.Option(
-        "--max-new-tokens", "-n", min=1, metavar="N", help="Maximum number of tokens per answer."
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
-Rows = Annotated[int, typer.Option(min=1, help="Answers sampled in one batch.")]
-Heats = Annotated[str, typer.Option(help="Temperatures of the target's answers, used in turn.")]
-Rate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
+PROMPTS = option(
+    ...,
+    "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
+    "instruct model writes its own.",
+    metavar="FILE",
+)
+OUT = option(
+    ...,
+    "Output folder. The same folder resumes an interrupted run.",
+    "--out",
+    "-o",
+    metavar="FOLDER",
+)
+SEED = option(0, "Random seed.", least=0)
+ROWS = "Answers sampled in one batch."
+HEATS = "Temperatures of the target's answers, used in turn."
+RATE = "Learning rate."
 
 
 @dataclass(frozen=True)
 class Answers:
     """How many prompts the model writes (``self``), and how they are answered and kept."""
 
-    num_prompts: Annotated[
-        int, typer.Option(min=2, help="Number of prompts with `--prompts self`.")
-    ] = 1000
-    max_new_tokens: MaxNewTokens = 256
-    rows: Rows = 32
-    work: Annotated[
-        Path | None, typer.Option(help="Folder for answers and checkpoints. Default: OUT/work.")
-    ] = None
-    seed: Seed = 0
+    num_prompts: int = option(1000, "Number of prompts with `--prompts self`.", least=2)
+    max_new_tokens: int = option(
+        256, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1, metavar="N"
+    )
+    rows: int = option(32, ROWS, least=1)
+    work: Path | None = option(None, "Folder for answers and checkpoints. Default: OUT/work.")
+    seed: int = SEED
 
     def folder(self, out: Path) -> Path:
         return self.work or out / "work"
@@ -83,18 +69,13 @@ class Answers:
 class LearningOptions:
     """How long and how fast a drafter learns."""
 
-    epochs: Annotated[float, typer.Option(help="Passes over all texts.")] = 3.0
-    lr: Rate = 5e-4
-    probe: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=1.0, help="Share of the steps after which to report the expected speed."
-        ),
-    ] = 0.05
-    batch_tokens: Annotated[
-        int, typer.Option(min=16, help="Approximate number of tokens per step.")
-    ] = 2048
-    bf16: Annotated[bool | None, typer.Option(help="Mixed precision. Default: on CUDA.")] = None
+    epochs: float = option(3.0, "Passes over all texts.")
+    lr: float = option(5e-4, RATE)
+    probe: float = option(
+        0.05, "Share of the steps after which to report the expected speed.", least=0.0, most=1.0
+    )
+    batch_tokens: int = option(2048, "Approximate number of tokens per step.", least=16)
+    bf16: bool | None = option(None, "Mixed precision. Default: on CUDA.", "--bf16/--no-bf16")
 
 
 @dataclass(frozen=True)
@@ -313,31 +294,6 @@ def worth(when: str, alpha: float | list[float], costs: Costs, more: str = "") -
 
 def write_report(out: Path, found: Any) -> None:
     (out / "report.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-
-
-class Bars:
-    """One bar for each stage of a run, on stderr; stages that were done before stand full."""
-
-    def __init__(self) -> None:
-        left = TextColumn("left"), TimeRemainingColumn()
-        self._progress = bars("{task.description}", TimeElapsedColumn(), *left, stays=True)
-
-    def __enter__(self) -> Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def stage(self, name: str, total: int) -> Callable[..., None]:
-        """A bar; call what is returned with how much is done, and the loss where there is one."""
-        task = self._progress.add_task(name, total=total)
-
-        def update(done: int, loss: float | None = None) -> None:
-            shown = name if loss is None else f"{name}, loss {loss:.3f}"
-            self._progress.update(task, completed=done, description=shown)
-
-        return update
 
 
 @contextmanager

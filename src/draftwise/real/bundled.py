@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftwise.bundle import find_weights
+from draftwise.install import find_weights
 
 _WEIGHTS = find_weights(Path(__file__).parent / "weights", "real")
 RETRIEVAL = ("lookup", "suffix")

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
+    from draftwise.serve.app import PAGE as PAGE
     from draftwise.serve.app import Service as Service
     from draftwise.serve.app import make_app as make_app
     from draftwise.serve.constraint import Grammars as Grammars
     from draftwise.serve.constraint import grammar_of as grammar_of
     from draftwise.serve.constraint import json_grammar as json_grammar
-    from draftwise.serve.history import History as History
-    from draftwise.serve.listen import bind as bind
-    from draftwise.serve.listen import hosts_of as hosts_of
-    from draftwise.serve.listen import listen as listen_on
+    from draftwise.serve.metrics import History as History
     from draftwise.serve.metrics import Metrics as Metrics
-    from draftwise.serve.page import PAGE as PAGE
     from draftwise.serve.parse import Codec as Codec
     from draftwise.serve.parse import RequestParser as RequestParser
     from draftwise.serve.parse import ToolText as ToolText
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from draftwise.serve.parse import read_calls as read_calls
     from draftwise.serve.responses import EventStream as EventStream
     from draftwise.serve.run import Server as Server
+    from draftwise.serve.run import StateFile as StateFile
     from draftwise.serve.run import check_name as check_name
     from draftwise.serve.run import make_service as make_service
     from draftwise.serve.schemas import MAX_BIASES as MAX_BIASES
@@ -38,7 +36,9 @@ if TYPE_CHECKING:
     from draftwise.serve.schemas import StructuredOutputs as StructuredOutputs
     from draftwise.serve.schemas import Tool as Tool
     from draftwise.serve.settings import ServerSettings as ServerSettings
-    from draftwise.serve.state import Keeper as Keeper
+    from draftwise.serve.settings import bind as bind
+    from draftwise.serve.settings import hosts_of as hosts_of
+    from draftwise.serve.settings import listen as listen_on
     from draftwise.serve.worker import Busy as Busy
     from draftwise.serve.worker import Closing as Closing
     from draftwise.serve.worker import GenerationRequest as GenerationRequest

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -19,13 +23,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from draftwise import __version__
+from draftwise.colours import nth_colour
+from draftwise.engine.attribution import SourceAttribution
 from draftwise.serve.constraint import Grammars
-from draftwise.serve.errors import Refused, first_wrong, no_object, response
-from draftwise.serve.heavy import LARGE_BODY, Heavy, uncollected
-from draftwise.serve.history import History
-from draftwise.serve.metrics import Metrics
-from draftwise.serve.middleware import Middleware
-from draftwise.serve.page import PAGE
+from draftwise.serve.metrics import History, Metrics
+from draftwise.serve.middleware import LARGE_BODY, Heavy, Middleware, uncollected
 from draftwise.serve.parse import ParsedRequest, RequestParser
 from draftwise.serve.responses import (
     About,
@@ -34,7 +36,6 @@ from draftwise.serve.responses import (
     CompletionReply,
     EventStream,
     Reply,
-    SourceSegments,
     events,
     gather,
     until_gone,
@@ -44,11 +45,15 @@ from draftwise.serve.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Refused,
     StreamOptions,
     TokenizeRequest,
+    first_wrong,
+    no_object,
+    response,
 )
 from draftwise.serve.settings import ServerSettings
-from draftwise.serve.worker import Busy, Closing, OutputQueue, Worker
+from draftwise.serve.worker import Busy, Closing, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
@@ -106,7 +111,7 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
         settings.max_body,
         service.metrics.saw_response,
         settings.hosts,
-        service.heavy.ended,
+        service.heavy,
     )
     if not settings.origins:
         return inner
@@ -321,20 +326,18 @@ async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: 
 async def _answer(
     service: Service, body: BaseRequest, wanted: ParsedRequest, reply: Reply, request: Request
 ) -> Response:
-    mailbox = OutputQueue(len(wanted.asks))
     try:
-        tickets = service.worker.submit(wanted.asks, mailbox.sinks)
+        answers = AnswerStreams(service.worker, wanted.asks)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
         raise Refused(503, _DRAINING, retry_after_s=5) from None
-    answers = AnswerStreams(service.worker, tickets, mailbox)
     facts = request.scope.get("state", {}).get("facts", {})
     facts |= {"answer": reply.id, "prompt_tokens": wanted.num_prompt_tokens}
     if body.stream:
         return await _stream(service, body, answers, reply, request)
     try:
-        whole = await until_gone(gather(answers, reply, len(tickets)), request.receive)
+        whole = await until_gone(gather(answers, reply, len(wanted.asks)), request.receive)
     finally:
         answers.close()
     facts["tokens"] = reply.num_tokens
@@ -358,15 +361,13 @@ async def _stream(
 
 
 def _about(service: Service, body: BaseRequest, wanted: ParsedRequest) -> About:
-    pieces = None
-    if body.draftwise.pieces:
-        pieces = SourceSegments(service.tokenizer, body.stops, len(wanted.asks))
+    num = len(wanted.asks) if body.draftwise.pieces else 0
     return About(
         service.asker.codec,
         body.model or service.models[0],
         wanted.num_prompt_tokens,
         service.num_spec_tokens,
-        pieces,
+        [SourceAttribution(service.tokenizer, body.stops) for _ in range(num)],
     )
 
 
@@ -388,3 +389,35 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "draftwise",
         "max_model_len": service.asker.codec.max_positions,
     }
+
+
+_MOST_DRAFTERS = 24
+"""That the page has colours for; no pool is as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """text: the whole file. policy: a Content-Security-Policy that lets it run and nothing else."""
+
+    text: str
+    policy: str
+
+
+def _load() -> Page:
+    text = resources.files(__package__).joinpath("page.html").read_text("utf-8")
+    text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(_MOST_DRAFTERS)]))
+    sources = {
+        f"{kind}-src": _hashes(re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))
+        for kind, tag in (("script", "script"), ("style", "style"))
+    }
+    rules = [f"{kind} {hashes}" for kind, hashes in sources.items()]
+    own = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'"]
+    return Page(text, "; ".join([*own, "frame-ancestors 'none'", *rules]))
+
+
+def _hashes(codes: list[str]) -> str:
+    digests = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in codes]
+    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+
+
+PAGE = _load()

@@ -1,25 +1,34 @@
-"""Prometheus metrics: vLLM's names where they mean the same, our own beside them."""
+"""What observers of the worker count: Prometheus metrics, and the live page's last minutes.
+
+Metrics have vLLM's names where they mean the same.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter as Counts
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draftwise.controller.guard import Guard
 from draftwise.engine.engine import Engine
 from draftwise.engine.records import Account, Round
 from draftwise.serve.worker import Observer, RequestHandle, Worker
-from draftwise.types import NONE, Plan
+from draftwise.types import NONE, Floats, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FEW_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _SPEED = "Tokens a second relative to plain decoding: since the start, and recently"
 _PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _PRICE_EVERY_S = 1.0
+_HISTORY_S = 300
 MOST_LABELS = 32
 """Labels of requests that are counted by name; what comes after them is counted as ``other``."""
 
@@ -204,3 +213,93 @@ class Metrics(Observer):
     def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
         made = Histogram(name, words, ["model_name"], registry=self._registry, buckets=buckets)
         return made.labels(self._model)
+
+
+@dataclass(slots=True)
+class Second:
+    """What one second of the engine was. Empty seconds are not kept.
+
+    expected: what the server's own policy makes of each drafter's best plan at the end.
+    """
+
+    at: int
+    tokens: Counts[str] = field(default_factory=Counts)
+    pulls: Counts[str] = field(default_factory=Counts)
+    busy_s: float = 0.0
+    verify_s: float = 0.0
+    draft_s: float = 0.0
+    num_rounds: int = 0
+    running: int = 0
+    waiting: int = 0
+    expected: dict[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        copied = {"tokens": dict(self.tokens), "pulls": dict(self.pulls)}
+        found = {one.name: getattr(self, one.name) for one in fields(self)} | copied
+        return {name: round(v, 6) if isinstance(v, float) else v for name, v in found.items()}
+
+
+class History(Observer):
+    """An ``Observer`` that remembers ``_HISTORY_S`` seconds; read from any thread.
+
+    plans: what the server's own policy chooses among. State: the seconds, the latest estimates.
+    """
+
+    def __init__(self, plans: Sequence[Plan], clock: Callable[[], float] = time.time) -> None:
+        self._plans, self._clock, self._lock = list(plans), clock, threading.Lock()
+        self._seconds: deque[Second] = deque(maxlen=_HISTORY_S)
+        self._estimates: Floats = np.zeros(0)
+        self._totals: Counts[str] = Counts()
+
+    def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
+        if not rounds:
+            return
+        with self._lock:
+            second = self._now()
+            second.running, second.waiting = engine.num_running, engine.num_waiting
+            seconds = rounds[0].seconds  # shared by the rows of a step
+            second.busy_s += sum(seconds.values())
+            second.verify_s += seconds.get("verify", 0.0)
+            second.draft_s += seconds.get("draft", 0.0)
+            for round_ in rounds:
+                second.num_rounds += 1
+                second.tokens.update(round_.sources)
+                second.pulls[round_.plan.drafter] += 1
+                self._totals.update(round_.sources)
+            if len(rounds[-1].estimates) == len(self._plans):  # the server's own policy
+                self._estimates = rounds[-1].estimates
+
+    def saw_end(self, ticket: RequestHandle) -> None:
+        with self._lock:
+            self._totals["answers"] += 1
+
+    def as_json(self, since: int) -> dict[str, Any]:
+        """Seconds from ``since`` on (the last may still grow), totals, estimates by drafter."""
+        with self._lock:
+            self._expect()
+            return {
+                "now": int(self._clock()),
+                "seconds": [s.as_json() for s in self._seconds if s.at >= since],
+                "totals": dict(self._totals),
+                "estimates": self._best(),
+            }
+
+    def _best(self) -> dict[str, dict[str, float]]:
+        """For each drafter, its best plan's length and value as the policy sees it now."""
+        best: dict[str, dict[str, float]] = {}
+        for plan, value in zip(self._plans, self._estimates, strict=False):
+            if float(value) > best.get(plan.drafter, {"value": float("-inf")})["value"]:
+                best[plan.drafter] = {"length": plan.length, "value": round(float(value), 6)}
+        return best
+
+    def _expect(self) -> None:
+        """Note what the policy expects now as what it did at the end of the last second."""
+        if self._seconds:
+            self._seconds[-1].expected = {name: b["value"] for name, b in self._best().items()}
+
+    def _now(self) -> Second:
+        at = int(self._clock())
+        if not self._seconds or self._seconds[-1].at != at:
+            self._expect()
+            self._seconds.append(Second(at))
+        return self._seconds[-1]

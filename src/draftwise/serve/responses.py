@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -18,10 +20,15 @@ from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.generation import RequestOutput
 from draftwise.engine.records import TokenLogprobs
 from draftwise.engine.request import Stats
-from draftwise.serve.errors import Refused, error_body
 from draftwise.serve.parse import Codec, ToolText
-from draftwise.serve.schemas import ChatRequest, CompletionRequest, StreamOptions
-from draftwise.serve.worker import OutputQueue, RequestHandle, Worker
+from draftwise.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Refused,
+    StreamOptions,
+    error_body,
+)
+from draftwise.serve.worker import GenerationRequest, Worker
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not have (as OpenAI and vLLM do)."""
@@ -114,6 +121,17 @@ REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
 """The engine's words for a proper end, and OpenAI's."""
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a reply says besides its choices. painters: by choice, where drafters are named."""
+
+    codec: Codec
+    model: str
+    num_prompt_tokens: int
+    num_spec_tokens: int
+    painters: Sequence[SourceAttribution] = ()
+
+
 class Reply:
     """The response to one HTTP request, whole or in chunks; its choices have an index.
 
@@ -130,6 +148,7 @@ class Reply:
         self.num_tokens = 0
         self._rounds: list[tuple[int, int]] = []
         self._stats: list[Stats] = []
+        self._texts: dict[int, str] = {}
 
     def opening(self, index: int) -> Mapping[str, Any] | None:
         """The choice of a chunk that comes before any token, if there is one."""
@@ -184,34 +203,15 @@ class Reply:
         }
 
     def _pieces(self, index: int, delta: RequestOutput) -> dict[str, Any]:
-        return {} if self.about.pieces is None else self.about.pieces.of(index, delta)
-
-
-class SourceSegments:
-    """The drafter of each piece of text, for the choices of a response that asked for it."""
-
-    def __init__(self, tokenizer: Any, stops: Sequence[str], num: int) -> None:
-        self._painters = [SourceAttribution(tokenizer, stops) for _ in range(num)]
-        self._texts = [""] * num
-
-    def of(self, index: int, delta: RequestOutput) -> dict[str, Any]:
-        painter = self._painters[index]
-        self._texts[index] += delta.text
-        pieces = painter.grow(delta, self._texts[index])
+        """The drafter of each piece of text, where that is asked for."""
+        if not self.about.painters:
+            return {}
+        painter, text = self.about.painters[index], self._texts.get(index, "") + delta.text
+        self._texts[index] = text
+        pieces = painter.grow(delta, text)
         if delta.finish_reason is not None:
-            pieces += painter.finish(self._texts[index])
+            pieces += painter.finish(text)
         return {"draftwise": {"pieces": pieces}}
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a reply says besides its choices. pieces: where drafters are to be named."""
-
-    codec: Codec
-    model: str
-    num_prompt_tokens: int
-    num_spec_tokens: int
-    pieces: SourceSegments | None
 
 
 class CompletionReply(Reply):
@@ -276,7 +276,7 @@ class ChatReply(Reply):
         self._has_logprobs = body.logprobs
         names = [tool.function.name for tool in body.tools or ()]
         calls = names and body.tool_choice != "none"
-        self._texts = [ToolText(names) for _ in range(num)] if calls else []
+        self._tools = [ToolText(names) for _ in range(num)] if calls else []
 
     def opening(self, index: int) -> Mapping[str, Any] | None:
         delta = {"role": "assistant", "content": ""}
@@ -301,12 +301,12 @@ class ChatReply(Reply):
         return {"index": index, "message": message, **self._end(answer, calls), **more}
 
     def _split(self, index: int, delta: RequestOutput) -> tuple[str, list[dict[str, Any]]]:
-        if not self._texts:
+        if not self._tools:
             return delta.text, []
-        content = self._texts[index].push(delta.text)
+        content = self._tools[index].push(delta.text)
         if delta.finish_reason is None:
             return content, []
-        rest, calls = self._texts[index].finish()
+        rest, calls = self._tools[index].finish()
         return content + rest, calls
 
     def _end(self, delta: RequestOutput, calls: Sequence[Any]) -> dict[str, Any]:
@@ -319,16 +319,26 @@ _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class AnswerStreams:
-    """Tickets of one HTTP request. Iterate once; ``close`` lets go of what is not finished."""
+    """The answers of one HTTP request; raises Busy or Closing where the worker takes no more.
 
-    def __init__(self, worker: Worker, tickets: list[RequestHandle], mailbox: OutputQueue) -> None:
-        self._worker, self._mailbox = worker, mailbox
-        self._open = dict(enumerate(tickets))
+    State: the answers that have not ended; by answer, what came and was not read yet.
+    """
+
+    def __init__(self, worker: Worker, asks: Sequence[GenerationRequest]) -> None:
+        self._worker, self._loop = worker, asyncio.get_running_loop()
+        self._lock, self._filled = threading.Lock(), asyncio.Event()
+        self._unread: dict[int, RequestOutput] = {}
+        sinks = [partial(self._put, index) for index in range(len(asks))]
+        self._open = dict(enumerate(worker.submit(asks, sinks)))
 
     async def parts(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(choice, part) until all have ended. Raises Refused where one did not end properly."""
         while self._open:
-            for index, delta in sorted((await self._mailbox.take()).items()):
+            await self._filled.wait()
+            with self._lock:
+                unread, self._unread = self._unread, {}
+                self._filled.clear()
+            for index, delta in sorted(unread.items()):
                 if delta.finish_reason is not None:
                     self._open.pop(index, None)
                     if delta.finish_reason not in REASONS:
@@ -336,9 +346,18 @@ class AnswerStreams:
                 yield index, delta
 
     def close(self) -> None:
+        """Cancel what has not ended."""
         if self._open:
             self._worker.cancel(self._open.values())
             self._open = {}
+
+    def _put(self, index: int, part: RequestOutput) -> None:
+        """Called in the engine's thread."""
+        with self._lock:
+            is_first = not self._unread
+            self._unread.setdefault(index, RequestOutput()).add(part)
+        if is_first and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._filled.set)
 
 
 def failure(delta: RequestOutput) -> Refused:

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
@@ -17,19 +17,19 @@ import uvicorn
 
 from draftwise import registry
 from draftwise.engine.engine import Engine
+from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.prompts import eos_tokens
 from draftwise.engine.records import Round, TraceWriter
+from draftwise.lines import set_aside
 from draftwise.presets import preset
 from draftwise.serve.app import Service, make_app
 from draftwise.serve.constraint import Grammars
-from draftwise.serve.history import History
-from draftwise.serve.listen import listen
-from draftwise.serve.metrics import Metrics
+from draftwise.serve.metrics import History, Metrics
 from draftwise.serve.parse import Codec, RequestParser
-from draftwise.serve.settings import ServerSettings
-from draftwise.serve.state import Keeper
+from draftwise.serve.settings import ServerSettings, listen
 from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
+from draftwise.types import DraftwiseError
 
 _LOG = logging.getLogger(__name__)
 _LAST_WORDS_S = 5
@@ -49,15 +49,54 @@ class _Traces(Observer):
             self._writer.write(round_)
 
 
-class _Learns(Observer):
-    """Tells the keeper of the state when there is something to keep."""
+class StateFile(Observer):
+    """Keeps what was learnt in a file; a disk that fails costs the file, never a request.
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    every_s: seconds between two writes while requests run: what a crash can cost at most. Called in
+    the engine's thread, between rounds. State: when it wrote, and whether requests ran since.
+    """
+
+    def __init__(
+        self,
+        memory: SharedPolicyState,
+        path: Path,
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._memory, self._path, self._every_s, self._clock = memory, path, every_s, clock
+        self._written_s, self._is_dirty = clock(), False
+
+    def load(self) -> None:
+        """Load the file, if there is one; one that cannot be used is set aside, and said."""
+        if not self._path.exists():
+            return
+        try:
+            self._memory.load(self._path)
+        except (DraftwiseError, OSError) as error:
+            _LOG.warning(
+                "%s; it is kept as %s, and learning begins anew", error, set_aside(self._path)
+            )
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
-        if rounds:
-            self._keeper.touch()
+        self._is_dirty = self._is_dirty or bool(rounds)
+
+    def write_if_due(self) -> float | None:
+        """Write if it is time; seconds until it will be, None while there is nothing to write."""
+        if not self._is_dirty:
+            return None
+        left_s = self._written_s + self._every_s - self._clock()
+        if left_s > 0:
+            return left_s
+        self.write()
+        return None
+
+    def write(self) -> None:
+        """Write now, whole or not at all."""
+        self._written_s, self._is_dirty = self._clock(), False
+        try:
+            self._memory.save(self._path)
+        except OSError as error:
+            _LOG.warning("what was learnt could not be written: %s", error)
 
 
 def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
@@ -68,23 +107,21 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     models = settings.models or (target.name,)
     metrics = Metrics(models[0], settings.max_rows, settings.max_open, speculator.plans)
     history = History(speculator.plans)
-    keeper = None
+    observers: list[Observer] = [metrics, history]
+    learning: dict[str, Any] = {}
     if settings.state is not None:
-        keeper = Keeper(speculator.memory, settings.state, settings.state_every_s)
-    if keeper is not None:
-        keeper.take_up()
+        state = StateFile(speculator.memory, settings.state, settings.state_every_s)
+        state.load()
+        observers.append(state)
+        learning = {"housekeeping": state.write_if_due, "at_end": state.write}
+    if settings.trace is not None:
+        observers.append(_Traces(settings.trace))
     worker = Worker(
         speculator.engine(max_rows=settings.max_rows, max_bytes=settings.max_bytes),
         speculator.request,
         max_open=settings.max_open,
-        observers=[
-            metrics,
-            history,
-            *([] if keeper is None else [_Learns(keeper)]),
-            *([] if settings.trace is None else [_Traces(settings.trace)]),
-        ],
-        housekeeping=(lambda: None) if keeper is None else keeper.turn,
-        at_end=(lambda: None) if keeper is None else keeper.write,
+        observers=observers,
+        **learning,
     )
     return Service(
         worker=worker,
@@ -108,7 +145,7 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
 
 
 def serve(speculator: Speculator, settings: ServerSettings, listener: socket.socket) -> None:
-    """Answer until a signal ends it. listener: bound, see ``listen.bind``. Raises DraftwiseError.
+    """Answer until a signal ends it. listener: bound, see ``bind``. Raises DraftwiseError.
 
     Ends the process with ``STUCK`` where the engine's thread does not end.
     """

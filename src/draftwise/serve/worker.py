@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import threading
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from draftwise.engine.engine import Engine
@@ -44,31 +42,6 @@ class Observer:
 
     def saw_end(self, ticket: RequestHandle) -> None:
         """An answer has ended."""
-
-
-class OutputQueue:
-    """The answers of one HTTP request. State: by answer, what came and was not read yet."""
-
-    def __init__(self, num: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._lock, self._filled = threading.Lock(), asyncio.Event()
-        self._waiting: dict[int, RequestOutput] = {}
-        self.sinks: Sequence[Sink] = [partial(self._put, index) for index in range(num)]
-
-    async def take(self) -> dict[int, RequestOutput]:
-        """Wait until something came, and take all of it, by answer."""
-        await self._filled.wait()
-        with self._lock:
-            taken, self._waiting = self._waiting, {}
-            self._filled.clear()
-        return taken
-
-    def _put(self, index: int, part: RequestOutput) -> None:
-        with self._lock:
-            is_first = not self._waiting
-            self._waiting.setdefault(index, RequestOutput()).add(part)
-        if is_first and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._filled.set)
 
 
 @dataclass(slots=True)

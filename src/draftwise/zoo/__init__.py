@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from draftwise.bundle import find_weights
-from draftwise.install import hint
+from draftwise.install import find_weights, hint
 from draftwise.types import DraftwiseError
 
 _HERE = Path(__file__).parent

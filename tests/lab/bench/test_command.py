@@ -152,13 +152,13 @@ def test_no_time_at_all(pair: tuple[Path, Path], questions: Path, tmp_path: Path
 def test_ctrl_c_keeps_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftwise.cli import Bar
+    from draftwise.cli import Bars
 
-    def tell(self: Bar, what: str, done: int, total: int) -> None:
-        if what == "measuring" and done == total // 2:
+    def update(self: Bars, stage: str, done: int, total: int) -> None:
+        if stage == "measuring" and done == total // 2:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Bar, "tell", tell)
+    monkeypatch.setattr(Bars, "update", update)
     arguments = [*bench.arguments, "--method", "plain", "--repeats", "1"]
     arguments[arguments.index("--out") + 1] = str(tmp_path)
     ran = run_command("bench", *arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from draftwise import Speculator
-from draftwise.bench import Wish, measure, prepare
+from draftwise.bench import BenchSettings, measure, prepare
 from draftwise.cli import find_part
 
 STUDIO = find_part("bench.studio")
@@ -14,7 +14,7 @@ STUDIO = find_part("bench.studio")
 def test_it_is_counted_before_the_turns(
     speculator: Speculator, questions: Path, tmp_path: Path
 ) -> None:
-    wish = Wish(str(questions), tmp_path, ("plain", "fixed"), tokens=4, repeats=1)
+    wish = BenchSettings(str(questions), tmp_path, ("plain", "fixed"), tokens=4, repeats=1)
     suite, store = prepare(wish)
     told: list[tuple[str, int, int]] = []
     found = measure(
@@ -31,7 +31,7 @@ def test_it_is_counted_before_the_turns(
 def test_ended_early_it_measures_nothing_and_leaves_no_trace(
     speculator: Speculator, questions: Path, tmp_path: Path
 ) -> None:
-    wish = Wish(str(questions), tmp_path, ("plain",), tokens=4, repeats=1)
+    wish = BenchSettings(str(questions), tmp_path, ("plain",), tokens=4, repeats=1)
     suite, store = prepare(wish)
     left = [2]
 

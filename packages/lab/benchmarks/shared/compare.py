@@ -11,7 +11,7 @@ import numpy as np
 from shared.script import show, track
 
 from draftwise import Speculator, zoo
-from draftwise.bench.paired import Timing, ratio, turns
+from draftwise.bench.results import Timing, ratio, turns
 
 Method = Callable[[Any], Sequence[int]]
 """A prompt to the tokens of its answer."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench.paired import Ratio, ratio
+from draftwise.bench.results import Ratio, ratio
 from draftwise.types import NONE, DraftwiseError, Floats, Plan
 from draftwise_lab.bench.replay import ADAPTIVE, Replay, play_trace, unit
 from draftwise_lab.sim.costs import CostTable

@@ -1,4 +1,4 @@
-"""The lab's side of ``draftwise bench`` (``draftwise.bench.Studio``); Spec-Bench's answer files."""
+"""The lab's side of ``draftwise bench``, used by ``measure``; Spec-Bench's answer files."""
 
 from __future__ import annotations
 

@@ -13,12 +13,10 @@ from rich.table import Table
 
 from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.cli import options as o
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refusals, refused_values, say
 from draftwise.cli.load import check, check_chat, load
-from draftwise.cli.progress import bars
 from draftwise.cli.prompts import as_chat, read_batch
-from draftwise.cli.show import broken, rate, regret_note, signed
+from draftwise.cli.show import bars, broken, rate, regret_note, signed
 from draftwise.types import NONE, DraftwiseError
 from draftwise_lab.bench.advice import ENGINES, advise, check_engines
 from draftwise_lab.bench.replay import (
@@ -101,7 +99,7 @@ def replay(
     _warn(found.get("coverage"))
 
 
-@command
+@o.command
 def advise_(
     *,
     trace: OptionalTrace = None,
@@ -112,7 +110,7 @@ def advise_(
     as_json: AsJson = False,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
-    is_chat: o.AsChat = False,
+    is_chat: bool = o.AS_CHAT,
     max_new_tokens: AdviceTokens = 64,
     batch_sizes: BatchSizes = "1",
     hardware: o.Hardware,

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import training as t
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.prompts import read_batch
+from draftwise.cli.show import Bars
 from draftwise.types import DraftwiseError
 from draftwise_lab.plotting import require_matplotlib
 
@@ -52,7 +53,7 @@ Most = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts
 Lag = Annotated[bool, typer.Option("--lag", help="Check one token late, as the released code.")]
 
 
-@command
+@o.command
 def sweep(
     *,
     target: o.Target,
@@ -63,14 +64,16 @@ def sweep(
     lengths: LengthsOf = "2,4,6,8,10,12,14",
     thresholds: ThresholdsOf = "0.1,0.3,0.5,0.7,0.9",
     temperature: Heat = 1.0,
-    max_new_tokens: t.MaxNewTokens = 96,
+    max_new_tokens: int = option(
+        96, "Tokens of an answer, at most.", "--max-new-tokens", "-n", least=1, metavar="N"
+    ),
     repeats: Repeats = 1,
     num_prompts: Most = None,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Above 1: faster counts, without timings.")
     ] = 1,
     lag: Lag = False,
-    as_json: o.AsJson = False,
+    as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
     """Compare fixed draft lengths with acceptance heads at many thresholds.
@@ -104,7 +107,7 @@ def sweep(
     with quiet(), t.keeping(out):
         for name, given in panels.items():
             rows = [scene.encode(one.prompt) for one in given]
-            with t.Bars() as bars:
+            with Bars() as bars:
                 tick = bars.stage(name, s.num_turns(ways, rows, repeats, batch_size))
                 runs = s.play(field, ways, rows, repeats, batch_size, tick)
             points[name] = [s.point(way, runs[way.name]) for way in ways]

@@ -10,8 +10,8 @@ import typer
 from rich.table import Column, Table
 
 from draftwise import zoo
-from draftwise.cli.command import command
 from draftwise.cli.failures import Output
+from draftwise.cli.options import command
 from draftwise_lab.zoo.recipe import NOMINAL_MINUTES
 
 app = typer.Typer(no_args_is_help=True, help="Describe or rebuild the bundled models.")
