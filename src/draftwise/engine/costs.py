@@ -1,4 +1,4 @@
-"""What forwards cost: the target's by the shared cost model, drafters' by their latest samples."""
+"""Measured costs: target forwards by the shared cost model, draft steps by recent samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEW = 4
 
 
 class _Samples:
-    """The latest seconds of one kind of call, robust to the odd slow one."""
+    """Recent seconds of one kind of call, robust to outliers."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
@@ -25,7 +25,7 @@ class _Samples:
         self._value: float | None = None
 
     def add(self, seconds: float) -> None:
-        """Take one measurement; the first, which paid for setting the shape up, stands aside."""
+        """Add a sample. The first one is kept apart, because it includes one-time set-up."""
         if self._first is None:
             self._first = seconds
             return
@@ -34,35 +34,33 @@ class _Samples:
         self._value = min(self._first, *self._seconds) if is_few else median(self._seconds)
 
     def value(self, default: float) -> float:
-        """Median, or the minimum of a few: one slow sample must not rule a drafter out."""
+        """The median, or the minimum of few samples: one slow call must not end drafting."""
         return default if self._value is None else self._value
 
 
 class CostModel(Protocol):
-    """What forwards and draft steps cost, from what it is told of them."""
+    """Costs of forwards and draft steps, learnt from recorded ones."""
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
-        """A target forward over ``tokens`` tokens of ``rows`` rows took ``seconds``.
+        """Record a target forward; return the seconds of the same step without drafts.
 
-        tokens: padding included. context: tokens of all rows' texts before it. Returns the seconds
-        of the same step without drafts.
+        tokens: of all rows, padding included. context: tokens of all rows' texts before it.
         """
         ...
 
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
-        """``steps`` draft steps over ``rows`` rows took ``seconds`` altogether."""
+        """Record ``steps`` draft steps over ``rows`` rows that took ``seconds`` in all."""
         ...
 
     def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
-        """Reading ``tokens`` tokens that a drafter had missed took ``seconds``."""
+        """Record that a drafter caught up by ``tokens`` tokens in ``seconds``."""
         ...
 
     def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
-        """What is known at this batch size, for target forwards of 1 .. ``max_tokens`` tokens.
+        """Costs at this batch size, for target forwards of 1 .. ``max_tokens`` tokens per row.
 
-        context: tokens of all rows' texts. is_packed: whether rows go end to end, so that a
-        forward's seconds follow the tokens of all rows together; they are then told by their
-        number, too.
+        context: tokens of all rows' texts. is_packed: whether rows are concatenated without
+        padding; seconds are then also given by the total number of tokens (``batch_s``).
         """
         ...
 
@@ -70,36 +68,36 @@ class CostModel(Protocol):
 class MeasuredCostModel:
     """The shared cost model (``controller.StepCosts``), and seconds of a draft step by drafter.
 
-    Draft steps are kept by batch size within a factor of two, and read from the nearest one; until
-    one was measured, a drafter is believed to take its share of the parameters. Where no target
-    forward was measured every one takes 1 s.
+    Draft steps are kept by batch size, rounded to powers of two, and the nearest size is used.
+    Before any sample a draft step costs the drafter's share of the target's parameters, and a
+    target forward 1 s.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
         self._relative = dict(relative_costs)
         self._target = StepCosts()
-        probe = StepCosts()  # compiles its functions, or loads them, before the first request
+        probe = StepCosts()  # compile or load functions before the first request
         probe.observe(Step(1, 1, 1.0), 1)
         probe.seconds(1, 1, 0, 1)
         self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
         self._read: dict[str, _Samples] = {}
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
-        """Teach the cost model a step; the seconds of a plain one."""
+        """Pass the step to the shared cost model."""
         return self._target.observe(Step(rows, tokens, seconds), context)
 
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
-        """Note the seconds of a step."""
+        """Add a sample of the seconds per step."""
         if steps:
             samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
             samples.add(seconds / steps)
 
     def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
-        """Note the seconds of a token, whatever the batch."""
+        """Add a sample of the seconds per token, at any batch size."""
         self._read.setdefault(drafter, _Samples()).add(seconds / tokens)
 
     def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
-        """By the cost model at this batch size and context."""
+        """The present estimates."""
         seconds = np.ones(rows * max_tokens)
         if self._target.is_known:
             known = self._target.seconds(rows, context, 0, rows * (max_tokens - 1))
@@ -118,28 +116,28 @@ class MeasuredCostModel:
 
 
 LEAST_PIECE, LARGEST_PIECE = 16, 2048
-"""Tokens that are read at once, at least and at most."""
+"""Smallest and largest chunk of a prefill, in tokens."""
 
 _LATEST = 9
 
 SHARE = 0.5
-"""Of a round's seconds, what one reader may take between two rounds."""
+"""Most seconds of a chunk, as a share of a round."""
 
 
 class PrefillBudget:
-    """How many tokens of a text may be read between two rounds of rows that write.
+    """The chunk size of a prefill between two rounds.
 
-    As many as take half as long as a round does, by what reading took so far: with a prompt's piece
-    and a drafter's in one step no row waits for more than about two rounds. State: the latest
-    seconds of a round, and of a token that was read; their medians count, since a pause of the
-    machine must not let a long piece through.
+    A chunk may take half as long as a round, estimated from earlier chunks: with a prompt's chunk
+    and a drafter's chunk in one step, no row waits for more than about two rounds. State: recent
+    seconds of a round, and per prefilled token; medians, since a pause of the machine must not
+    enlarge the chunks.
     """
 
     def __init__(self) -> None:
         self.rounds, self.tokens = deque[float](maxlen=_LATEST), deque[float](maxlen=_LATEST)
 
     def budget(self, is_idle: bool) -> int:
-        """Tokens for one step; nothing limits them but memory where no row writes."""
+        """Tokens for one step; the largest chunk if no row is running."""
         if is_idle:
             return LARGEST_PIECE
         if not self.tokens or not self.rounds:
@@ -148,6 +146,6 @@ class PrefillBudget:
         return int(min(LARGEST_PIECE, max(LEAST_PIECE, most)))
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens took so long; small pieces say little of large ones."""
+        """Record a chunk; small chunks are ignored, since they predict large ones badly."""
         if num_tokens >= LEAST_PIECE // 2:
             self.tokens.append(seconds / num_tokens)

@@ -1,4 +1,4 @@
-"""Seconds that are said, not measured: with them a seed repeats every choice, on any machine."""
+"""A cost model with fixed, simulated times, for deterministic runs on any machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from draftwise.nn.model import CausalModel
 from draftwise.types import Costs
 
 TOKEN_SHARE = 0.02
-"""What one more token of a row adds to a target forward, as a share of a forward of one."""
+"""Cost of each further token of a row, as a share of a target forward over one token."""
 
 
 class FixedCostModel:
-    """A ``CostModel`` and a clock that moves by the forwards it is told of, by their price alone.
+    """A ``CostModel``, and a clock that advances by the fixed cost of each recorded forward.
 
-    A target forward over T tokens a row lasts ``1 + TOKEN_SHARE (T - 1)``, a draft step what the
-    drafter's size lets expect. Everything else takes no time. So what is chosen follows from the
-    prompt and the seed; whether it is the fastest depends on how far the prices are right.
-    State: the time so far, in forwards of one token.
+    A target forward over T tokens per row costs ``1 + TOKEN_SHARE (T - 1)``, a draft step the
+    drafter's relative size, everything else nothing. All choices therefore follow from the prompt
+    and the seed. State: the simulated time, in forwards over one token.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
@@ -32,24 +31,24 @@ class FixedCostModel:
         self._now = 0.0
 
     def clock(self) -> float:
-        """The time so far."""
+        """The simulated time."""
         return self._now
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
-        """A target forward happened; how long it took is no matter."""
+        """Advance the clock by a target forward; ``seconds`` is ignored."""
         self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)
         return 1.0
 
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
-        """So did draft steps."""
+        """Advance the clock by draft steps."""
         self._now += steps * self._relative[drafter]
 
     def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
-        """So did the reading of a text."""
+        """Advance the clock by catching up."""
         self._now += TOKEN_SHARE * tokens * self._relative[drafter]
 
     def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
-        """The prices: the same whatever happened."""
+        """The fixed costs."""
         target_s = 1.0 + TOKEN_SHARE * np.arange(max_tokens, dtype=np.float64)
         return Costs(target_s, dict(self._relative))
 
@@ -61,10 +60,10 @@ def pool_of(
     cost_clock: Callable[[], float],
     deterministic: bool,
 ) -> Pool:
-    """What an engine drafts with, on the clocks that are given or on one of prices."""
+    """The pool of an engine, with measured costs or, if deterministic, with fixed ones."""
     prices = {drafter.name: drafter.relative_cost for drafter in drafters}
     if not deterministic:
         return Pool(target, drafters, MeasuredCostModel(prices), clock, cost_clock)
     cost_model = FixedCostModel(prices)
-    # an account would carry what happened in one answer to the next
+    # a finite account would make an answer depend on earlier ones
     return Pool(target, drafters, cost_model, cost_model.clock, cost_model.clock, Guard(math.inf))

@@ -1,4 +1,4 @@
-"""A batch from prompts to answers: rounds as they happen, results at any time."""
+"""Generation for a batch of prompts: iterate over rounds, read results at any time."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Result:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What one request emitted since its reader last looked; parts add up, as vLLM's deltas do.
+    """The output of one request since the previous read: a delta, as in vLLM.
 
-    tokens, sources: each token's id and writer. text: what became certain of the answer. rounds:
-    tokens drafted and accepted in each. logprobs: one a token, where they were asked for.
-    prompt_logprobs: once, with the first part, None for the prompt's first token. finish_reason:
-    with the last part only, and with it ``stats`` and ``error``.
+    tokens, sources: id and drafter of each new token. text: new text that is final. rounds: tokens
+    drafted and accepted in each round. logprobs: one per token, if requested. prompt_logprobs: only
+    in the first delta, None for the prompt's first token. finish_reason, stats, error: only in the
+    last delta.
     """
 
     text: str = ""
@@ -88,7 +88,7 @@ class RequestOutput:
 
 
 class OutputReader:
-    """Reads a request's output part by part. State: how much of it was read."""
+    """Reads a request's output as deltas. State: the amount already read."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -96,7 +96,7 @@ class OutputReader:
         self._is_first = True
 
     def read(self, rounds: Iterable[Round]) -> RequestOutput:
-        """What is new; rounds: the request's own since the last part."""
+        """The next delta; rounds: the request's rounds since the previous one."""
         request, part = self.request, RequestOutput()
         for round_ in rounds:
             part.tokens += round_.tokens
@@ -116,10 +116,10 @@ class OutputReader:
 
 
 class Generation(Iterator[Round]):
-    """Answers in the making: iterate for rounds as they happen, ask for results at any time.
+    """A running batch: iterate over its rounds, call ``results`` at any time.
 
-    Iterating again goes on where it was left. Ctrl-C or an error between two rounds loses nothing:
-    ``results`` then has the text so far. A generation that is dropped takes its requests along.
+    Iteration can be resumed. Ctrl-C or an error between two rounds loses nothing: ``results`` then
+    has the text so far. When a generation is garbage-collected, its requests are cancelled.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Generation(Iterator[Round]):
             self._trace = None
 
     def _report_errors(self) -> None:
-        """Raise what a callback raised; of a batch, whose other answers are whole, warn of it."""
+        """Raise the exception of a callback; in a batch, warn, since other answers are complete."""
         requests, self._unreported = self._unreported, []
         for index, request in enumerate(requests):
             if request.error is not None and len(requests) == 1:
@@ -179,7 +179,7 @@ class Generation(Iterator[Round]):
                 warnings.warn(f"request {index} ended early: {request.error!r}", stacklevel=3)
 
     def outputs(self) -> Iterator[tuple[int, RequestOutput, Round]]:
-        """Each round with its request's index and what it emitted."""
+        """Yield each round with its request's index and output delta."""
         readers = [OutputReader(request) for request in self._requests]
         for round_ in self:
             yield round_.request, readers[round_.request].read([round_]), round_
@@ -189,7 +189,7 @@ class Generation(Iterator[Round]):
 
     @property
     def num_cache_bytes(self) -> int:
-        """Bytes of the target's keys and values."""
+        """Size of the target's KV cache in bytes."""
         return self._engine.num_cache_bytes
 
     def results(self) -> list[Result]:

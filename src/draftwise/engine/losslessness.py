@@ -1,9 +1,9 @@
-"""Does speculative decoding change answers here? Forwards of one token and of several, compared.
+"""The losslessness report: compares forwards over one token with forwards over several.
 
-Verification rests on one fact: a forward over k tokens gives, at each of them, the logits that k
-forwards over one token give. In exact arithmetic it does. A computer rounds, and kernels of
-different widths round in a different order, so logits differ a little, and where two tokens are
-nearly tied the argmax may change. A bug changes logits by far more than that.
+Verification relies on one fact: a forward over k tokens computes the same logits as k forwards over
+one token. In exact arithmetic it does. In floating point, kernels of different widths round in a
+different order, so logits differ slightly, and the argmax may change where two tokens are nearly
+tied. A bug changes logits by far more.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from draftwise.nn.model import CausalModel
 from draftwise.types import Floats
 
 _ROUNDINGS, _PRODUCTS = 12, 6
-"""Of a layer, one after another: results that are stored (two norms, queries, rotation, scores,
-weights, their sum, output, two sums with the residual, activation, its product), and matrix
-products."""
+"""Sequential operations of a layer: rounded results (two norms, queries, rotation, scores, weights,
+their sum, output, two sums with the residual, activation, its product), and matrix products."""
 
 
 def arithmetic(model: CausalModel) -> torch.dtype:
-    """What the model computes in: bfloat16 where its weights are packed in eight or four bits."""
+    """The dtype of the model's arithmetic: bfloat16 if its weights are packed in 8 or 4 bits."""
     packed = any(isinstance(part, (PackedInt8, PackedInt4)) for part in model.module.modules())
     return torch.bfloat16 if packed else model.dtype
 
 
 def rounding_bound(model: CausalModel) -> float:
-    """Largest difference of a logit in two right forwards, as a share of the largest |logit|.
+    """Largest expected rounding difference of a logit, as a share of the largest |logit|.
 
     sqrt(2 (L + 1) (12 u^2 + 6 n a^2)): L layers, u the unit roundoff of the dtype, a that of sums
     (float32 in half precision), n the longest sum of a matrix product. Source: rounding errors of
@@ -53,11 +52,11 @@ def rounding_bound(model: CausalModel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a speculative answer first leaves the plain one.
+    """The first difference between a speculative and a plain answer.
 
     position: in the answer. margin: logits by which a forward over one token prefers the plain
-    answer's token; None where one answer is the beginning of the other. bound: what rounding
-    explains there, in logits.
+    answer's token; None if one answer is a prefix of the other. bound: rounding bound there, in
+    logits.
     """
 
     position: int
@@ -68,17 +67,17 @@ class Difference:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding can have changed the argmax: it moves two logits, each by the bound."""
+        """Whether rounding explains the difference: each of two logits moves by the bound."""
         return self.margin is not None and self.margin <= 2 * self.bound
 
 
 @dataclass(slots=True)
 class Width:
-    """Forwards of one width against forwards over one token, position by position.
+    """Forwards of one width compared with forwards over one token, by position.
 
-    shares: largest difference of a logit, over what rounding explains there. differences: the same
-    in logits. flips: by how many logits the forward over one token prefers its argmax, where the
-    wider one has another.
+    shares: largest difference of a logit relative to the rounding bound. differences: the same in
+    logits. flips: where the argmax differs, the logits by which the forward over one token prefers
+    its own.
     """
 
     shares: list[float] = field(default_factory=list)
@@ -86,7 +85,7 @@ class Width:
     flips: list[float] = field(default_factory=list)
 
     def compare(self, narrow: Tensor, wide: Tensor, bounds: Floats) -> None:
-        """Logits [n, V] of the same n positions, and what rounding explains there, in logits."""
+        """Compare logits [n, V] of the same positions; bounds: [n] rounding bounds in logits."""
         moved = (wide - narrow).abs().amax(-1).double().numpy(force=True)
         self.differences += moved.tolist()
         self.shares += (moved / bounds).tolist()
@@ -96,7 +95,7 @@ class Width:
         self.flips += margins.double().tolist()
 
     def as_json(self) -> dict[str, Any]:
-        """Counts, and medians and maxima in logits; None where nothing was compared."""
+        """Counts, and medians and maxima in logits; None without any comparison."""
         return {
             "num_positions": len(self.shares),
             "num_flips": len(self.flips),
@@ -108,7 +107,7 @@ class Width:
 
 
 class LosslessnessReport:
-    """What was found of one model, prompt by prompt: ``add`` answers, then ask for ``as_json``.
+    """The report on one model: ``add`` the answers to each prompt, then read ``as_json``.
 
     widths: tokens of the forwards that are compared with forwards over one token.
     """
@@ -121,7 +120,7 @@ class LosslessnessReport:
         self.differences: list[Difference | None] = []
 
     def add(self, prompt: Sequence[int], plain: Sequence[int], speculative: Sequence[int]) -> None:
-        """Compare two greedy answers to a prompt, and read the plain one in every width."""
+        """Compare two greedy answers to a prompt, and the plain one's logits in every width."""
         narrow = torch.cat([logits for _, logits in _reread(self._model, prompt, plain, 1)])
         bounds = self.bound * narrow.abs().amax(-1).double().numpy(force=True)
         best = narrow.topk(2, dim=-1).values
@@ -135,12 +134,12 @@ class LosslessnessReport:
 
     @property
     def is_exact_dtype(self) -> bool:
-        """Whether greedy tokens are promised to be equal: in float32 and float64."""
+        """Whether greedy tokens must be equal: in float32 and float64."""
         return arithmetic(self._model) in {torch.float32, torch.float64}
 
     @property
     def is_lossless(self) -> bool:
-        """Whether nothing was found that rounding does not explain; in float32 no token either."""
+        """Whether rounding explains all differences, and in float32 all tokens are equal."""
         parted = [found for found in self.differences if found is not None]
         within = all(share <= 1 for found in self.widths.values() for share in found.shares)
         return within and (

@@ -1,4 +1,4 @@
-"""Whatever a caller gives as prompts and seeds, as token ids and streams of randomness."""
+"""Prompts and seeds of callers, converted to token ids and random streams."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def is_single(prompts: Any) -> bool:
 def encode_all(
     prompts: Any, tokenizer: Any, target: CausalModel, attention_mask: Any = None
 ) -> list[Prompt]:
-    """Every form of prompt, or a batch of them, to token ids.
+    """Convert a prompt of any form, or a batch of them, to token ids.
 
-    attention_mask: as ``prompts``, 0 = padding, which is left out; what a tokenizer returns brings
-    its own. Raises DraftwiseError for no prompt, an empty one, text or messages without a tokenizer
-    or template, ids that are no whole numbers or outside the vocabulary, padding without a mask, or
-    a prompt that leaves no position for an answer; of several it is named by its index.
+    attention_mask: same shape as ``prompts``, 0 = padding, which is removed; a tokenizer's output
+    has its own. Raises DraftwiseError for no prompt, an empty one, text or messages without a
+    tokenizer or template, ids that are not integers or outside the vocabulary, padding without a
+    mask, or a prompt that leaves no position for an answer. Messages name prompts by index.
     """
     if isinstance(prompts, Mapping):
         attention_mask = prompts.get("attention_mask", attention_mask)
@@ -74,10 +74,10 @@ def encode_all(
 def randomness(
     seed: int | Sequence[int] | SeedSequence, num: int, each: int
 ) -> Iterator[SeedSequence]:
-    """A source of randomness for each of ``each`` answers to each of ``num`` prompts.
+    """A random stream for each of ``each`` answers to each of ``num`` prompts.
 
-    seed: one for all or one a prompt, which then gets what its own seed gives it alone. Raises
-    DraftwiseError for seeds that are no whole numbers from 0, or not as many as prompts.
+    seed: one for all prompts, or one per prompt; a prompt's own seed gives the same streams in any
+    batch. Raises DraftwiseError for seeds that are not integers from 0, or not one per prompt.
     """
     if isinstance(seed, SeedSequence):
         return iter(seed.spawn(num * each))
@@ -90,7 +90,7 @@ def randomness(
 
 
 def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
-    """The tokens that end an answer, as the model's own generation config says."""
+    """The end-of-text tokens of the model's generation config, or of the tokenizer."""
     config = getattr(target.module, "generation_config", None)
     eos = getattr(config, "eos_token_id", None)
     if eos is None:
@@ -99,7 +99,7 @@ def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
 
 
 def _encode(name: str, prompt: Any, tokenizer: Any, max_positions: int) -> Prompt:
-    """One prompt of any form; its tokens are not looked at yet."""
+    """Encode one prompt of any form; its tokens are not checked yet."""
     if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, str) or chat.is_messages(prompt):
@@ -116,7 +116,7 @@ def _encode(name: str, prompt: Any, tokenizer: Any, max_positions: int) -> Promp
 
 
 def _whole_numbers(name: str, prompt: Any) -> list[int]:
-    """Token ids; DraftwiseError for whatever would have to be rounded or guessed."""
+    """Token ids; DraftwiseError for anything but integers."""
     tokens = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if isinstance(tokens, (bytes, bytearray)):
         raise DraftwiseError(f"{name} is bytes: decode them to text, or give token ids")
@@ -130,7 +130,7 @@ def _whole_numbers(name: str, prompt: Any) -> list[int]:
 
 
 def _unpadded(name: str, ids: Any, mask: Any) -> Any:
-    """What a mask keeps; DraftwiseError where padding is not at the ends."""
+    """The tokens that a mask keeps; DraftwiseError for padding inside the text."""
     if mask is None or isinstance(ids, (str, Prompt)) or chat.is_messages(ids):
         return ids
     tokens, kept = _whole_numbers(name, ids), [bool(x) for x in mask]
@@ -143,7 +143,7 @@ def _unpadded(name: str, ids: Any, mask: Any) -> Any:
 
 
 def _refuse_padding(batch: Sequence[Any], tokenizer: Any, target: CausalModel) -> None:
-    """Rows of one width, some of which begin or end with the padding token, need a mask."""
+    """Raise DraftwiseError for rows that seem padded but have no attention mask."""
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = getattr(target.module.config, "pad_token_id", None) if pad is None else pad
     rows = [row.tolist() if hasattr(row, "tolist") else row for row in batch]
@@ -162,7 +162,7 @@ def _refuse_padding(batch: Sequence[Any], tokenizer: Any, target: CausalModel) -
 
 
 def _checked(name: str, prompt: Prompt, target: CausalModel) -> Prompt:
-    """The prompt, if the target can continue it."""
+    """Return the prompt; DraftwiseError if the target cannot continue it."""
     ids = prompt.tokens
     if not ids:
         raise DraftwiseError(f"{name} is empty: there is nothing to continue")
@@ -182,7 +182,7 @@ def _checked(name: str, prompt: Prompt, target: CausalModel) -> Prompt:
 
 
 def ending_of(text: Prompt, models: tuple[CausalModel, Any], params: RequestParams) -> Ending:
-    """Where an answer to a prompt ends; models: the target and its tokenizer.
+    """The ending of an answer to a prompt; models: the target and its tokenizer.
 
     Raises DraftwiseError for stop strings without a tokenizer.
     """
