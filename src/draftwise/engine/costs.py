@@ -117,6 +117,46 @@ class MeasuredCostModel:
         return Costs(target_s, draft_s, batch_s, {n: s for n, s in read_s.items() if s})
 
 
+TOKEN_SHARE = 0.02
+"""What one more token of a row adds to a target forward, as a share of a forward of one."""
+
+
+class FixedCostModel:
+    """A ``CostModel`` and a clock that moves by the forwards it is told of, by their price alone.
+
+    A target forward over T tokens a row lasts ``1 + TOKEN_SHARE (T - 1)``, a draft step what the
+    drafter's size lets expect. Everything else takes no time. So what is chosen follows from the
+    prompt and the seed; whether it is the fastest depends on how far the prices are right.
+    State: the time so far, in forwards of one token.
+    """
+
+    def __init__(self, relative_costs: Mapping[str, float]) -> None:
+        self._relative = dict(relative_costs)
+        self._now = 0.0
+
+    def clock(self) -> float:
+        """The time so far."""
+        return self._now
+
+    def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
+        """A target forward happened; how long it took is no matter."""
+        self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)
+        return 1.0
+
+    def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
+        """So did draft steps."""
+        self._now += steps * self._relative[drafter]
+
+    def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
+        """So did the reading of a text."""
+        self._now += TOKEN_SHARE * tokens * self._relative[drafter]
+
+    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
+        """The prices: the same whatever happened."""
+        target_s = 1.0 + TOKEN_SHARE * np.arange(max_tokens, dtype=np.float64)
+        return Costs(target_s, dict(self._relative))
+
+
 LEAST_PIECE, LARGEST_PIECE = 16, 2048
 """Tokens that are read at once, at least and at most."""
 
