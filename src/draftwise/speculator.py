@@ -15,8 +15,8 @@ from numpy.random import SeedSequence, default_rng
 from draftwise import checks, presets, registry
 from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
+from draftwise.engine.drafting import pool_of
 from draftwise.engine.engine import Engine
-from draftwise.engine.fixed_costs import pool_of
 from draftwise.engine.generation import Generation, Result
 from draftwise.engine.guarded import GuardedStopRule, guarded_process, guarded_stop
 from draftwise.engine.memory import SharedPolicyState, check_scope

@@ -115,6 +115,45 @@ class MeasuredCostModel:
         return Costs(target_s, draft_s, batch_s, {n: s for n, s in read_s.items() if s})
 
 
+TOKEN_SHARE = 0.02
+"""Cost of each further token of a row, as a share of a target forward over one token."""
+
+
+class FixedCostModel:
+    """A ``CostModel``, and a clock that advances by the fixed cost of each recorded forward.
+
+    A target forward over T tokens per row costs ``1 + TOKEN_SHARE (T - 1)``, a draft step the
+    drafter's relative size, everything else nothing. All choices therefore follow from the prompt
+    and the seed. State: the simulated time, in forwards over one token.
+    """
+
+    def __init__(self, relative_costs: Mapping[str, float]) -> None:
+        self._relative = dict(relative_costs)
+        self._now = 0.0
+
+    def clock(self) -> float:
+        """The simulated time."""
+        return self._now
+
+    def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
+        """Advance the clock by a target forward; ``seconds`` is ignored."""
+        self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)
+        return 1.0
+
+    def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
+        """Advance the clock by draft steps."""
+        self._now += steps * self._relative[drafter]
+
+    def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
+        """Advance the clock by catching up."""
+        self._now += TOKEN_SHARE * tokens * self._relative[drafter]
+
+    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
+        """The fixed costs."""
+        target_s = 1.0 + TOKEN_SHARE * np.arange(max_tokens, dtype=np.float64)
+        return Costs(target_s, dict(self._relative))
+
+
 LEAST_PIECE, LARGEST_PIECE = 16, 2048
 """Smallest and largest chunk of a prefill, in tokens."""
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from draftwise.dist import is_broken
-from draftwise.engine.draft_checks import Nonsense
-from draftwise.engine.drafting import Drafting, Pool
+from draftwise.engine.drafting import Drafting, Nonsense, Pool
 from draftwise.engine.records import Round
 from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.engine.verification import drafted_alphas, score_drafts, siblings_of, verify_batch

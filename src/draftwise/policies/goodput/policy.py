@@ -167,12 +167,13 @@ class Goodput:
     def _read(self, evidence: Evidence) -> None:
         """Update rates and context; rates that were not scored decay to their priors."""
         num_emitted = evidence.num_emitted if evidence.seconds > 0.0 else 0  # in the prompt
+        num_new = max(num_emitted, len(evidence.tokens))  # those of resting rounds included
         scored = {name: self._row[name] for name in evidence.scores if name in self._row}
         if evidence.seconds > 0.0 and self._has_lms:
-            self._rates.fade(num_emitted, scored.values())
+            self._rates.fade(num_new, scored.values())
         for name, row in scored.items():
             self._score(name, row, evidence.scores[name])
-        self._looks.reached(evidence.emitted_start + num_emitted, num_emitted)
+        self._looks.reached(evidence.emitted_start + num_emitted, num_new)
         if evidence.confidences and self.mixer is not None:
             alphas = evidence.drafted_alphas[: evidence.num_accepted + 1].tolist()  # judged
             own = self._bins.setdefault(self.mixer.drafter, Bins())
