@@ -16,7 +16,8 @@ import pytest
 from draftwise import zoo
 from vllm_e2e.jobs import DRAFT_MODEL
 
-LONGEST = 4
+# vLLM and torch, imported in this process, use what newer versions of torch deprecate
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
 
 @pytest.fixture

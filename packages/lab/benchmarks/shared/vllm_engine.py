@@ -68,11 +68,12 @@ def watch(scheduler: Any) -> list[float]:
 def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -> dict[str, Any]:
     """One block: its tokens, and the seconds that it took."""
     from vllm import SamplingParams
+    from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
     scheduler.max_num_active_reqs = task.get("at_once", scheduler.max_num_running_reqs)
-    kinds = type(scheduler).__mro__
+    kind = type(scheduler)
     if task.get("off") and hasattr(scheduler, "draftwise"):
-        scheduler.__class__ = kinds[1]  # vLLM's own, whose proposer proposes nothing
+        scheduler.__class__ = VllmScheduler  # its proposer proposes nothing
     if task.get("length"):
         scheduler.dynamic_sd_lookup = Constant(task["length"])
     params = SamplingParams(
@@ -90,7 +91,7 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
         ]
     own, cpu, wall = spent[0], time.process_time(), time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    scheduler.__class__ = kinds[0]
+    scheduler.__class__ = kind
     texts = [list(output.outputs[0].token_ids) for output in outputs]
     return {
         "tokens_of": texts,

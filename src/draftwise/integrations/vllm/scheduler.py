@@ -29,42 +29,54 @@ from draftwise.integrations.vllm.upkeep import Upkeep
 logger = logging.getLogger("vllm.draftwise")
 
 
-class Scheduler(VllmScheduler):  # type: ignore[misc]
-    """vLLM's scheduler, in which every request drafts with what pays, at the length that pays.
+class _Steps:
+    """What both schedulers wrap of vLLM's, each method calling it. To be named before vLLM's class.
 
-    Of vLLM's own methods these are wrapped, each calling it: ``schedule`` starts the step's clock,
-    ``get_grammar_bitmask`` runs while the model computes and does the work that can wait,
-    ``update_from_output`` also teaches, ``update_draft_token_ids`` swaps the drafts. And
-    ``dynamic_sd_lookup`` answers how much vLLM's own drafter writes. Everything of draftwise runs
-    in this one process, so ranks cannot come apart.
+    ``schedule`` starts the step's clock, and ``update_from_output`` also teaches. Everything of
+    draftwise runs in this one process, so ranks cannot come apart.
     Errors: DraftwiseError for a server that cannot have it, with the reason.
     """
 
+    _overlapping = False
+    draftwise: Adapter
+    dynamic_sd_lookup: Adapter
+
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        check_capabilities(Path(vllm.__file__).parent, asynchronous=False)
-        check_server(vllm_config)
-        super().__init__(vllm_config, *args, **kwargs)
-        self.draftwise, self._upkeep = _open(self, vllm_config, overlapping=False)
-        self.dynamic_sd_lookup = self.draftwise
+        check_capabilities(Path(vllm.__file__).parent, asynchronous=self._overlapping)
+        check_server(vllm_config, asynchronous=self._overlapping)
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        self.draftwise, self._upkeep = _open(self, vllm_config, overlapping=self._overlapping)
+        self.dynamic_sd_lookup = self.draftwise  # how much vLLM's own drafter writes
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM; the step's clock starts."""
         self.draftwise.starts()
-        return super().schedule(*args, **kwargs)
-
-    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM; and long texts are indexed a piece further."""
-        mask = super().get_grammar_bitmask(*args, **kwargs)
-        self.draftwise.work()
-        return mask
+        return super().schedule(*args, **kwargs)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """As vLLM; and the step teaches the controller."""
         self.draftwise.came_back(scheduler_output, model_runner_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(  # type: ignore[misc]
+            scheduler_output, model_runner_output
+        )
         self.draftwise.learn(scheduler_output, model_runner_output)
         self._upkeep.tick()
         return outputs
+
+    def shutdown(self) -> None:
+        """As vLLM; what was learnt is written."""
+        self._upkeep.close()
+        super().shutdown()  # type: ignore[misc]
+
+
+class Scheduler(_Steps, VllmScheduler):  # type: ignore[misc]
+    """vLLM's scheduler, in which every request drafts with what pays, at the length that pays."""
+
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM; and while the model computes, the work that can wait is done."""
+        mask = super().get_grammar_bitmask(*args, **kwargs)
+        self.draftwise.work()
+        return mask
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """As vLLM, with the drafts that were chosen."""
@@ -77,49 +89,21 @@ class Scheduler(VllmScheduler):  # type: ignore[misc]
         self.draftwise.forget()
         return done
 
-    def shutdown(self) -> None:
-        """As vLLM; what was learnt is written."""
-        self._upkeep.close()
-        super().shutdown()
 
-
-class AsyncScheduler(VllmAsyncScheduler):  # type: ignore[misc]
+class AsyncScheduler(_Steps, VllmAsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler, in which each request has as much verified as pays.
 
     Drafts are written and kept on the device; the scheduler decides how many tokens of them each
-    request verifies, and how many are drafted in a step. Nothing can be retrieved.
-    Errors: DraftwiseError for a server that cannot have it, with the reason.
+    request verifies, and how many are drafted in a step, and learns one step late. Nothing can be
+    retrieved.
     """
 
-    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        check_capabilities(Path(vllm.__file__).parent, asynchronous=True)
-        check_server(vllm_config, asynchronous=True)
-        super().__init__(vllm_config, *args, **kwargs)
-        self.draftwise, self._upkeep = _open(self, vllm_config, overlapping=True)
-        self.dynamic_sd_lookup = self.draftwise
-
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM; the step's clock starts."""
-        self.draftwise.starts()
-        return super().schedule(*args, **kwargs)
+    _overlapping = True
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """As vLLM; then fewer placeholders, where fewer pay."""
         super()._update_after_schedule(scheduler_output)
         self.draftwise.shorten(scheduler_output)
-
-    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """As vLLM; and the accepted lengths teach the controller, one step late."""
-        self.draftwise.came_back(scheduler_output, model_runner_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self.draftwise.learn(scheduler_output, model_runner_output)
-        self._upkeep.tick()
-        return outputs
-
-    def shutdown(self) -> None:
-        """As vLLM; what was learnt is written."""
-        self._upkeep.close()
-        super().shutdown()
 
 
 def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, Upkeep]:
