@@ -169,13 +169,14 @@ def declared_options(file: Path) -> set[str]:
 def test_the_benchmarks_have_the_options_that_pages_name() -> None:
     """``make docs-typed`` looks into each ``--help``, which takes half a minute a benchmark."""
     folder, num = docs_typed.ROOT / "packages" / "lab" / "benchmarks", 0
+    shared = set[str]().union(*map(declared_options, (folder / "shared").glob("*.py")))
     for page in docs_typed.pages():
         for command in docs_typed.commands(page.read_text("utf-8")):
             words = command.code.partition("#")[0].split()
             if words[:3] != ["python", "-m", "benchmarks"] or len(words) < 4:
                 continue
             given = {word.partition("=")[0] for word in words if word.startswith("--")}
-            unknown = given - declared_options(folder / f"{words[3]}.py")
+            unknown = given - shared - declared_options(folder / f"{words[3]}.py")
             assert not unknown, f"{page.name}:{command.line}: {words[3]} has no {unknown}"
             num += 1
     assert num > 20
