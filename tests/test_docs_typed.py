@@ -153,3 +153,30 @@ def test_the_options_shown_for_vllm_are_options() -> None:
     given = [x for x in ast.walk(ast.parse(code)) if isinstance(x, ast.keyword)]
     (config,) = (x for x in given if x.arg == "additional_config")
     assert parse_options(ast.literal_eval(config.value)["draftwise"]).state is None
+
+
+def declared_options(file: Path) -> set[str]:
+    """Options of a benchmark, from the keywords of ``run(...)`` and from ``add_argument``."""
+    found = {"--part", "--out", "--help"}
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"run", "options"}:
+            found |= {"--" + each.arg.replace("_", "-") for each in node.keywords if each.arg}
+        if isinstance(node, ast.Constant) and str(node.value).startswith("--"):
+            found.add(node.value)
+    return found
+
+
+def test_the_benchmarks_have_the_options_that_pages_name() -> None:
+    """``make docs-typed`` looks into each ``--help``, which takes half a minute a benchmark."""
+    folder, num = docs_typed.ROOT / "packages" / "lab" / "benchmarks", 0
+    shared = set[str]().union(*map(declared_options, (folder / "shared").glob("*.py")))
+    for page in docs_typed.pages():
+        for command in docs_typed.commands(page.read_text("utf-8")):
+            words = command.code.partition("#")[0].split()
+            if words[:3] != ["python", "-m", "benchmarks"] or len(words) < 4:
+                continue
+            given = {word.partition("=")[0] for word in words if word.startswith("--")}
+            unknown = given - shared - declared_options(folder / f"{words[3]}.py")
+            assert not unknown, f"{page.name}:{command.line}: {words[3]} has no {unknown}"
+            num += 1
+    assert num > 20

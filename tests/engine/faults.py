@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from draftwise.drafters import LookupDrafter, RetrievalSession
+from draftwise.engine import Request
 from draftwise.types import Draft
 
 
@@ -16,6 +18,7 @@ class Faulty:
     """A sound policy but for one method, which raises, or returns what is no answer to it."""
 
     def __init__(self, sound: Any, method: str, answer: Any) -> None:
+        assert f".{method}(" in inspect.getsource(Request), f"no request calls {method}"
         self._sound, self._method, self._answer = sound, method, answer
 
     def __getattr__(self, name: str) -> Any:

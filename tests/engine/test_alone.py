@@ -61,8 +61,8 @@ def beside(made: Speculator, spoil: Callable[[Request], None], **options: Any) -
         ("choose", Decision(0, float("nan"), 1)),
         ("choose", Decision("a", 1.0, 1)),  # type: ignore[arg-type]
         ("learn", raising),
-        ("curious", raising),
-        ("curious", 5),
+        ("drafters_to_probe", raising),
+        ("drafters_to_probe", 5),
         ("estimates", raising),
         ("estimates", None),
         ("estimates", np.zeros(99)),

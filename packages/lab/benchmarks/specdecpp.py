@@ -76,7 +76,7 @@ class Scene:
         self, name: str, ways: Sequence[sweep.Way], size: int
     ) -> tuple[dict[str, list[sweep.Run]], list[sweep.Point]]:
         """Every way on the held-out prompts of these domains."""
-        texts = [t for d in DOMAINS[name] for t in zoo.prompts()[d][: self.args.domains]]
+        texts = [t for d in DOMAINS[name] for t in zoo.prompts()[d][: self.args.prompts]]
         rows = [encode_prompt(self.tokenizer, text) for text in texts]
         options = {"max_new_tokens": self.args.tokens, "temperature": self.args.temperature}
         field = sweep.Field(self.target, self.drafter, ways, **options)
@@ -245,6 +245,6 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
 if __name__ == "__main__":
     run(
         __doc__, {"heads": heads, "plane": plane, "speed": speed, "expected": expected},
-        work={"required": True, "help": "folder of heads and answers"}, domains=8, tokens=96,
+        work={"required": True, "help": "folder of heads and answers"}, prompts=8, tokens=96,
         repeats=1, batch=16, temperature=1.0, places=1200,
     )  # fmt: skip
