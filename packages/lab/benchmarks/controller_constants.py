@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from retrieval_index import show
 from shared.results import save
+from shared.script import show
 
 import draftwise
 

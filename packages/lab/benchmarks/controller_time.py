@@ -1,10 +1,10 @@
-"""The controller's own time: in a step, while the engine computes, and for compiling.
+"""The controller's own time: in a step, while the engine computes, for a prompt, for compiling.
 
-Requests have 2,000 tokens of Python source, and answers rewrite them with edits (as in
-``retrieval_index``). A made-up model drafter is right with 7 in 10 tokens; a step takes 6 ms and
-10 us a token. ``step_ms`` is the processor time of ``observe`` and ``choose``, ``work_ms`` that of
-``work``. ``idle``: answers at random, so that nothing can be drafted. The garbage collector is off
-while steps are timed, since it serves this script's own lists.
+Requests have 2,000 tokens of Python sources of the standard library, cut as a tokenizer would, and
+answers rewrite them with edits. A made-up model drafter is right with 7 in 10 tokens; a step takes
+6 ms and 10 us a token. ``step_ms`` is the processor time of ``observe`` and ``choose``, ``work_ms``
+that of ``work``. ``idle``: answers at random, so that nothing can be drafted. The garbage collector
+is off while steps are timed, since it serves this script's own lists.
 """
 
 from __future__ import annotations
@@ -13,22 +13,67 @@ import argparse
 import gc
 import os
 import random
+import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from retrieval_index import ANSWER, requests, sources, timed
 from shared.script import run, show
 
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller, Limits
 from draftwise.controller.costs import Step
+from draftwise.controller.retrieval import SLICE, make_index
 
 AIMS_MS = {1: (0.05, 0.03), 16: (0.10, 0.05), 64: (0.25, 0.15), 256: (1.0, 0.5)}
+AIMS_OPEN_MS = {2000: 0.6, 128_000: 25.0}
 WARM_UP = 60
 RIGHT = 0.7
+PROMPT, ANSWER, LIMIT = 2000, 1200, 16
+
+
+def sources(seed: int) -> list[list[int]]:
+    """Files of the standard library, as token ids."""
+    vocabulary: dict[str, int] = {}
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py"))
+    files += sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/[a-z]*.py"))
+    random.Random(seed).shuffle(files)
+    texts = []
+    for file in files:
+        words = re.findall(r" ?\w{1,7}|\s+|[^\w\s]", file.read_text("utf-8", errors="replace"))
+        texts.append([vocabulary.setdefault(word, len(vocabulary)) for word in words])
+    return texts
+
+
+def requests(texts: list[list[int]], num: int) -> list[tuple[list[int], list[int]]]:
+    """Prompts, and answers that copy them in runs of about 14 tokens."""
+    rng = random.Random(num)
+    long = [text for text in texts if len(text) >= PROMPT + ANSWER]
+    return [_request(long[row % len(long)], rng) for row in range(num)]
+
+
+def _request(text: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
+    prompt, answer, at = text[:PROMPT], [], rng.randrange(200)
+    while len(answer) < ANSWER:
+        run = max(1, int(rng.expovariate(1 / 14)))
+        answer += text[at : at + run]
+        at = at + run if at + run < PROMPT else rng.randrange(PROMPT // 2)
+        fresh = rng.randrange(PROMPT, len(text) - 8)
+        answer += text[fresh : fresh + rng.randrange(1, 5)]
+    return prompt, answer
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Milliseconds of this thread, and what the call returns."""
+    begin_s = time.thread_time()
+    result = call()
+    return 1e3 * (time.thread_time() - begin_s), result
 
 
 def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[str, Any]:
@@ -85,6 +130,29 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
     return next((i for i, token in enumerate(draft) if token != truth[i]), len(draft))
 
 
+def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
+    """Opening a request of so many tokens, the slices of ``work`` included."""
+    corpus = np.array([token for text in texts for token in text], np.int32)
+    runs, longest, memory = [], [], 0
+    index = make_index(LIMIT)
+    for _ in range(repeats):
+        before = index.memory().requests
+        calls = [timed(lambda: index.open(0, corpus[:num]))[0]]
+        is_left = True
+        while is_left:
+            took_ms, is_left = timed(lambda: index.work(SLICE))
+            calls.append(took_ms)
+        memory = index.memory().requests - before
+        calls.append(timed(lambda: index.close(0))[0])
+        runs.append(sum(calls))
+        longest.append(max(calls))
+    return {
+        "prompt": num, "total_ms": float(np.median(runs)), "longest_call_ms": max(longest),
+        "median_longest_ms": float(np.median(longest)), "aim_ms": AIMS_OPEN_MS.get(num),
+        "mb": memory / 1e6,
+    }  # fmt: skip
+
+
 COMPILE = """
 import time
 import draftwise.controller.controller
@@ -118,9 +186,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for branches, idle in ((False, False), (True, False), (False, True))
     ]
     show(rows, "a step")
+    opened = [prompts(texts, num, repeats) for num, repeats in ((2000, 200), (128_000, 20))]
+    show(opened, "a prompt in the retrieval index")
     compiled = compiling()
     show([compiled], "compiling")
-    return {"steps": rows, "compiling": compiled}
+    return {"steps": rows, "prompts": opened, "compiling": compiled}
 
 
 if __name__ == "__main__":

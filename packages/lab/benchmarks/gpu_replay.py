@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from retrieval_index import show
 from shared.results import save
+from shared.script import show
 
 from draftwise.controller import acceptance, choice
 from draftwise.controller.compiled import warm_up

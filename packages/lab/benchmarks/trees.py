@@ -10,7 +10,7 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from shared.compare import Method, measure, zoo_texts
+from shared.compare import measure, method, zoo_texts
 from shared.script import run, show
 
 from draftwise import Speculator
@@ -20,22 +20,15 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     options = {"max_new_tokens": args.tokens, "temperature": args.temperature, "ignore_eos": True}
     counts = {name: Counter[str]() for name in ("plain", *args.trees.split(","))}
 
-    def method(name: str) -> Method:
+    def speculator(name: str) -> Speculator:
         tree = {"policy": "fixed:0", "lengths": [args.length], "trees": [name]}
-        made = Speculator.from_pretrained(
+        return Speculator.from_pretrained(
             "zoo", [] if name == "plain" else [f"zoo:{args.drafter}"],
             **({"preset": "plain"} if name == "plain" else {"preset": "metasd", **tree}),
         )  # fmt: skip
 
-        def answer(prompt: str) -> list[int]:
-            found = made.generate(prompt, **options)
-            counts[name]["emitted"] += found.stats.num_emitted
-            counts[name]["rounds"] += found.stats.num_rounds
-            return list(found.tokens)
-
-        return answer
-
-    methods, prompts = {name: method(name) for name in counts}, zoo_texts(args.domains)
+    methods = {name: method(speculator(name), counts[name], **options) for name in counts}
+    prompts = zoo_texts(args.domains)
     timing = measure(methods, prompts, "plain", args.repeats)
     rows = {}
     for name in methods:
@@ -43,7 +36,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         rows[name] = {
             "tok_per_s": timing.tok_per_s(name), "ratio": round(value, 3),
             "ci95": [round(low, 3), round(high, 3)], "identical": timing.identical[name],
-            "mat": round(counts[name]["emitted"] / counts[name]["rounds"], 3),
+            "mat": round(counts[name]["num_emitted"] / counts[name]["num_rounds"], 3),
         }  # fmt: skip
     show(rows, f"{args.drafter}, depth {args.length}, T = {args.temperature}")
     return {"trees": rows}

@@ -18,7 +18,7 @@ from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.guarded import GuardedCallback, GuardedMixer
 from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs
 from draftwise.engine.text import Answer
-from draftwise.feedback import FeedbackBuilder, Told
+from draftwise.feedback import DueFeedback, FeedbackBuilder
 from draftwise.protocols import (
     Mixer,
     Mixing,
@@ -477,7 +477,7 @@ class Request:
         """Deliver queued feedback, as far as it is known, after the request has ended."""
         self._ask(lambda: self._teach(self.revealer.flush()), None)
 
-    def _teach(self, told: Told) -> None:
+    def _teach(self, told: DueFeedback) -> None:
         for made, feedback in told:
             self.policy.learn(made, feedback)
 

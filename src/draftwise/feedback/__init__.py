@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from draftwise.feedback.values import drafted_by as drafted_by
 
 __getattr__, __dir__ = exports(__name__)
-Told = list[tuple[Decision, Feedback]]
+DueFeedback = list[tuple[Decision, Feedback]]
 """Feedback that is due, with the decisions it belongs to, in the order to learn them."""
 
 
@@ -38,10 +38,10 @@ class FeedbackBuilder(Protocol):
         """Whether a drafter's other rules are asked where they would have stopped."""
         ...
 
-    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
+    def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
         """What the policy may learn now, in order; empty while it has to wait."""
         ...
 
-    def flush(self) -> Told:
+    def flush(self) -> DueFeedback:
         """What is still waiting when the request ends, as far as it is known."""
         ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftwise.checks import flag
-from draftwise.feedback import Told
+from draftwise.feedback import DueFeedback
 from draftwise.feedback.values import RewardEvaluator, ScoreHistory, SwitchingCost
 from draftwise.protocols import Reward, looks_ahead
 from draftwise.types import Decision, Evidence, Plan
@@ -45,14 +45,14 @@ class AtOnce:
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
         raise NotImplementedError
 
-    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
+    def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
         known: dict[int, float] = {}
         if decision.round > 0:
             self._evaluator.note(evidence)
             known = self._known(decision, evidence)
         return [(decision, self._evaluator.feedback(known, evidence))]
 
-    def flush(self) -> Told:
+    def flush(self) -> DueFeedback:
         return []
 
 
@@ -126,7 +126,7 @@ class Free(Prefix):
         self._history = ScoreHistory(self._evaluator.drafters)
         self._waiting: deque[PendingFeedback] = deque()
 
-    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
+    def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
         """What has become due of earlier rounds, then this one's values and the evidence itself."""
         if decision.round == 0 or self._evaluator.reward is None:
             return [(decision, self._evaluator.feedback({}, evidence))]
@@ -146,7 +146,7 @@ class Free(Prefix):
         self._history.forget(self._waiting[0].start if self._waiting else start)
         return [*told, (decision, self._evaluator.feedback(known, evidence))]
 
-    def flush(self) -> Told:
+    def flush(self) -> DueFeedback:
         """Nothing: what waits is open, and stays so."""
         self._waiting.clear()
         return []

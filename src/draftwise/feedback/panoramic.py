@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftwise.checks import MANY, flag, optional, whole
-from draftwise.feedback import Told
+from draftwise.feedback import DueFeedback
 from draftwise.feedback.values import RewardEvaluator, ScoreHistory
 from draftwise.protocols import Reward, looks_ahead
 from draftwise.rewards.tokens import Acceptance
@@ -75,7 +75,7 @@ class Panoramic:
     def every(self) -> int:
         return 1 if self._num_rounds < self._warmup else self._every
 
-    def reveal(self, decision: Decision, evidence: Evidence) -> Told:
+    def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
         """Queue the round; what has become due, oldest first."""
         self._history.note(evidence)
         if decision.round == 0:
@@ -83,13 +83,13 @@ class Panoramic:
         self._num_rounds += 1
         self._text_ends.append(evidence.emitted_start + evidence.num_emitted)
         self._waiting.extend(self._steps(decision, evidence))
-        told: Told = []
+        told: DueFeedback = []
         while self._waiting and self._is_ready(self._waiting[0]):
             told.append(self._tell(self._waiting.popleft()))
         self._forget()
         return told
 
-    def flush(self) -> Told:
+    def flush(self) -> DueFeedback:
         """All that waits; plans whose value the text's end leaves open are not seen."""
         told = [self._tell(step) for step in self._waiting]
         self._waiting.clear()

@@ -15,11 +15,11 @@ from draftwise.policies.state import Fields, Kept
 from draftwise.protocols import Policy
 from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, Scores, TreeShape
 
-Told = tuple[Decision, Feedback]
+Observation = tuple[Decision, Feedback]
 Built = TypeVar("Built")
 
 
-def freeze(decision: Decision, feedback: Feedback) -> Told:
+def freeze(decision: Decision, feedback: Feedback) -> Observation:
     """The pair with arrays of its own, so that the caller may reuse his."""
     values, seen = np.array(feedback.values, dtype=np.float64), np.array(feedback.seen)
     return decision, Feedback(values, seen, feedback.evidence, feedback.more)
@@ -72,7 +72,7 @@ def _built(kind: type[Built], fields: Mapping[str, Any]) -> Built:
     return kind(**{**fields, **arrays})
 
 
-class Waiting(list[Told]):
+class Waiting(list[Observation]):
     """Feedback that waits, as part of a memory."""
 
     def __init__(self, num_plans: int) -> None:
@@ -98,7 +98,7 @@ class Waiting(list[Told]):
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise ValueError("feedback that was waiting is damaged") from error
 
-    def _checked(self, plain: Mapping[str, Any]) -> Told:
+    def _checked(self, plain: Mapping[str, Any]) -> Observation:
         evidence = plain["evidence"] and evidence_from_json(plain["evidence"])
         values, seen = np.array(plain["values"]), np.array(plain["seen"], dtype=np.bool_)
         decision = Decision(*plain["decision"])

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.rewards.tokens import tokens_by_products as tokens_by_products
-    from draftwise.rewards.tokens import tokens_by_ratios as tokens_by_ratios
-    from draftwise.rewards.tokens import tokens_by_verdict as tokens_by_verdict
+    # fmt: off
+    # isort: off
+    from draftwise.rewards.tokens import tokens_by_products, tokens_by_ratios, tokens_by_verdict
 
 __getattr__, __dir__ = exports(__name__)
 NAN = float("nan")

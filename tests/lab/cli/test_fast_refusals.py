@@ -26,7 +26,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("advise --prompts p.txt --dtype int3", "unknown dtype"),
     ("advise deep.jsonl", "deep.jsonl, line 1: this is no round of a trace (it is nested too"),
     ("replay objects.npz", "objects.npz is no replay file (it holds no arrays)"),
-    ("simulate --drafters 99999999999999", "write numbers from 1 to 10,000"),
+    ("simulate --drafters 99999999999999", "write whole numbers from 1 to 10,000"),
 )
 OTHERS = {"zoo info", "zoo build"}
 """Commands that load no model."""

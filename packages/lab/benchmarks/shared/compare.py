@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +22,20 @@ def zoo_texts(num: int) -> list[str]:
     return [text for found in zoo.prompts().values() for text in found[:num]]
 
 
-def method(made: Speculator, **options: Any) -> Method:
-    """draftwise with these options of ``generate``."""
-    return lambda prompt: made.generate(prompt, **options).tokens
+def method(made: Speculator, counts: Counter[str] | None = None, **options: Any) -> Method:
+    """draftwise with these options of ``generate``.
+
+    counts: gets the sums of emitted and drafted tokens and of rounds.
+    """
+
+    def answer(prompt: Any) -> Sequence[int]:
+        found = made.generate(prompt, **options)
+        if counts is not None:
+            names = ("num_emitted", "num_drafted", "num_rounds")
+            counts.update({name: getattr(found.stats, name) for name in names})
+        return found.tokens
+
+    return answer
 
 
 def interleaved_ms(

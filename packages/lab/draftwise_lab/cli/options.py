@@ -1,4 +1,4 @@
-"""Options that `simulate`, `replay` and `advise` share."""
+"""Options that `simulate`, `replay` and `advise` share, and how lists of numbers are read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from draftwise import registry
+from draftwise.errors import DraftwiseError, shown
 
 _OF_ITS_PAPER = "Default: that of each policy's paper."
 
@@ -34,3 +35,17 @@ Costs = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=10**6, help="Number of random seeds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one object.")]
+_MOST = 10_000
+
+
+def whole_numbers(option: str, text: str, example: str) -> list[int]:
+    """``"1,4,16"`` to numbers, in order; DraftwiseError for anything else."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if not all(1 <= number <= _MOST for number in found):
+        raise DraftwiseError(
+            f"{option} {shown(text)}: write whole numbers from 1 to {_MOST:,}, such as {example}"
+        )
+    return found

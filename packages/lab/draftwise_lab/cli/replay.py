@@ -26,7 +26,16 @@ from draftwise_lab.bench.replay import (
     play_trace,
     replay_report,
 )
-from draftwise_lab.cli.options import AsJson, Costs, Feedback, Lengths, Policies, Reward, Seeds
+from draftwise_lab.cli.options import (
+    AsJson,
+    Costs,
+    Feedback,
+    Lengths,
+    Policies,
+    Reward,
+    Seeds,
+    whole_numbers,
+)
 
 Trace = Annotated[
     Path,
@@ -128,10 +137,10 @@ def advise_(
         if trace is not None:
             found = advise(trace, costs=costs, seeds=seeds, engines=names)
         else:
+            sizes = sorted({*whole_numbers("--batch-sizes", batch_sizes, "1,4,16")})
             found = _after_a_run(
-                prompts, target, drafter, is_chat, max_new_tokens, parse_sizes(batch_sizes),
-                hardware, seeds, names,
-            )  # fmt: skip
+                prompts, target, drafter, is_chat, max_new_tokens, sizes, hardware, seeds, names
+            )
     if as_json:
         print(json.dumps(found))
         return
@@ -147,17 +156,6 @@ def advise_(
             else f"with {num} requests the intervals are rough", style="yellow",
         )  # fmt: skip
     _warn(found["coverage"])
-
-
-def parse_sizes(text: str) -> list[int]:
-    """``"1,4,16"`` to batch sizes, in order; DraftwiseError for anything else."""
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 1:
-        raise DraftwiseError(f"--batch-sizes {text!r}: write whole numbers from 1, such as 1,4,16")
-    return found
 
 
 def _after_a_run(

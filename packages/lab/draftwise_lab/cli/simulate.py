@@ -16,7 +16,7 @@ from rich.table import Table
 
 from draftwise.cli.failures import Output
 from draftwise.cli.show import broken, regret_note, signed
-from draftwise.errors import DraftwiseError, shown
+from draftwise.errors import DraftwiseError
 from draftwise_lab.cli import options as o
 from draftwise_lab.sim.match import Match, Outcome, make_match, report, run_match
 from draftwise_lab.sim.presets import SETTINGS, setting
@@ -69,7 +69,9 @@ def simulate(
         raise DraftwiseError("--costs goes with --trace: a preset has its own")
     chosen = trace_setting(trace, costs) if trace else setting(preset or _DEFAULT_PRESET)
     name = trace.name if trace else preset or _DEFAULT_PRESET
-    sizes = _pool_sizes(drafters)
+    sizes: Sequence[int | None] = [None]
+    if drafters is not None:
+        sizes = o.whole_numbers("--drafters", drafters, "2,8,32")
     found: list[dict[str, Any]] = []
     for size in sizes:
         match = make_match(
@@ -84,23 +86,6 @@ def simulate(
 
         for path in draw(found, match, outcome, plot):
             print(f"wrote {path}", file=sys.stderr)
-
-
-_MOST_DRAFTERS = 10_000
-
-
-def _pool_sizes(text: str | None) -> list[int | None]:
-    if text is None:
-        return [None]
-    try:
-        sizes: list[int | None] = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = [0]
-    if not all(1 <= (size or 0) <= _MOST_DRAFTERS for size in sizes):
-        raise DraftwiseError(
-            f"--drafters {shown(text)}: write numbers from 1 to {_MOST_DRAFTERS:,}, such as 2,8,32"
-        )
-    return sizes
 
 
 def _run(match: Match, seeds: range, jobs: int, *, quiet: bool) -> Outcome:
