@@ -65,7 +65,7 @@ def sweep(
     thresholds: ThresholdsOf = "0.1,0.3,0.5,0.7,0.9",
     temperature: Heat = 1.0,
     max_new_tokens: int = option(
-        96, "Tokens of an answer, at most.", "--max-new-tokens", "-n", least=1, metavar="N"
+        96, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1, metavar="N"
     ),
     repeats: Repeats = 1,
     num_prompts: Most = None,
