@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.dist import overlap, ratio
+from draftwise.distributions import overlap, ratio
 from draftwise.drafters import Context, DraftTask
 from draftwise.nn import answered
 from draftwise.types import Draft, Scores

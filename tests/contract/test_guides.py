@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from draftwise import Draft, make_guide, verify
-from draftwise.dist import draw
+from draftwise.distributions import draw
 from draftwise.drafters import Context, DraftTask
 from draftwise.protocols import StopRule
 from draftwise.registry import GUIDES

@@ -10,7 +10,7 @@ import torch
 
 from contract.test_guides import described
 from draftwise import Draft, Plan, make_guide, make_reward, verify
-from draftwise.dist import draw
+from draftwise.distributions import draw
 from draftwise.drafters import Context, DraftTask
 from draftwise.engine import RuleComparison
 from draftwise.registry import make_feedback

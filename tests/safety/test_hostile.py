@@ -13,7 +13,7 @@ import torch
 
 from cli.models_on_disk import make_target, save_model
 from draftwise.engine import SharedPolicyState
-from draftwise.lines import check_size, read_text, strict_json
+from draftwise.files import check_size, read_text, strict_json
 from draftwise.nn import load_model, load_tokenizer, read_weights
 from draftwise.registry import make_policy
 from draftwise.train import load_acceptance_head

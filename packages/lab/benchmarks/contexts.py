@@ -25,7 +25,7 @@ from shared.script import run, show, track
 
 from draftwise import Speculator
 from draftwise.chat import encode
-from draftwise.lines import numbered_lines
+from draftwise.files import numbered_lines
 
 Asked = list[dict[str, str]]
 Task = list[Asked]

@@ -3,10 +3,11 @@
 Trials of some forty requests join, leave and fail in one engine on a tiny random model: stop
 strings, penalties, biases, processes, log-probabilities, priorities, shared prompts, tenants, and
 among them switched drafts, policies, feedback, callbacks, prompts and drafters that raise or return
-nonsense, and cancels. No request may cost the others a drafter that works. An answer is right if every token of it is the argmax of one plain forward over prompt and
-answer, edited as asked (so sampled requests have ``top_k=1``), and it ends where it must. A
-cancelled answer is right as far as it goes. Ties: a token whose edited logit is within 1e-4 of the
-best counts. With ``--out`` a run that was interrupted goes on where it was (FILE.trials).
+nonsense, and cancels. No request may disable a working drafter for the others. An answer is right
+if every token of it is the argmax of one plain forward over prompt and answer, edited as requested
+(so sampled requests have ``top_k=1``), and if it ends where it must. A cancelled answer is right as
+far as it goes. Ties: a token whose edited logit is within 1e-4 of the best counts. With ``--out``
+an interrupted run can be resumed (FILE.trials).
 """
 
 from __future__ import annotations

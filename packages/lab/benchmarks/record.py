@@ -19,7 +19,7 @@ import torch
 from shared.script import options, quiet, track
 
 from draftwise import SamplingParams, Speculator, zoo
-from draftwise.dist import overlap, ratio
+from draftwise.distributions import overlap, ratio
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.nn.sampling import distributions
 from draftwise.nn.transfer import answered

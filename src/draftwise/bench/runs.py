@@ -11,7 +11,7 @@ from typing import Any
 
 from draftwise.bench.methods import check_methods, default_methods
 from draftwise.bench.suites import Suite, load_suite
-from draftwise.lines import write_text
+from draftwise.files import write_text
 from draftwise.types import DraftwiseError
 
 CLOCKS = ("wall", "cpu")

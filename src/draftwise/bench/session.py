@@ -27,7 +27,7 @@ from draftwise.bench.results import make_sheet, results, turns
 from draftwise.bench.runs import BenchSettings, Run, RunStore, rounded
 from draftwise.bench.suites import Item, Suite
 from draftwise.drafters.lm import LMDrafter
-from draftwise.lines import write_text
+from draftwise.files import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from draftwise.chat import check_unicode
-from draftwise.lines import TRACE_BYTES, any_json, numbered_lines
+from draftwise.files import TRACE_BYTES, any_json, numbered_lines
 from draftwise.types import DraftwiseError
 
 ZOO, SPEC_BENCH = "zoo", "spec-bench"

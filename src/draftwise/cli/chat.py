@@ -26,7 +26,7 @@ from draftwise.cli.load import check, check_chat, check_template, keeping_memory
 from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
-from draftwise.lines import read_text, strict_json
+from draftwise.files import read_text, strict_json
 from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 

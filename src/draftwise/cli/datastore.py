@@ -18,7 +18,7 @@ from draftwise.cli.failures import refused_values, say, waiting
 from draftwise.cli.load import check_target, loading
 from draftwise.cli.options import command
 from draftwise.cli.show import bars
-from draftwise.lines import any_json, not_text
+from draftwise.files import any_json, not_text
 from draftwise.types import DraftwiseError
 
 JSON_LINES = {".jsonl", ".ndjson"}

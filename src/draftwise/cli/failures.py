@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from draftwise.errors import DraftwiseError
-from draftwise.lines import not_text
+from draftwise.files import not_text
 
 BROKEN = 1
 """Exit code where the model's numbers were not finite."""

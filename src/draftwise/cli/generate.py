@@ -21,7 +21,7 @@ from draftwise.cli.load import (
     check_template,
     keeping_memory,
     load,
-    tell_of_cuts,
+    warn_of_cuts,
 )
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.cli.show import Pen, bars, summary, total
@@ -92,7 +92,7 @@ def generate(
 
             # all prompts before any answer, and before an earlier trace is overwritten
             texts = [given.encoded(speculator) for given in prompts]
-            tell_of_cuts(params.max_new_tokens, texts, speculator)
+            warn_of_cuts(params.max_new_tokens, texts, speculator)
             with refused_values():
                 writer = None if trace is None else TraceWriter(trace)
             job = Job(speculator, params, writer, as_json)

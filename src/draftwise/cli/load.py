@@ -18,7 +18,7 @@ from urllib.request import getproxies
 from draftwise import presets, registry, zoo
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
 from draftwise.engine.memory import REQUEST, check_scope
-from draftwise.lines import holding, read_text
+from draftwise.files import holding, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
 from draftwise.settings import DTYPES, Settings
@@ -328,7 +328,7 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
     return speculator
 
 
-def tell_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
+def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
     """Say where the model's context ends answers before ``--max-new-tokens`` does."""
     positions = speculator.target.max_positions
     room = min(positions - len(prompt.tokens) for prompt in prompts)
@@ -364,7 +364,7 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold a folder, as ``lines.holding`` does; DraftwiseError where another process holds it."""
+    """Hold a folder, as ``files.holding`` does; DraftwiseError where another process holds it."""
     taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
     with holding(folder / ".lock", taken):
         yield

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwise.chat import Message, is_messages
-from draftwise.lines import TRACE_BYTES, any_json, numbered_lines, read_text
+from draftwise.files import TRACE_BYTES, any_json, numbered_lines, read_text
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from draftwise.cli import training as t
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import loading
 from draftwise.cli.show import Bars
-from draftwise.lines import TRACE_BYTES, any_json, numbered_lines, read_text
+from draftwise.files import TRACE_BYTES, any_json, numbered_lines, read_text
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def drafter(
         None, "With --lend: draft only this many of the most frequent tokens.", least=2
     ),
     loss: str = option("logits", "logits: learn the target's distribution; sequence: its tokens."),
-    temperatures: str = option("0,0.3,0.7,1", t.HEATS),
+    temperatures: list[float] = option(
+        "0,0.3,0.7,1", t.TEMPERATURES, kind=str, read=t.read_temperatures
+    ),
     samples: int = option(1, "Answers per prompt.", least=1),
     learning: t.LearningOptions,
     probe_only: bool = option(False, "Stop after the report of --probe."),
@@ -61,7 +63,6 @@ def drafter(
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
-        heats = t.heats(temperatures)
         if loss not in LOSSES:
             raise DraftwiseError(f"unknown loss {loss!r}; the losses are: {', '.join(LOSSES)}")
         if draft_vocab is not None and not (lend and loss == "logits"):
@@ -74,13 +75,13 @@ def drafter(
             raise DraftwiseError("--lend is for a start from the target's own: --layers N")
         own = t.check_inputs(target, hardware, prompts, init)
         options = _options(loss, learning, hardware.device, seed)
-        scene = t.load_scene(target, hardware)
-        encoded = scene.encode_all(t.gather(own, scene, folder, answers), answers.max_new_tokens)
+        base = t.load_target(target, hardware)
+        encoded = base.encode_all(t.gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
-        model = _start(scene, init, num_layers, lend, seed, hardware.threads)
+        model = _start(base, init, num_layers, lend, seed, hardware.threads)
     inputs = {
-        "target": scene.target.name,
+        "target": base.target.name,
         "start": [init, num_layers, lend],
         "prompts": t.fingerprint(encoded),
         "answers": [temperatures, samples, answers.max_new_tokens, answers.rows, seed],
@@ -92,7 +93,7 @@ def drafter(
         from draftwise.train import drafter as d
         from draftwise.train.speedup import break_even, measure_costs
 
-        held_out = scene.answers(
+        held_out = base.answers(
             encoded[::HELD_OUT], [1.0], folder / "held-out.jsonl", answers, bars
         )
         costs: Costs | None = None
@@ -102,26 +103,26 @@ def drafter(
             """Acceptance on held-out answers, and the speed it promises."""
             nonlocal costs
             model.eval()
-            costs = costs or measure_costs(scene.target, CausalModel(model, "drafter"))
+            costs = costs or measure_costs(base.target, CausalModel(model, "drafter"))
             both = {"drafter": model}
-            alpha = d.measure_acceptance(scene.target.module, both, held_out)["drafter"]
+            alpha = d.measure_acceptance(base.target.module, both, held_out)["drafter"]
             pays = break_even(costs.target_s, costs.draft_s["drafter"])
             found = t.worth(when, alpha, costs, f"; it pays from acceptance {pays:.2f} on")
             looks.append({"when": when, "acceptance": alpha, "break_even": pays, **found})
 
         look("before training")
         taught = [p for i, p in enumerate(encoded) if i % HELD_OUT for _ in range(samples)]
-        texts = scene.answers(taught, heats, folder / "answers.jsonl", answers, bars)
+        texts = base.answers(taught, temperatures, folder / "answers.jsonl", answers, bars)
         ids = None
         if draft_vocab is not None:
             ids, costs = d.narrow(model, texts, draft_vocab), None
-        batches = d.drafter_batches(scene.target.module, texts, options, folder, ids)
+        batches = d.drafter_batches(base.target.module, texts, options, folder, ids)
         t.train(
             model, d.LOSSES[loss], batches, d.drafter_settings(texts, options), folder / "run.pt",
             bars, look, learning.probe, probe_only=probe_only,
         )  # fmt: skip
         if not probe_only:
-            _save(scene, model, out, lend)
+            _save(base, model, out, lend)
             t.write_report(out, looks)
             print(f"wrote {out}; draft with it: --drafter lm:{out}")
 
@@ -137,12 +138,17 @@ def _options(loss: str, learning: t.LearningOptions, device: str, seed: int) -> 
 
 
 def _start(
-    scene: t.Scene, init: str | None, num_layers: int | None, lend: bool, seed: int, threads: int
+    base: t.LoadedTarget,
+    init: str | None,
+    num_layers: int | None,
+    lend: bool,
+    seed: int,
+    threads: int,
 ) -> Any:
     """The drafter before training, in float32."""
     if init is not None:
-        single = o.Hardware("float32", str(scene.target.device), threads)
-        return t.load_drafter(init, scene, single).model.module
+        single = o.Hardware("float32", str(base.target.device), threads)
+        return t.load_drafter(init, base, single).model.module
     with loading("the target's first layers", threads):
         import torch
 
@@ -150,10 +156,10 @@ def _start(
 
         torch.manual_seed(seed)
         assert num_layers is not None
-        return first_layers(scene.target.module, num_layers, lends=lend)
+        return first_layers(base.target.module, num_layers, lends=lend)
 
 
-def _save(scene: t.Scene, model: Any, out: Path, lends: bool) -> None:
+def _save(base: t.LoadedTarget, model: Any, out: Path, lends: bool) -> None:
     """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
     from draftwise.nn.cpu.layout import put_back
     from draftwise.nn.heads.borrower import save_borrower
@@ -161,10 +167,10 @@ def _save(scene: t.Scene, model: Any, out: Path, lends: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     put_back(model)
     if lends:
-        save_borrower(model, out, scene.target.dtype)
+        save_borrower(model, out, base.target.dtype)
     else:
-        model.to(scene.target.dtype).save_pretrained(out)
-        scene.tokenizer.save_pretrained(out)
+        model.to(base.target.dtype).save_pretrained(out)
+        base.tokenizer.save_pretrained(out)
 
 
 Example = tuple[str | Sequence[Message], str | None]
@@ -175,7 +181,7 @@ LEARNING = t.LearningOptions(epochs=4.0, lr=1e-3)
 
 
 @dataclass(frozen=True)
-class HeadCommand:
+class EagleOptions:
     """What kind of head, and what it reads."""
 
     layout: str = option("authors", "authors (SafeAILab/EAGLE) or speculators (vLLM).")
@@ -186,7 +192,9 @@ class HeadCommand:
     max_length: int = option(
         2048, "Maximum number of tokens per text; longer texts are truncated.", least=8
     )
-    temperatures: str = option("0,0.7,1", t.HEATS)
+    temperatures: list[float] = option(
+        "0,0.7,1", t.TEMPERATURES, kind=str, read=t.read_temperatures
+    )
     keep: bool | None = option(
         None,
         "Keep the target's hidden states on disk, or recompute. Default: keep up to 4 GB.",
@@ -213,7 +221,7 @@ def eagle(
         "Instead of --data: prompts for the target, one per line, jsonl with `prompt` or "
         "`messages`, or `self`: an instruct model writes its own.",
     ),
-    head: HeadCommand,
+    head: EagleOptions,
     learning: t.LearningOptions = LEARNING,
     answers: t.Answers,
     hardware: o.Hardware,
@@ -227,15 +235,14 @@ def eagle(
     folder = answers.folder(out)
     with quiet(), refused_values():
         _check(head, data, prompts)
-        heats = t.heats(head.temperatures)
         examples = None if data is None else read_examples(data)
         own = t.check_inputs(target, hardware, prompts)
-        scene = t.load_scene(target, hardware)
+        base = t.load_target(target, hardware)
         if examples is None:
-            given = t.gather(own, scene, folder, answers)
+            given = t.gather(own, base, folder, answers)
             examples = [(one.prompt, None) for one in given]
     inputs = {
-        "target": scene.target.name,
+        "target": base.target.name,
         "data": t.fingerprint(examples),
         "numbers": [learning.epochs, learning.lr, head.depth, head.draft_vocab, head.max_length,
                     learning.batch_tokens, answers.seed, head.temperatures],
@@ -243,12 +250,12 @@ def eagle(
                     head.regression],
     }  # fmt: skip
     with quiet(), t.working_in(folder, inputs) as bars:
-        texts = _as_texts(scene, examples, heats, head.max_length, answers, bars, folder)
+        texts = _as_texts(base, examples, head, answers, bars, folder)
         held_out = texts[::HELD_OUT][:MOST_HELD_OUT]
         taught = [text for i, text in enumerate(texts) if i % HELD_OUT]
         if not taught:
             raise DraftwiseError("that is too little: two texts are needed, one is held out")
-        report = _train(scene, taught, held_out, head, learning, answers.seed, folder, out, bars)
+        report = _train(base, taught, held_out, head, learning, answers.seed, folder, out, bars)
         t.write_report(out, report)
     table = Table("token of a draft", "accepted", title=f"{out}: held-out texts, temperature 1")
     for number, alpha in enumerate(report["acceptance_by_depth"], 1):
@@ -256,7 +263,7 @@ def eagle(
     Output().print(table)
 
 
-def _check(head: HeadCommand, data: Path | None, prompts: Path | None) -> None:
+def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
     """Refuse what needs no model to be refused."""
     if head.layout not in LAYOUTS:
         raise DraftwiseError(
@@ -297,31 +304,35 @@ def _example(line: str, where: str) -> Example:
 
 
 def _as_texts(
-    scene: t.Scene, examples: Sequence[Example], heats: Sequence[float], max_length: int,
-    how: t.Answers, bars: Bars, folder: Path,
-) -> list[Text]:  # fmt: skip
+    base: t.LoadedTarget,
+    examples: Sequence[Example],
+    head: EagleOptions,
+    how: t.Answers,
+    bars: Bars,
+    folder: Path,
+) -> list[Text]:
     """All texts as tokens, the prompts without a completion answered by the target."""
     from draftwise.train.data import Text
 
     found, unanswered = [], []
-    room = min(max_length, scene.target.max_positions)
+    room = min(head.max_length, base.target.max_positions)
     for prompt, completion in examples:
-        start = scene.encode(prompt) if prompt else []
+        start = base.encode(prompt) if prompt else []
         if completion is None:
             unanswered.append(start[: max(1, room - how.max_new_tokens)])
             continue
-        rest = scene.tokenizer(completion, add_special_tokens=not prompt)["input_ids"]
-        end = [scene.eos_token_id] if scene.eos_token_id >= 0 else []
+        rest = base.tokenizer(completion, add_special_tokens=not prompt)["input_ids"]
+        end = [base.eos_token_id] if base.eos_token_id >= 0 else []
         tokens = [*start, *rest, *end][:room]
         if max(1, len(start)) < len(tokens):
             found.append(Text(tuple(tokens), max(1, len(start))))
     if not unanswered:
         return found
-    return found + scene.answers(unanswered, heats, folder / "answers.jsonl", how, bars)
+    return found + base.answers(unanswered, head.temperatures, folder / "answers.jsonl", how, bars)
 
 
 def _train(
-    scene: t.Scene, taught: Sequence[Text], held_out: Sequence[Text], wish: HeadCommand,
+    base: t.LoadedTarget, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
     learning: t.LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a head and write it in the target's precision; what is reported of it."""
@@ -333,17 +344,17 @@ def _train(
     from draftwise.train.loop import TrainingSettings
     from draftwise.train.speedup import measure_costs
 
-    target, module = scene.target, scene.target.module
-    size = wish.draft_vocab or min(32000, target.vocab_size)
+    target, module = base.target, base.target.module
+    size = chosen.draft_vocab or min(32000, target.vocab_size)
     ids = e.draft_vocabulary(taught, size, target.vocab_size)
-    head = e.new_head(module, ids, seed=seed, lends=wish.lend)
+    head = e.new_head(module, ids, seed=seed, lends=chosen.lend)
     steps = max(1, round(learning.epochs * len(groups(taught, learning.batch_tokens))))
     is_half = target.dtype == torch.bfloat16  # what it lends does not mix with ours
     mixed = is_half or (target.device.type == "cuda" if learning.bf16 is None else learning.bf16)
     settings = TrainingSettings(
         steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5, bf16=mixed
     )
-    keeps = e.kept_bytes(taught, head) < MOST_KEPT_BYTES if wish.keep is None else wish.keep
+    keeps = e.kept_bytes(taught, head) < MOST_KEPT_BYTES if chosen.keep is None else chosen.keep
     batches = observed_batches(
         module, {"texts": taught}, head.config.taps, seed=seed,
         tokens_per_batch=learning.batch_tokens, keep=folder / "states" if keeps else None,
@@ -356,16 +367,16 @@ def _train(
         head.eval()
         with torch.autocast(module.device.type, torch.bfloat16, enabled=is_half):
             costs = costs or measure_costs(target, head)
-            alphas = e.acceptance_by_depth(head, module, held_out, wish.depth)
+            alphas = e.acceptance_by_depth(head, module, held_out, chosen.depth)
         report["acceptance_by_depth"] = [round(alpha, 4) for alpha in alphas]
         report.update(t.worth(when, alphas, costs))
 
     def loss(model: Any, batch: Any) -> Any:
-        return e.eagle_loss(model, batch, wish.depth, wish.regression)
+        return e.eagle_loss(model, batch, chosen.depth, chosen.regression)
 
     look("before training")
     losses = t.train(head, loss, batches, settings, folder / "head.pt", bars, look, learning.probe)
-    save_head(head.cpu(), out, layout=wish.layout, dtype=target.dtype, verifier=target.name)
+    save_head(head.cpu(), out, layout=chosen.layout, dtype=target.dtype, verifier=target.name)
     return report | {
         "held_out_texts": len(held_out),
         "steps": len(losses),
@@ -417,21 +428,21 @@ def head(
         if label not in LABELS:
             raise DraftwiseError(f"unknown label {label!r}; the labels are: {', '.join(LABELS)}")
         own = t.check_inputs(target, hardware, prompts, drafter)
-        scene = t.load_scene(target, hardware)
-        given = scene.encode_all(t.gather(own, scene, folder, answers), answers.max_new_tokens)
-        loaded = t.load_drafter(drafter, scene, hardware)
+        base = t.load_target(target, hardware)
+        given = base.encode_all(t.gather(own, base, folder, answers), answers.max_new_tokens)
+        loaded = t.load_drafter(drafter, base, hardware)
         from draftwise.train import head as h
 
         options = h.HeadOptions(depth, w_rej, label, tied, epochs, lr, seed=seed)  # type: ignore[arg-type]
-        setting = h.Setting(scene.target.module, loaded.model.module, temperature, mixing, seed)
+        setting = h.Setting(base.target.module, loaded.model.module, temperature, mixing, seed)
     inputs = {
-        "target": scene.target.name,
+        "target": base.target.name,
         "drafter": loaded.model.name,
         "prompts": t.fingerprint(given),
         "numbers": [temperature, mixing, answers.max_new_tokens, answers.rows, seed],
     }
     with quiet(), t.working_in(folder, inputs) as bars:
-        texts = scene.answers(given, [temperature], folder / "answers.jsonl", answers, bars)
+        texts = base.answers(given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
         kind = "tied" if tied else "head"
         name = f"{kind}-D{depth}-w{w_rej:g}-{label}-{seed}-{epochs:g}-{lr:g}.pt"
@@ -504,10 +515,10 @@ def make(
         t.check_inputs(target, hardware, Path(t.SELF))
         for file in avoid or ():
             read_text(file)
-        scene = t.load_scene(target, hardware)
+        base = t.load_target(target, hardware)
         everything = out.with_name(out.name + ".all")
         texts, share = t.own_prompts(
-            scene, everything, t.Answers(num, rows=rows, seed=seed), longest=max_tokens,
+            base, everything, t.Answers(num, rows=rows, seed=seed), longest=max_tokens,
             avoid=avoid or (),
         )  # fmt: skip
         lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts]

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,19 @@ OUT = option(
 )
 SEED = option(0, "Random seed.", least=0)
 ROWS = "Answers sampled in one batch."
-HEATS = "Temperatures of the target's answers, used in turn."
+TEMPERATURES = "Temperatures of the target's answers, used in turn."
 RATE = "Learning rate."
+
+
+def read_temperatures(text: str) -> list[float]:
+    """``--temperatures``: numbers of 0 or more, with commas between them."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if min(found) < 0:
+        raise DraftwiseError(f"--temperatures {text!r}: write numbers of 0 or more with commas")
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,7 @@ class LearningOptions:
 
 
 @dataclass(frozen=True)
-class Scene:
+class LoadedTarget:
     """A loaded target with its tokenizer."""
 
     target: CausalModel
@@ -104,14 +116,14 @@ class Scene:
         return rows
 
     def answers(
-        self, prompts: Sequence[list[int]], heats: Sequence[float], file: Path, how: Answers,
+        self, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path, how: Answers,
         bars: Bars,
     ) -> list[Text]:  # fmt: skip
         """The target's answers, at each temperature in turn, kept in ``file``."""
         from draftwise.train.answers import answers
 
         return answers(
-            self.target.module, prompts, [heats[i % len(heats)] for i in range(len(prompts))], file,
+            self.target.module, prompts, list(islice(cycle(temperatures), len(prompts))), file,
             max_new_tokens=how.max_new_tokens, eos_token_id=self.eos_token_id, seed=how.seed,
             rows=how.rows, progress=bars.stage(file.stem, len(prompts)),
         )  # fmt: skip
@@ -140,7 +152,7 @@ def check_inputs(
     return given
 
 
-def load_scene(target: str, hardware: Hardware) -> Scene:
+def load_target(target: str, hardware: Hardware) -> LoadedTarget:
     """The target and its tokenizer; DraftwiseError for a model that cannot be loaded."""
     dtype, device, threads = hardware.dtype, hardware.device, hardware.threads
     with loading(target, threads):
@@ -148,21 +160,21 @@ def load_scene(target: str, hardware: Hardware) -> Scene:
         from draftwise.pool import resolve_target
 
         path, _ = resolve_target(target)
-        return Scene(load_model(path, dtype=dtype, device=device), load_tokenizer(path))
+        return LoadedTarget(load_model(path, dtype=dtype, device=device), load_tokenizer(path))
 
 
 SELF = "self"
 """In place of a file: the model writes its prompts itself."""
 
 
-def gather(given: list[Given], scene: Scene, folder: Path, how: Answers) -> list[Given]:
+def gather(given: list[Given], base: LoadedTarget, folder: Path, how: Answers) -> list[Given]:
     """The prompts of a file, or where there are none, what the model writes and ``folder`` keeps.
 
     Raises DraftwiseError as ``make_prompts`` does.
     """
     if given:
         return given
-    texts, share = own_prompts(scene, folder / "own-prompts.jsonl", how, longest=160)
+    texts, share = own_prompts(base, folder / "own-prompts.jsonl", how, longest=160)
     note(share)
     return [
         Given([{"role": "user", "content": text}], f"prompt {n}") for n, text in enumerate(texts, 1)
@@ -170,7 +182,7 @@ def gather(given: list[Given], scene: Scene, folder: Path, how: Answers) -> list
 
 
 def own_prompts(
-    scene: Scene, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
+    base: LoadedTarget, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
 ) -> tuple[list[str], str]:
     """User turns of the model's own, with a bar, and what share of them was kept."""
     from draftwise.train.prompts import make_prompts, runs_of
@@ -178,7 +190,7 @@ def own_prompts(
     num, avoided = how.num_prompts, runs_of(avoid)
     with keeping(file.parent), Bars() as bars:
         made = make_prompts(
-            scene.target, scene.tokenizer, num, file,
+            base.target, base.tokenizer, num, file,
             longest=longest, rows=how.rows, seed=how.seed, avoid=avoided,
             progress=bars.stage("prompts", num),
         )  # fmt: skip
@@ -200,13 +212,13 @@ def model_spec(text: str) -> str:
     return spec
 
 
-def load_drafter(spec: str, scene: Scene, hardware: Hardware) -> Any:
+def load_drafter(spec: str, base: LoadedTarget, hardware: Hardware) -> Any:
     """The drafter of a spec such as ``zoo:python`` or ``lm:PATH``, checked against the target."""
     with loading(spec, hardware.threads):
         from draftwise.pool import load_drafters
 
         given, device = [model_spec(spec)], hardware.device
-        return load_drafters(given, scene.target, None, dtype=hardware.dtype, device=device)[0]
+        return load_drafters(given, base.target, None, dtype=hardware.dtype, device=device)[0]
 
 
 def claim(work: Path, inputs: Mapping[str, Any]) -> None:
@@ -314,14 +326,3 @@ def keeping(work: Path) -> Iterator[None]:
             f"{where} cannot be written ({error.strerror or error}): {cure}give the same command "
             f"again; what is finished is kept in {work}"
         ) from error
-
-
-def heats(text: str) -> list[float]:
-    """``--temperatures``: numbers of 0 or more, with commas between them."""
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if min(found) < 0:
-        raise DraftwiseError(f"--temperatures {text!r}: write numbers of 0 or more with commas")
-    return found

@@ -25,7 +25,7 @@ from draftwise.drafters.retrieval import (
     Match,
     RetrievalSession,
 )
-from draftwise.lines import replacing as complete_file
+from draftwise.files import replacing as complete_file
 from draftwise.types import DraftwiseError
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from draftwise.dist import is_broken
+from draftwise.distributions import is_broken
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
 from draftwise.engine.records import Round
 from draftwise.engine.request import EMPTY, Request, RoundState

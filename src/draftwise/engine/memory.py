@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from draftwise import checks
-from draftwise.lines import STATE_BYTES, holding, read_text, set_aside, strict_json, write_text
+from draftwise.files import STATE_BYTES, holding, read_text, set_aside, strict_json, write_text
 from draftwise.protocols import Policy, Remembering, RequestMemory
 from draftwise.types import DraftwiseError, Feedback, Plan
 

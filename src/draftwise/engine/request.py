@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from draftwise.dist import is_broken
+from draftwise.distributions import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.guarded import GuardedCallback, GuardedMixer
 from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.dist import draw, mass, residual
+from draftwise.distributions import draw, mass, residual
 from draftwise.types import Dist, Draft, Verdict
 
 

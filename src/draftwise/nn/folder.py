@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from draftwise.lines import STATE_BYTES, read_text, strict_json
+from draftwise.files import STATE_BYTES, read_text, strict_json
 from draftwise.types import DraftwiseError
 
 CONFIGS = ("config.json", "adapter_config.json")

@@ -181,7 +181,7 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     """[n] the token at each uniform [n] in [0, 1), float64, of the cumulative [n, V]; never one of
-    mass 0, and -1 where probabilities are not finite. As ``dist.draw``.
+    mass 0, and -1 where probabilities are not finite. As ``distributions.draw``.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from draftwise.checks import whole
-from draftwise.lines import TRACE_BYTES, numbered_lines, strict_json
+from draftwise.files import TRACE_BYTES, numbered_lines, strict_json
 from draftwise.policies.base import Drawn, Greedy, check_feedback, one_hot
 from draftwise.policies.state import Fields, Kept, in_range
 from draftwise.types import Decision, Feedback, Floats, Ints, Plan

@@ -148,10 +148,10 @@ class Metrics(Observer):
         for _ in range(num_tokens):
             self._between.observe(gap_s / num_tokens)
 
-    def saw_end(self, ticket: RequestHandle) -> None:
-        self._prompt.inc(len(ticket.ask.prompt))
-        self._ended.labels(self._model, ticket.finish_reason).inc()
-        self._whole.observe(ticket.took_s)
+    def saw_end(self, handle: RequestHandle) -> None:
+        self._prompt.inc(len(handle.ask.prompt))
+        self._ended.labels(self._model, handle.finish_reason).inc()
+        self._whole.observe(handle.took_s)
 
     def saw_response(self, path: str, status: int) -> None:
         self._http.labels(path, str(status)).inc()
@@ -269,7 +269,7 @@ class History(Observer):
             if len(rounds[-1].estimates) == len(self._plans):  # the server's own policy
                 self._estimates = rounds[-1].estimates
 
-    def saw_end(self, ticket: RequestHandle) -> None:
+    def saw_end(self, handle: RequestHandle) -> None:
         with self._lock:
             self._totals["answers"] += 1
 

@@ -20,7 +20,7 @@ from draftwise.engine.engine import Engine
 from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.prompts import eos_tokens
 from draftwise.engine.records import Round, TraceWriter
-from draftwise.lines import set_aside
+from draftwise.files import set_aside
 from draftwise.presets import preset
 from draftwise.serve.app import Service, make_app
 from draftwise.serve.constraint import Grammars

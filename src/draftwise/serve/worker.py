@@ -40,7 +40,7 @@ class Observer:
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
         """Tokens of one answer, and the seconds since those before them, or since it came."""
 
-    def saw_end(self, ticket: RequestHandle) -> None:
+    def saw_end(self, handle: RequestHandle) -> None:
         """An answer has ended."""
 
 
@@ -57,7 +57,7 @@ class RequestHandle:
     came_s: float
     reader: OutputReader | None = None
     began_s: float | None = None
-    told_s: float = 0.0
+    last_s: float = 0.0
     num_tokens: int = 0
     waited_s: float = 0.0
     took_s: float = 0.0
@@ -126,7 +126,7 @@ class Worker:
         self._cancelled: set[int] = set()
         self._num_open = 0
         self._is_closing = self._is_stopped = self._is_given_up = False
-        self._tickets: dict[int, RequestHandle] = {}  # by ticket id: the engine thread's own
+        self._handles: dict[int, RequestHandle] = {}  # by handle id: the engine thread's own
         self._mean_s = 1.0
         self.num_turns = 0
         self._began_s: float | None = None  # of the turn that runs now
@@ -176,16 +176,16 @@ class Worker:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
             pairs = zip(asks, sinks, strict=True)
-            tickets = [RequestHandle(next(self._ids), ask, sink, now) for ask, sink in pairs]
-            self._num_open += len(tickets)
-            self._new += tickets
+            handles = [RequestHandle(next(self._ids), ask, sink, now) for ask, sink in pairs]
+            self._num_open += len(handles)
+            self._new += handles
             self._condition.notify()
-        return tickets
+        return handles
 
-    def cancel(self, tickets: Iterable[RequestHandle]) -> None:
+    def cancel(self, handles: Iterable[RequestHandle]) -> None:
         """These are not wanted any more; those that have ended are left alone."""
         with self._condition:
-            self._cancelled |= {ticket.id for ticket in tickets}
+            self._cancelled |= {handle.id for handle in handles}
             self._condition.notify()
 
     def start(self) -> None:
@@ -215,8 +215,8 @@ class Worker:
         if self._thread.is_alive() and not self._is_given_up:
             self._is_given_up = True
             _LOG.error("the engine's thread is stuck in a step: its requests end without it")
-            for ticket in [*self._tickets.copy().values(), *self._new]:
-                ticket.sink(RequestOutput(finish_reason="cancelled", error=_GOING_DOWN))
+            for handle in [*self._handles.copy().values(), *self._new]:
+                handle.sink(RequestOutput(finish_reason="cancelled", error=_GOING_DOWN))
         return is_done
 
     def turn(self) -> None:
@@ -225,16 +225,16 @@ class Worker:
         with self._condition:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, set()
-        for ticket in new:
-            self._tickets[ticket.id] = ticket
-            if ticket.id not in cancelled:
-                self._admit(ticket)
+        for handle in new:
+            self._handles[handle.id] = handle
+            if handle.id not in cancelled:
+                self._admit(handle)
         now = self._clock()
-        for ticket in list(self._tickets.values()):
-            if ticket.id in cancelled:
-                self._give_up(ticket, "cancelled", "cancelled by its client")
-            elif ticket.is_late(now):
-                self._give_up(ticket, "late", "its deadline has passed")
+        for handle in list(self._handles.values()):
+            if handle.id in cancelled:
+                self._give_up(handle, "cancelled", "cancelled by its client")
+            elif handle.is_late(now):
+                self._give_up(handle, "late", "its deadline has passed")
         if self._engine.has_work:
             self._deliver(self._step())
 
@@ -257,24 +257,24 @@ class Worker:
                 reason, why = "error", "an error of the server's own: its log has more"
                 self.close()
                 break
-        for ticket in [*self._tickets.values(), *self._new]:
-            self._give_up(ticket, reason, why)
+        for handle in [*self._handles.values(), *self._new]:
+            self._give_up(handle, reason, why)
         self._engine.close()
         self._at_end()
 
     def _has_something(self) -> bool:
         return bool(self._is_stopped or self._new or self._cancelled or self._engine.has_work)
 
-    def _admit(self, ticket: RequestHandle) -> None:
+    def _admit(self, handle: RequestHandle) -> None:
         try:
-            request = self._make(list(ticket.ask.prompt), **ticket.ask.options)
+            request = self._make(list(handle.ask.prompt), **handle.ask.options)
             self._engine.admit(request)
-            ticket.reader = OutputReader(request)
+            handle.reader = OutputReader(request)
         except (DraftwiseError, ValueError) as error:
-            self._give_up(ticket, "refused", str(error))
+            self._give_up(handle, "refused", str(error))
         except Exception as error:
             _LOG.exception("a request could not be begun")
-            self._give_up(ticket, "error", f"{type(error).__name__}: {error}")
+            self._give_up(handle, "error", f"{type(error).__name__}: {error}")
 
     def _step(self) -> Sequence[Round]:
         try:
@@ -282,10 +282,10 @@ class Worker:
         except Exception as error:
             # whatever it was, no client waits for ever, and the next request finds a clean engine
             _LOG.exception("a round failed: its requests end here")
-            seated = [t for t in self._tickets.values() if t.request is not None]
+            seated = [t for t in self._handles.values() if t.request is not None]
             over = [t for t in seated if t.request and t.request.answer.finish_reason]
-            for ticket in over or seated:  # where none was ended, the next round would fail alike
-                self._give_up(ticket, "error", f"{type(error).__name__}: {error}")
+            for handle in over or seated:  # where none was ended, the next round would fail alike
+                self._give_up(handle, "error", f"{type(error).__name__}: {error}")
             return []
 
     def _deliver(self, rounds: Sequence[Round]) -> None:
@@ -294,48 +294,48 @@ class Worker:
             own.setdefault(round_.request, []).append(round_)
         for observer in self._observers:
             observer.saw_rounds(rounds, self._engine)
-        for ticket in list(self._tickets.values()):
-            request = ticket.request
+        for handle in list(self._handles.values()):
+            request = handle.request
             if request is None or (request.id not in own and request.answer.finish_reason is None):
                 continue
-            part = ticket.part(own.get(request.id, ()))
-            self._time(ticket, len(part.tokens))
+            part = handle.part(own.get(request.id, ()))
+            self._time(handle, len(part.tokens))
             if part.finish_reason is None:
-                ticket.sink(part)
+                handle.sink(part)
             else:
-                self._end(ticket, part)
+                self._end(handle, part)
 
-    def _time(self, ticket: RequestHandle, num_tokens: int) -> None:
+    def _time(self, handle: RequestHandle, num_tokens: int) -> None:
         """Tell observers how long these tokens took to come."""
         if num_tokens == 0:
             return
-        now, is_first = self._clock(), ticket.began_s is None
-        gap_s = now - (ticket.came_s if is_first else ticket.told_s)
-        ticket.began_s = now if ticket.began_s is None else ticket.began_s
-        ticket.told_s, ticket.num_tokens = now, ticket.num_tokens + num_tokens
+        now, is_first = self._clock(), handle.began_s is None
+        gap_s = now - (handle.came_s if is_first else handle.last_s)
+        handle.began_s = now if handle.began_s is None else handle.began_s
+        handle.last_s, handle.num_tokens = now, handle.num_tokens + num_tokens
         for observer in self._observers:
             observer.saw_part(num_tokens, gap_s, is_first)
 
-    def _give_up(self, ticket: RequestHandle, reason: str, why: str) -> None:
-        """End a ticket before its time; its row, if it has one, goes at once."""
-        request = ticket.request
+    def _give_up(self, handle: RequestHandle, reason: str, why: str) -> None:
+        """End a handle before its time; its row, if it has one, goes at once."""
+        request = handle.request
         if request is not None and request.answer.finish_reason is None:
             with suppress(DraftwiseError):  # a round that failed may have lost it
                 self._engine.cancel(request.id)
-        part = ticket.part(())
+        part = handle.part(())
         part.stats = None if request is None else request.stats
         part.finish_reason, part.error = reason, why
-        self._end(ticket, part)
+        self._end(handle, part)
 
-    def _end(self, ticket: RequestHandle, part: RequestOutput) -> None:
-        self._tickets.pop(ticket.id, None)
-        now, ticket.finish_reason = self._clock(), part.finish_reason or ""
-        ticket.took_s = now - ticket.came_s
-        self._mean_s += 0.1 * (ticket.took_s - self._mean_s)
-        ticket.waited_s = (now if ticket.began_s is None else ticket.began_s) - ticket.came_s
+    def _end(self, handle: RequestHandle, part: RequestOutput) -> None:
+        self._handles.pop(handle.id, None)
+        now, handle.finish_reason = self._clock(), part.finish_reason or ""
+        handle.took_s = now - handle.came_s
+        self._mean_s += 0.1 * (handle.took_s - self._mean_s)
+        handle.waited_s = (now if handle.began_s is None else handle.began_s) - handle.came_s
         for observer in self._observers:
-            observer.saw_end(ticket)
+            observer.saw_end(handle)
         with self._condition:
             self._num_open -= 1
             self._condition.notify_all()
-        ticket.sink(part)
+        handle.sink(part)

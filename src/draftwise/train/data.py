@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftwise.lines import replacing
+from draftwise.files import replacing
 from draftwise.nn.heads.eagle import lent_rows
 
 T = TypeVar("T")

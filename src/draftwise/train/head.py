@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftwise.files import replacing, write_text
 from draftwise.install import hint
-from draftwise.lines import replacing, write_text
 from draftwise.nn.heads.files import read_settings, read_weights
 from draftwise.nn.heads.medusa import ResBlock
 from draftwise.nn.model import CausalModel

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwise.lines import replacing
+from draftwise.files import replacing
 from draftwise.types import DraftwiseError
 
 Loss = Callable[[Any, Any], Tensor]

@@ -65,7 +65,7 @@ def sweep(
     thresholds: ThresholdsOf = "0.1,0.3,0.5,0.7,0.9",
     temperature: Heat = 1.0,
     max_new_tokens: int = option(
-        96, "Tokens of an answer, at most.", "--max-new-tokens", "-n", least=1, metavar="N"
+        96, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1, metavar="N"
     ),
     repeats: Repeats = 1,
     num_prompts: Most = None,
@@ -93,20 +93,20 @@ def sweep(
         t.check_inputs(target, hardware, drafter=drafter)
         from draftwise_lab.bench import sweep as s
 
-        scene = t.load_scene(target, hardware)
-        loaded = t.load_drafter(drafter, scene, hardware)
+        base = t.load_target(target, hardware)
+        loaded = t.load_drafter(drafter, base, hardware)
         folders = head or ([loaded.home / "head"] if loaded.home else [])
         ways = s.fixed_ways([int(n) for n in sizes])
         ways += s.head_ways(folders, levels, lag)
         field = s.Field(
-            scene.target, loaded, ways, max_new_tokens=max_new_tokens, temperature=temperature
+            base.target, loaded, ways, max_new_tokens=max_new_tokens, temperature=temperature
         )
         out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     points: dict[str, list[s.Point]] = {}
     with quiet(), t.keeping(out):
         for name, given in panels.items():
-            rows = [scene.encode(one.prompt) for one in given]
+            rows = [base.encode(one.prompt) for one in given]
             with Bars() as bars:
                 tick = bars.stage(name, s.num_turns(ways, rows, repeats, batch_size))
                 runs = s.play(field, ways, rows, repeats, batch_size, tick)

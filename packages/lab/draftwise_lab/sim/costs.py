@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from draftwise.lines import STATE_BYTES, read_text, strict_json
+from draftwise.files import STATE_BYTES, read_text, strict_json
 from draftwise.types import NONE, Costs, DraftwiseError, Floats
 
 SCORE_SHARE = 0.5

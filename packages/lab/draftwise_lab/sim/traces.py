@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from draftwise.lines import TRACE_BYTES, numbered_lines, strict_json
+from draftwise.files import TRACE_BYTES, numbered_lines, strict_json
 from draftwise.types import DraftwiseError, Floats
 from draftwise_lab.sim.costs import CostTable, load_costs
 from draftwise_lab.sim.environments import Environment, stream

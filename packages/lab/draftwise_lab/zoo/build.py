@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.lines import write_text
+from draftwise.files import write_text
 from draftwise.nn.heads.eagle import load_head, save_head
 from draftwise.nn.model import CausalModel
 from draftwise.train.data import (

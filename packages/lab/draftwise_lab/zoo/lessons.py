@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from draftwise.lines import replacing, write_text
+from draftwise.files import replacing, write_text
 from draftwise.train.data import Batch, Text, answer_logits, groups, pad, shuffled
 from draftwise.train.drafter import distillation_loss
 from draftwise.train.loop import Progress, TrainingSettings, fit

@@ -28,8 +28,8 @@ from draftwise.controller.acceptance import (
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
+from draftwise.files import STATE_BYTES, read_text, strict_json
 from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
-from draftwise.lines import STATE_BYTES, read_text, strict_json
 
 logger = logging.getLogger("sglang.draftwise")
 

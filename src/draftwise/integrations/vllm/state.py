@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.errors import DraftwiseError
-from draftwise.lines import STATE_BYTES, read_text, set_aside, strict_json, write_text
+from draftwise.files import STATE_BYTES, read_text, set_aside, strict_json, write_text
 
 logger = logging.getLogger("vllm.draftwise")
 

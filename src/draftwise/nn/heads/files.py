@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from draftwise.lines import STATE_BYTES, read_text, strict_json
+from draftwise.files import STATE_BYTES, read_text, strict_json
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
