@@ -1,1 +1,1 @@
-"""draftwise inside other software."""
+"""Integrations with other engines."""

@@ -1,9 +1,9 @@
-"""Inside SGLang: the number of EAGLE steps for each batch, by what steps cost and bring.
+"""Integration with SGLang: chooses the number of EAGLE steps of each batch.
 
-``python -m draftwise.integrations.sglang`` prints the path of the config file that turns it on
-(``--speculative-adaptive-config``; docs/sglang.md). SGLang loads ``plug_in`` by its own plug-in
-mechanism, and a config without a "draftwise" entry leaves SGLang as it is. Importing this needs
-no SGLang.
+``python -m draftwise.integrations.sglang`` prints the path of the config file that enables it
+(``--speculative-adaptive-config``; docs/sglang.md). SGLang loads ``plug_in`` through its plug-in
+mechanism. Without a "draftwise" entry in the config SGLang is unchanged. Importing this module does
+not need SGLang.
 """
 
 from draftwise.integrations.sglang.plugin import plug_in

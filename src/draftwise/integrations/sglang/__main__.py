@@ -1,4 +1,4 @@
-"""``python -m draftwise.integrations.sglang``: the path of the config file for SGLang."""
+"""``python -m draftwise.integrations.sglang`` prints the path of the config file for SGLang."""
 
 from draftwise.integrations.sglang.policy import CONFIG
 

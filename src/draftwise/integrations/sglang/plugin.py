@@ -1,8 +1,8 @@
-"""Registration with SGLang 0.5.23, by its plug-in mechanism and its hooks.
+"""Registration with SGLang 0.5.23 through its plug-in mechanism and hooks.
 
-SGLang's adaptive code serves the names EAGLE and EAGLE3 alone (``adaptive_unsupported_reason``),
-so an algorithm of another name (``SpeculativeAlgorithm.register``) would lose it. The name stays,
-and ``create_worker`` returns a subclass of SGLang's own worker.
+SGLang's adaptive code only serves the algorithms EAGLE and EAGLE3
+(``adaptive_unsupported_reason``), so a new algorithm name (``SpeculativeAlgorithm.register``) would
+disable it. The name therefore stays, and ``create_worker`` returns a subclass of SGLang's worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("sglang.draftwise")
 
 
 def plug_in() -> None:
-    """SGLang's plug-in: its entry point calls it in every process of a server."""
+    """The plug-in: SGLang calls this entry point in every process of a server."""
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -39,7 +39,7 @@ def plug_in() -> None:
 
 
 def with_checks(server_args: Any, resolve: Callable[[Any], None]) -> None:
-    """Refuse, before a model loads, what SGLang would answer with a fixed number of steps."""
+    """Refuse settings with which SGLang would use a fixed number of steps."""
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.speculative.adaptive_spec_params import adaptive_unsupported_reason
 
@@ -62,7 +62,7 @@ def with_checks(server_args: Any, resolve: Callable[[Any], None]) -> None:
 
 
 def with_policy(worker: Any, _algorithm: Any, server_args: Any) -> Any:
-    """The worker class, with draftwise's policy where the config asks for it."""
+    """The worker class, with draftwise's policy if the config enables it."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
     given = resolving_view(server_args)
@@ -107,7 +107,7 @@ def worker_class(base: Any, settings: SglangSettings, given: Any) -> Any:
 
 
 def agreement() -> tuple[Callable[[int], int], bool]:
-    """What hands rank 0's choice to its tensor-parallel group, and whether this is that rank."""
+    """A function that broadcasts rank 0's choice to its group, and whether this is rank 0."""
     from sglang.srt.runtime_context import get_parallel
 
     group = get_parallel().tp_group
@@ -124,7 +124,7 @@ def agreement() -> tuple[Callable[[int], int], bool]:
 
 
 def state_file(settings: SglangSettings, given: Any) -> StateFile | None:
-    """Where what was learnt is kept: apart for each device, model, dtype and parallelism."""
+    """The path of the state file, by device, model, dtype and parallelism."""
     if settings.state is None:
         return None
     import sglang

@@ -1,8 +1,8 @@
-"""The policy: what a step of each length costs and brings, and which one is best now.
+"""The policy: predicts cost and gain of each number of steps, and chooses the best one.
 
-SGLang asks for one number of steps for a whole batch before each draft, and says after each
-verification how many drafts of each request were accepted (``AdaptiveSpecPolicy``). Under its
-overlap scheduler it asks for the next step before it tells about the last.
+SGLang asks for one number of steps for the whole batch before each draft, and reports after each
+verification how many draft tokens of each request were accepted (``AdaptiveSpecPolicy``). Its
+overlap scheduler asks for the next step before it reports the previous one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SglangSettings:
-    """A config file: candidates by the smallest batch that they are for, and "draftwise"."""
+    """A config file: candidates by smallest batch size, and the "draftwise" entry."""
 
     tiers: Mapping[int, Sequence[int]]
     state: str | None = "auto"
@@ -58,17 +58,17 @@ class SglangSettings:
 
     @property
     def candidates(self) -> list[int]:
-        """Every number of steps that occurs."""
+        """All candidate numbers of steps."""
         return sorted({steps for tier in self.tiers.values() for steps in tier})
 
     def for_batch(self, batch_size: int) -> list[int]:
-        """The candidates for a batch; as in SGLang, the first tier also takes smaller ones."""
+        """The candidates for a batch size; as in SGLang, the first tier covers smaller ones."""
         lowest = max((low for low in self.tiers if low <= batch_size), default=min(self.tiers))
         return sorted(set(self.tiers[lowest]))
 
 
 def read_settings(path: str | None) -> SglangSettings | None:
-    """The settings of a config file, or None where it has no "draftwise" entry."""
+    """The settings of a config file; None without a "draftwise" entry."""
     if path is None:
         return None
     try:
@@ -89,7 +89,7 @@ def read_settings(path: str | None) -> SglangSettings | None:
 
 
 def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
-    """The entries that SGLang reads, too: its keys are digits."""
+    """The tiers of SGLang's own format, whose keys are digits."""
     tiers: dict[int, list[int]] = {}
     for low, tier in found.items():
         if not low.isdecimal():
@@ -113,7 +113,7 @@ def _is_count(value: object) -> bool:
 
 @dataclass(slots=True)
 class _Flight:
-    """A step that SGLang was told to make, until its verification is reported."""
+    """A step that was chosen and not yet reported."""
 
     steps: int
     names: Sequence[Any]
@@ -125,14 +125,14 @@ class _Flight:
 
 
 class StepsPolicy:
-    """SGLang's ``AdaptiveSpecPolicy``: the number of steps with the most tokens a second.
+    """SGLang's ``AdaptiveSpecPolicy``: chooses the steps with the most tokens per second.
 
-    clock: seconds. agree: what makes all ranks of a tensor-parallel group take rank 0's choice,
-    since clocks differ and a group that disagrees hangs. state: where what was learnt is kept.
+    clock: seconds. agree: broadcasts rank 0's choice to a tensor-parallel group, because clocks
+    differ and ranks that disagree hang. state: path of the state file.
 
-    State: the cost model and the acceptance by position, both shared by all requests, one factor
-    of each request, the guard's account, and steps in flight (two under the overlap scheduler).
-    ``counts``: rounds by number of steps. ``drafted``, ``accepted``: tokens.
+    State: cost model and acceptance by position, shared by all requests; one factor per request;
+    the guard's account; steps in flight (two under the overlap scheduler). ``counts``: rounds by
+    number of steps. ``drafted``, ``accepted``: tokens.
     """
 
     def __init__(
@@ -171,15 +171,15 @@ class StepsPolicy:
 
     @property
     def candidate_steps(self) -> list[int]:
-        """Numbers of steps that SGLang captures graphs for; 0 is plain decoding."""
+        """Numbers of steps for which SGLang captures graphs; 0 is plain decoding."""
         return self.settings.candidates
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Batch sizes that graphs exist for: a batch takes the time of the next larger one."""
+        """Set the batch sizes with graphs: a batch takes the time of the next larger one."""
         self._graphs = sorted(cuda_graph_bs) if cuda_graph_bs else None
 
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
-        """Batch sizes in which a number of steps can be chosen; None without graphs."""
+        """Batch sizes for which a number of steps is a candidate; None without graphs."""
         if self._graphs is None:
             return None
         return [size for size in self._graphs if step in self.settings.for_batch(size)]
@@ -207,7 +207,7 @@ class StepsPolicy:
     def on_verify_complete(
         self, num_correct_drafts_per_req: list[int], batch_size: int
     ) -> int | None:
-        """Learn from the oldest step in flight; None: lengths change before a draft only."""
+        """Learn from the oldest step in flight. Returns None: steps change only before a draft."""
         now_s = self._clock()
         flights = self._flights
         while flights and flights[0].batch_size != batch_size:
@@ -230,11 +230,11 @@ class StepsPolicy:
     # what the worker calls, where there is one
 
     def expect(self, names: Sequence[Any], num_context: int) -> None:
-        """The requests of the coming step and the tokens of their texts; without it rows count."""
+        """Set the requests and total tokens of the coming step; otherwise rows are counted."""
         self._names, self._num_context = names, num_context
 
     def interrupted(self) -> None:
-        """A prefill is run before the next decoding step: its seconds are not the step's."""
+        """A prefill runs before the next decoding step, and its seconds are excluded."""
         self._is_clean, self._marked_s = False, self._clock()
 
     # learning and choosing
@@ -243,7 +243,7 @@ class StepsPolicy:
         return next((size for size in self._graphs or () if size >= batch_size), batch_size)
 
     def _seat(self, names: Sequence[Any]) -> Ints:
-        """A slot for each request; those that are not in the batch have left."""
+        """The slot of each request; requests that left the batch are removed."""
         if names == self._seated:
             return self._rows
         slots = self._slots
@@ -291,7 +291,7 @@ class StepsPolicy:
         return float(self.costs.seconds(size, num_context, steps, size * steps)[-1])
 
     def _choose(self, slots: Ints, size: int) -> tuple[int, int]:
-        """The candidate with the most tokens a second, and for how many steps; a trial has one."""
+        """The candidate with the most tokens per second, and the number of steps to keep it."""
         tier = self.settings.for_batch(size)
         is_new = not self.guard.spent_s  # what was learnt earlier counts from the first step
         if not self.costs.is_known or not (is_new or self.guard.allows_drafts):
@@ -325,7 +325,7 @@ class StepsPolicy:
     # state and report
 
     def state(self) -> Mapping[str, Any]:
-        """What the next server with the same settings begins with; plain JSON."""
+        """The state for the next server with the same settings, as plain JSON."""
         return {
             "costs": self.costs.state(),
             "model": self._table.tolist(),
@@ -350,7 +350,7 @@ class StepsPolicy:
             logger.info("began with what %d steps had taught", self.costs.num_steps)
 
     def _report(self, now_s: float) -> None:
-        """The file and one line in the log, on a timer."""
+        """Write the state file and a log line when they are due."""
         if self._file is not None and self._writer is not None and self._timer.is_due(now_s):
             self._writer.write(self._file.path, self._file.text(self.state()))
         if now_s - self._reported_s >= self.settings.report_s:

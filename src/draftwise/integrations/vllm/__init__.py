@@ -1,6 +1,6 @@
-"""Inside vLLM: ``vllm serve MODEL --scheduler-cls draftwise.integrations.vllm.Scheduler``.
+"""Integration with vLLM: ``--scheduler-cls draftwise.integrations.vllm.Scheduler``.
 
-Importing this needs no vLLM; its two schedulers do.
+Importing this module does not need vLLM; using the schedulers does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Between vLLM's scheduler and the controller: reads vLLM's objects, and swaps their drafts.
+"""The adapter between vLLM's scheduler and the controller.
 
-Only attributes of vLLM's objects are read, so nothing of vLLM is imported, and tests use fakes.
+It only reads attributes of vLLM's objects and replaces their drafts, so it imports nothing of vLLM,
+and tests use fakes.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ PAUSE_S = 0.05
 
 
 def fused(method: Callable[..., None]) -> Callable[..., None]:
-    """A step of the adapter, after whose first error nothing is drafted any more.
+    """Decorate a method of the adapter: the first exception disables drafting for good.
 
-    An error of draftwise's own must not end the answers of a whole server.
+    An error in draftwise must not end the answers of a whole server.
     """
 
     @functools.wraps(method)
@@ -52,7 +53,7 @@ def fused(method: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(slots=True)
 class _Row:
-    """A request that decodes. length: of its text. num_model: the model's tokens in its draft."""
+    """A decoding request. length: of its text. num_model: the model's tokens in its draft."""
 
     length: int
     max_draft: int
@@ -61,17 +62,17 @@ class _Row:
 
 
 class Adapter:
-    """Drives the controller by vLLM's steps, synchronous or overlapping ones.
+    """Drives the controller with vLLM's steps, synchronous or overlapping.
 
-    A step: ``starts``, ``work`` while it runs, ``came_back``, ``learn``, ``draft``; overlapping:
-    ``shorten`` right after ``starts``. It is also vLLM's ``dynamic_sd_lookup``: how many tokens the
-    server's own drafter writes during the coming step.
+    Call order: ``starts``, ``work`` while the step runs, ``came_back``, ``learn``, ``draft``;
+    overlapping steps call ``shorten`` right after ``starts``. The adapter is also vLLM's
+    ``dynamic_sd_lookup``: the number of tokens that the server's own drafter writes in a step.
 
-    A step's seconds go from the return of the one before it, or from its scheduling if the engine
-    waited in between, to its own return; what draftwise did in that time is counted apart.
+    A step lasts from the end of the previous step, or from its scheduling if the engine was idle,
+    to its own end; draftwise's own time in between is counted separately.
 
-    requests: vLLM's own table of running and waiting requests, by id. overlapping: whether steps
-    are scheduled before the one before them has come back, as by vLLM's AsyncScheduler.
+    requests: vLLM's table of running and waiting requests, by id. overlapping: whether a step is
+    scheduled before the previous one has ended, as in vLLM's AsyncScheduler.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Adapter:
 
     @property
     def num_running(self) -> int:
-        """Requests that decode."""
+        """Number of decoding requests."""
         return len(self._rows)
 
     @fused
@@ -117,7 +118,7 @@ class Adapter:
 
     @fused
     def came_back(self, scheduled: Any, output: Any) -> None:
-        """A step has come back, and vLLM has not looked at it yet."""
+        """A step has ended; vLLM has not processed its output yet."""
         now = self.clock()
         self._under_way = max(self._under_way - 1, 0)
         self._own_before_s = 0.0 if self._overlapping else self._own_s
@@ -133,7 +134,7 @@ class Adapter:
 
     @fused
     def learn(self, scheduled: Any, output: Any) -> None:
-        """After vLLM took over the step's tokens: what it emitted, and who came and went."""
+        """After vLLM has processed the output: learn from it, and update the requests."""
         begin = self.clock()
         sampled, index = output.sampled_token_ids, output.req_id_to_index
         spec, rows = scheduled.scheduled_spec_decode_tokens, self._rows
@@ -168,7 +169,7 @@ class Adapter:
 
     @fused
     def draft(self, offered: Any) -> None:
-        """Put the controller's drafts in the place of what the server's own drafter wrote."""
+        """Replace the drafts of the server's own drafter by the controller's."""
         begin = self.clock()
         if self.controller.rests(len(self._rows)):
             offered.draft_token_ids = [[] for _ in offered.req_ids]
@@ -200,9 +201,9 @@ class Adapter:
 
     @fused
     def shorten(self, scheduled: Any) -> None:
-        """Overlapping steps: leave each request as many placeholders as are to be verified.
+        """Overlapping steps: cut each request's placeholders to the tokens worth verifying.
 
-        They are drafted during the step that was just scheduled, and verified in the next one.
+        They are drafted in the step that was just scheduled, and verified in the next one.
         """
         names, rooms, requests = [], [], []
         for id_ in scheduled.num_scheduled_tokens:
@@ -225,12 +226,12 @@ class Adapter:
 
     @fused
     def work(self) -> None:
-        """What the next step does not need, while the engine computes."""
+        """Do work that the next step does not need, while the engine computes."""
         self.controller.work()
 
     @fused
     def forget(self) -> None:
-        """The weights may have changed: no text from before is proposed to anyone again."""
+        """Drop all texts, because the weights may have changed."""
         self._tenants.forget()
         for id_ in list(self._rows):
             if self._runs(id_):
@@ -244,7 +245,7 @@ class Adapter:
         emitted: Sequence[Sequence[int]],
         verified: Sequence[int],
     ) -> None:
-        """Tell the controller, and count."""
+        """Report a step to the controller, and count it."""
         total, num, num_verified = scheduled.total_num_scheduled_tokens, len(names), sum(verified)
         if not total:
             return
@@ -286,7 +287,7 @@ class Adapter:
             counts.own_s += self._own_before_s
 
     def _judged(self, names: Sequence[str], verified: Sequence[int]) -> list[Sequence[int]]:
-        """Overlapping steps: 0 for each accepted token, 1 for the one after them."""
+        """Overlapping steps: 0 for each accepted token, 1 for the bonus token."""
         self.controller.plays(names, verified)
         accepted = [
             min(self._lengths[id_] - 1, num) for id_, num in zip(names, verified, strict=True)
@@ -300,7 +301,7 @@ class Adapter:
         return request is not None and not request.is_finished()
 
     def _begin(self, request: Any) -> _Row:
-        """A request has read its prompt, or its text is not the one that is known."""
+        """Add a request after its prefill, or again if its text has changed."""
         params = request.sampling_params
         kind = kind_of(
             params,
@@ -336,7 +337,7 @@ class Adapter:
 
 
 def whole(offer: Sequence[int]) -> list[int]:
-    """A draft up to the first place that vLLM left blank.
+    """A draft up to vLLM's first placeholder (-1).
 
     >>> whole([5, 6, -1])
     [5, 6]
@@ -346,7 +347,7 @@ def whole(offer: Sequence[int]) -> list[int]:
 
 
 def of_model(chain: Sequence[int], offer: Sequence[int]) -> int:
-    """How many of a chain's tokens the model drafter wrote: it goes first, whole or cut.
+    """The number of tokens in a chain from the model drafter, whose tokens come first.
 
     >>> of_model([5, 6, 9], [5, 6]), of_model([5], [5, 6]), of_model([7, 8], [5, 6])
     (2, 1, 0)

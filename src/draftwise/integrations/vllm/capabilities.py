@@ -1,7 +1,7 @@
-"""What draftwise uses of vLLM, and whether this vLLM has it: asked of its source files, by name.
+"""The parts of vLLM that draftwise uses, looked up by name in vLLM's source files.
 
-vLLM appears every two weeks and promises nothing for its scheduler, so nothing is concluded from
-its version: each class, method, parameter and attribute that is used stands in ``NEEDS``.
+vLLM releases every two weeks and guarantees nothing about its scheduler, so its version proves
+nothing: ``NEEDS`` lists every class, method, parameter and attribute that is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from draftwise.errors import DraftwiseError
 class Need(NamedTuple):
     """A class or function of one file, and names in it.
 
-    names: its parameters, fields, methods, or attributes that it reads or sets.
+    names: parameters, fields, methods, or attributes that it reads or sets.
     """
 
     file: str
@@ -84,7 +84,7 @@ OVERLAPPING = (
 
 
 def missing(root: Path, *, asynchronous: bool) -> list[str]:
-    """What a vLLM lacks, as ``file: Class.method(name)``; nothing is imported.
+    """Everything that a vLLM lacks, as ``file: Class.method(name)``; nothing is imported.
 
     root: the folder of the package ``vllm``.
     """
@@ -93,7 +93,7 @@ def missing(root: Path, *, asynchronous: bool) -> list[str]:
 
 
 def check_capabilities(root: Path, *, asynchronous: bool) -> None:
-    """Raise DraftwiseError with the name of everything that is missing."""
+    """Raise DraftwiseError with the names of everything that is missing."""
     if found := missing(root, asynchronous=asynchronous):
         raise DraftwiseError(
             "this vLLM lacks what draftwise uses of it: "
@@ -131,7 +131,7 @@ def _find(file: Path, path: str) -> ast.AST | None:
 
 
 def _names(owner: ast.AST) -> set[str]:
-    """Parameters, fields, methods, attributes and keywords that occur in it."""
+    """Parameters, fields, methods, attributes and keywords in a class or function."""
     found: set[str] = set()
     for node in ast.walk(owner):
         for kind in ("name", "attr", "id", "arg"):

@@ -1,8 +1,8 @@
-"""What drafting brings, counted: for the log, and for Prometheus next to vLLM's own figures.
+"""Metrics of drafting, for the log and for Prometheus together with vLLM's own.
 
-vLLM's engine and its API server are two processes. With ``PROMETHEUS_MULTIPROC_DIR`` (which vLLM
-sets itself for several API servers) prometheus_client carries the figures across; without it the
-engine writes them to a small file every second, which the API server reads when it is scraped.
+vLLM's engine and API server are separate processes. With ``PROMETHEUS_MULTIPROC_DIR`` (which vLLM
+sets for several API servers) prometheus_client carries the metrics across. Without it the engine
+writes them to a small file every second, which the API server reads when it is scraped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_LABELS = 32
 
 
 class Figure(NamedTuple):
-    """One sample: its name without ``draftwise:``, whether it only grows, its labels, its value."""
+    """One sample: name without ``draftwise:``, whether it is a counter, labels, value."""
 
     name: str
     is_counter: bool
@@ -54,7 +54,7 @@ HELP = {
 
 @dataclass(slots=True)
 class LabelCounts:
-    """Of the requests with one label. account: its ``speed`` and ``recent_speed``."""
+    """Counters of the requests with one label. account: gives ``speed`` and ``recent_speed``."""
 
     rounds: int = 0
     emitted: int = 0
@@ -63,7 +63,7 @@ class LabelCounts:
 
 @dataclass(slots=True)
 class Counts:
-    """Sums since the start; drafted, accepted: by drafter."""
+    """Counters since the start; drafted, accepted: by drafter."""
 
     steps: int = 0
     rounds: int = 0
@@ -75,7 +75,7 @@ class Counts:
     labels: dict[str, LabelCounts] = field(default_factory=dict)
 
     def add_drafts(self, by_model: int, of_model: int, drafted: int, accepted: int) -> None:
-        """Of a step: tokens verified and tokens kept, of the model drafter and of all drafters."""
+        """Add the verified and accepted tokens of a step, of the model drafter and of all."""
         for name, num, kept in (
             (MODEL, by_model, of_model),
             (RETRIEVAL, drafted - by_model, accepted - of_model),
@@ -84,9 +84,9 @@ class Counts:
             self.accepted[name] += kept
 
     def add_label(self, label: str, num_emitted: int, seconds: float, plain_s: float) -> None:
-        """One round of a request with a label, in a step of so many seconds.
+        """Add one round of a request with a label, in a step that took ``seconds``.
 
-        plain_s: of the step without drafts; both are 0 while prices are unknown.
+        plain_s: seconds of the step without drafts; both are 0 before the cost model is known.
         """
         if label not in self.labels and len(self.labels) >= MOST_LABELS:
             label = "other"
@@ -96,7 +96,7 @@ class Counts:
         found.account.observe(num_emitted, seconds, plain_s)
 
     def figures(self, guard: Guard) -> Iterator[Figure]:
-        """All samples. guard: of all requests."""
+        """All samples. guard: the account of all requests."""
         none: dict[str, str] = {}
         yield Figure("steps", True, none, self.steps)
         yield Figure("rounds", True, none, self.rounds)
@@ -122,13 +122,13 @@ def _windows(account: Guard) -> Iterator[tuple[str, float]]:
 
 
 def as_text(figures: Iterable[Figure], labels: Mapping[str, str]) -> str:
-    """The file's content; labels: of the engine, added to each sample's own."""
+    """The file's content; labels: of the engine, added to those of each sample."""
     rows = [[f.name, f.is_counter, dict(labels) | dict(f.labels), f.value] for f in figures]
     return json.dumps(rows)
 
 
 class Exporter:
-    """The figures as objects of prometheus_client, in an engine's process. State: what was told."""
+    """Metrics as objects of prometheus_client, in an engine's process."""
 
     def __init__(self, prometheus: Any) -> None:
         """prometheus: the module ``prometheus_client``."""
@@ -137,7 +137,7 @@ class Exporter:
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def export(self, figures: Iterable[Figure], labels: Mapping[str, str]) -> None:
-        """Tell what changed since the last time."""
+        """Pass on what has changed since the last call."""
         for figure in figures:
             of_all = dict(labels) | dict(figure.labels)
             family, values = self._family(figure, of_all), tuple(of_all.values())
@@ -168,7 +168,7 @@ class Collector:
         self._folder = folder
 
     def collect(self) -> Iterator[Any]:
-        """Metric families of prometheus_client; a file that is missing or broken is left out."""
+        """Metric families of prometheus_client; missing or damaged files are skipped."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         families: dict[str, Any] = {}
@@ -186,10 +186,9 @@ class Collector:
 
 
 def open_folder(environment: Any, registry: Any) -> Path | None:
-    """In the process that starts engines: a folder for their files, read at every scrape.
+    """Make the folder for engines' files, in the process that starts engines.
 
-    None where prometheus_client carries the figures across processes. Called more than once in a
-    process it changes nothing.
+    None if prometheus_client carries the metrics across processes. Further calls change nothing.
     """
     if environment.get(MULTIPROC):
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NullProposer:
-    """What vLLM loads as ``method: custom_class``; the drafts come from the scheduler."""
+    """vLLM's ``method: custom_class``; drafts come from the scheduler."""
 
     def __init__(self, vllm_config: Any) -> None:
         """As vLLM calls it; nothing is read."""

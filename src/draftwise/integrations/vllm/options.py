@@ -1,4 +1,4 @@
-"""What can be set: ``--additional-config '{"draftwise": {...}}'``; nothing has to be."""
+"""The options of ``--additional-config '{"draftwise": {...}}'``; all are optional."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DRAFTERS = (RETRIEVAL, MODEL)
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
-    """How draftwise drafts inside one vLLM server.
+    """Options of one vLLM server.
 
-    drafters: those that are used; ``model`` needs a speculative config. max_draft: tokens of a
-        draft, 1 to 128; a speculative config's ``num_speculative_tokens`` bounds it, too.
-    history_tokens: latest tokens of finished answers that retrieval searches; 0: a request's own
-        text only. state: file of what was learnt; ``auto`` = in vLLM's cache folder, by device,
-        model and settings; None = nothing is kept.
+    drafters: enabled drafters; ``model`` needs a speculative config. max_draft: most tokens of a
+        draft, 1 to 128; a speculative config's ``num_speculative_tokens`` is a further limit.
+        history_tokens: recent tokens of finished answers that retrieval searches; 0: only a
+        request's own text. state: state file; ``auto`` = in vLLM's cache folder, by device, model
+        and settings; None = no file.
     """
 
     drafters: tuple[str, ...] = DRAFTERS
@@ -33,9 +33,9 @@ class PluginOptions:
 
 
 def parse_options(given: Any) -> PluginOptions:
-    """The value of ``additional_config["draftwise"]`` (None = all defaults) as options.
+    """Parse the value of ``additional_config["draftwise"]``; None = all defaults.
 
-    Raises DraftwiseError for an unknown name, listing the valid ones, or a value of another kind.
+    Raises DraftwiseError for an unknown name, listing the valid ones, or a value of the wrong type.
 
     >>> parse_options({"max_draft": 8}).max_draft
     8
@@ -65,7 +65,7 @@ def parse_options(given: Any) -> PluginOptions:
 
 
 def drafters_of(given: Any) -> tuple[str, ...]:
-    """Names of drafters, as a list or separated by commas; DraftwiseError for other ones.
+    """Names of drafters, as a list or separated by commas; DraftwiseError for unknown ones.
 
     >>> drafters_of("model")
     ('model',)
@@ -79,7 +79,7 @@ def drafters_of(given: Any) -> tuple[str, ...]:
 
 
 def whole_number(name: str, given: Any, least: int, most: int) -> int:
-    """A whole number within its bounds; DraftwiseError otherwise."""
+    """An integer within its bounds; DraftwiseError otherwise."""
     is_whole = isinstance(given, int | float) and not isinstance(given, bool)
     if not is_whole or given != given // 1 or not least <= given <= most:
         raise DraftwiseError(

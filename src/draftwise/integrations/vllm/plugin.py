@@ -1,9 +1,9 @@
-"""What vLLM's entry point ``vllm.general_plugins`` runs in every process, before anything is built.
+"""The entry point ``vllm.general_plugins``, which vLLM runs early in every process.
 
-Nothing changes for a server that does not name one of draftwise's schedulers, but for the repair of
-the CPU backend's verification, a bug for every sampled draft. Nothing here imports numba, since
-vLLM's CPU backend searches all modules for kernels, and an object of numba's ends that search with
-an AttributeError (0.32). The schedulers import numba; by then the worker has been made.
+Servers that do not name a draftwise scheduler are unchanged, except that the CPU backend's
+verification is repaired, which is wrong for every sampled draft. This module must not import numba:
+vLLM's CPU backend searches all loaded modules for kernels, and objects of numba end that search
+with an AttributeError (0.32). The schedulers import numba later, after the worker was created.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LENGTHS = "num_speculative_tokens_per_batch_size"
 
 
 def name_of(scheduler_cls: Any) -> str | None:
-    """Which of draftwise's schedulers a server names, by path or by class; None = neither."""
+    """The draftwise scheduler that a server names, by path or class; None = neither."""
     if isinstance(scheduler_cls, str):
         found = {SCHEDULER, ASYNC_SCHEDULER, *(f"{HOME}.scheduler.{n}" for n in _CLASSES)}
         return f"{HOME}.{scheduler_cls.rpartition('.')[2]}" if scheduler_cls in found else None
@@ -55,7 +55,7 @@ _CLASSES = ("Scheduler", "AsyncScheduler")
 
 
 def plug_in() -> None:
-    """Called by vLLM, possibly several times in a process."""
+    """The entry point; vLLM may call it several times in a process."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
@@ -69,7 +69,7 @@ def plug_in() -> None:
 
 
 def with_drafts(create: Callable[..., Any]) -> Callable[..., Any]:
-    """``EngineArgs.create_engine_config`` for servers that name a scheduler of draftwise."""
+    """Wrap ``EngineArgs.create_engine_config`` for servers with a draftwise scheduler."""
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,9 +100,9 @@ def with_drafts(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def prepare(args: Any, name: str) -> None:
-    """Check what was given, and fill in what need not be typed; ``args`` are vLLM's ``EngineArgs``.
+    """Check the arguments and fill in defaults; ``args``: vLLM's ``EngineArgs``.
 
-    Raises DraftwiseError for anything wrong with the options: no model has been loaded yet.
+    Raises DraftwiseError for wrong options, before a model is loaded.
     """
     options = parse_options((args.additional_config or {}).get("draftwise"))
     check_path(options.state)
@@ -123,7 +123,7 @@ def prepare(args: Any, name: str) -> None:
 
 
 def given_config(args: Any) -> dict[str, Any] | None:
-    """The speculative config, with ``--spec-method``, ``--spec-model``, ``--spec-tokens`` in it."""
+    """The speculative config, including ``--spec-method``, ``--spec-model``, ``--spec-tokens``."""
     flags = {
         "--spec-method": ("method", "spec_method"),
         "--spec-model": ("model", "spec_model"),
@@ -142,10 +142,10 @@ def given_config(args: Any) -> dict[str, Any] | None:
 
 
 def use_piecewise_graphs(compilation: Any) -> None:
-    """CUDA graphs of pieces, unless the user chose a mode.
+    """Select piecewise CUDA graphs, unless the user chose a mode.
 
-    Runner V1 would capture full graphs for steps in which every request drafts the longest draft,
-    which hardly ever come, and round all other sizes up to multiples of that length plus one.
+    Runner V1 would capture full graphs for steps in which every request has the longest draft,
+    which are rare, and round all other sizes up to multiples of that length plus one.
     """
     if compilation is None or getattr(compilation, "cudagraph_mode", None) is not None:
         return
@@ -158,10 +158,10 @@ def use_piecewise_graphs(compilation: Any) -> None:
 
 
 def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[str, Any]:
-    """A speculative config that says that the drafted length changes from step to step.
+    """A speculative config whose number of drafted tokens changes from step to step.
 
-    vLLM prepares its graphs by it. For asynchronous scheduling every length is named once, since
-    the V2 runner captures a graph for each of them.
+    vLLM prepares its graphs accordingly. For asynchronous scheduling every length is listed once,
+    since the V2 runner captures a graph for each.
 
     >>> adapted({"method": "mtp", "num_speculative_tokens": 2}, 8, ASYNC_SCHEDULER)[
     ...     "num_speculative_tokens_per_batch_size"]
@@ -185,10 +185,10 @@ def is_slow_cpu(config: Any, environment: Any) -> bool:
 
 
 def with_processors(build: Callable[..., Any]) -> Callable[..., Any]:
-    """``build_logitsprocs`` that keeps min_p and logit_bias where draftwise schedules.
+    """Wrap ``build_logitsprocs`` to keep min_p and logit_bias under a draftwise scheduler.
 
-    vLLM builds neither for a server that speculates. Requests that use them are not drafted
-    for, and what a request without a draft samples does go through all processors.
+    vLLM builds neither for a server that speculates. Requests that use them get no drafts, and
+    sampling without a draft applies all processors.
     """
 
     @functools.wraps(build)
@@ -208,10 +208,10 @@ def with_processors(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_all_parameters(validate: Callable[..., Any]) -> Callable[..., Any]:
-    """``SamplingParams._validate_spec_decode``, which refuses min_p and logit_bias.
+    """Wrap ``SamplingParams._validate_spec_decode``, which refuses min_p and logit_bias.
 
-    Where retrieval alone drafts they are served; beside vLLM's own drafter vLLM still refuses them.
-    And a bad value in a request's ``extra_args`` is refused, in the words of vLLM's other refusals.
+    With retrieval alone they are served; with vLLM's own drafter vLLM still refuses them. A bad
+    value in a request's ``extra_args`` is refused here as well.
     """
 
     @functools.wraps(validate)
@@ -228,12 +228,12 @@ def with_all_parameters(validate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_ours(speculative: Any) -> bool:
-    """Whether a server's speculative config was prepared by this plug-in."""
+    """Whether a speculative config was prepared by this plug-in."""
     return is_null(speculative) or bool(getattr(speculative, LENGTHS, None))
 
 
 def _refusal(message: str) -> Exception:
-    """vLLM's exception for a request that is answered with 400."""
+    """vLLM's exception for an answer with status 400."""
     try:
         from vllm.exceptions import VLLMValidationError
     except ImportError:
@@ -246,10 +246,10 @@ _wrapped: list[str] = []
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-    """Wrap once, however often a process loads plug-ins; a server's log names what is wrapped.
+    """Wrap a function once per process, with a log line in servers.
 
-    What someone else wrapped is wrapped, too. Where vLLM has no such function nothing is done: a
-    server that needs it is refused by its name.
+    A function that is already wrapped by someone else is wrapped again. If vLLM has no such
+    function, nothing happens: ``check_capabilities`` refuses servers that need it.
     """
     found = getattr(owner, name, None)
     if found is None or hasattr(found, MARK):

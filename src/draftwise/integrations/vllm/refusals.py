@@ -1,4 +1,4 @@
-"""Which servers cannot have it, and why: asked before a model is loaded. And what they allow."""
+"""Servers that cannot use draftwise, with reasons, checked before a model loads; and limits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NULL_PROPOSER = "draftwise.integrations.vllm.nothing.NullProposer"
 
 
 def is_null(speculative: Any) -> bool:
-    """Whether the server has no drafter of vLLM's."""
+    """Whether the server has no drafter of its own."""
     return bool(speculative.method == "custom_class" and speculative.model == NULL_PROPOSER)
 
 
 def limits_of(config: Any, options: PluginOptions, *, asynchronous: bool = False) -> Limits:
-    """What the controller may do in a server: a step stays within the largest CUDA graph.
+    """The controller's limits in a server: a step stays within the largest CUDA graph.
 
-    Above that size vLLM runs a step without a graph, which takes longer than drafts bring.
+    Larger steps run without a graph, which costs more than drafts gain.
     """
     from draftwise.controller.controller import Limits
 
@@ -41,9 +41,9 @@ def limits_of(config: Any, options: PluginOptions, *, asynchronous: bool = False
 
 
 def check_arguments(args: Any, options: PluginOptions, *, asynchronous: bool) -> None:
-    """Raise DraftwiseError for arguments that cannot work, before vLLM reads the model's config.
+    """Raise DraftwiseError for impossible arguments, before vLLM reads the model's config.
 
-    args: vLLM's ``EngineArgs``; its speculative config is None where nothing was given.
+    args: vLLM's ``EngineArgs``; its speculative config may be None.
     """
     speculative = args.speculative_config
     if asynchronous and speculative is None:
@@ -67,9 +67,10 @@ def check_arguments(args: Any, options: PluginOptions, *, asynchronous: bool) ->
 
 
 def check_server(config: Any, *, asynchronous: bool = False) -> None:
-    """Raise DraftwiseError with the reason if this server's steps cannot be drafted for.
+    """Raise DraftwiseError with the reason if the steps of this server cannot have drafts.
 
-    config: a finished ``VllmConfig``. asynchronous: for ``AsyncScheduler``, of lengths only.
+    config: a finished ``VllmConfig``. asynchronous: for ``AsyncScheduler``, which only sets
+    lengths.
     """
     speculative, parallel = config.speculative_config, config.parallel_config
     if speculative is None:
@@ -88,7 +89,7 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
 
 
 def _common(config: Any, parallel: Any, speculative: Any) -> list[str]:
-    """What neither scheduler can have."""
+    """Reasons that apply to both schedulers."""
     reasons = []
     if parallel.pipeline_parallel_size > 1:
         reasons.append(
@@ -118,7 +119,7 @@ def _common(config: Any, parallel: Any, speculative: Any) -> list[str]:
 
 
 def _of_drafts(config: Any, speculative: Any) -> list[str]:
-    """What keeps the scheduler's own drafts from being verified."""
+    """Reasons why the scheduler's drafts would not be verified."""
     reasons = []
     if not is_null(speculative) and speculative.method not in MODEL_METHODS:
         reasons.append(
@@ -145,7 +146,7 @@ def _of_drafts(config: Any, speculative: Any) -> list[str]:
 
 
 def _of_lengths(config: Any, speculative: Any) -> list[str]:
-    """What keeps lengths from being chosen."""
+    """Reasons why lengths cannot be chosen."""
     reasons = []
     if speculative.method not in MODEL_METHODS:
         reasons.append(
@@ -164,7 +165,7 @@ def _of_lengths(config: Any, speculative: Any) -> list[str]:
 
 
 def advice(config: Any, *, asynchronous: bool) -> list[str]:
-    """What a server on a GPU should know of its flags, a sentence each; on a CPU nothing."""
+    """Advice on the flags of a server on a GPU, one sentence each; none on a CPU."""
     if config.device_config.device_type == "cpu" or config.model_config.enforce_eager:
         return []
     compilation, seqs = config.compilation_config, config.scheduler_config.max_num_seqs

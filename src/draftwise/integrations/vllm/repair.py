@@ -1,8 +1,9 @@
-"""vLLM's CPU backend returns uninitialised memory where sampled drafts are verified: the remedy.
+"""A repair of vLLM's CPU backend, which returns uninitialised memory for sampled drafts.
 
 ``expand_batch_to_tokens`` repeats each request's temperature, top-k and top-p for its drafted
-tokens. On CPU it hands a copy of its output to the C++ kernel, so what it returns was never written
-(seen in 0.32.0). Greedy requests are not affected; every other one samples from a wrong law.
+tokens. On CPU it passes a copy of its output to the C++ kernel, so the returned tensor is never
+written (seen in 0.32.0). Greedy requests are not affected; all others sample from a wrong
+distribution.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ logger = logging.getLogger("vllm.draftwise")
 def expand_batch_to_tokens(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Tensor:
-    """[batch] values to [num_tokens], each as often as its request has drafted tokens.
+    """[batch] values to [num_tokens]: each repeated for every drafted token of its request.
 
     >>> expand_batch_to_tokens(torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, 0, 1).tolist()
     [1.0, 0.5, 0.5]
@@ -34,7 +35,7 @@ def expand_batch_to_tokens(
 
 
 def is_right(expand: Callable[..., Any]) -> bool:
-    """Whether a function does on the CPU what its docstring says, for fractions and integers."""
+    """Whether a function matches ``expand_batch_to_tokens`` on the CPU, for floats and integers."""
     for values in (torch.tensor([0.35, 0.7, 0.0]), torch.tensor([3, 5, 0])):
         asked = (values, torch.tensor([2, 3, 6], dtype=torch.int32), 6, 0, 1)
         for _ in range(4):  # memory that was never written may hold the right numbers once
@@ -45,9 +46,9 @@ def is_right(expand: Callable[..., Any]) -> bool:
 
 
 def checked(expand: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's own function where it passes the self-test, else the remedy.
+    """vLLM's own function if it passes the self-test, otherwise the repair.
 
-    It is tested when first called: vLLM puts the CPU kernels into place after plug-ins are loaded.
+    The test runs at the first call, because vLLM installs the CPU kernels after loading plug-ins.
     """
     chosen: list[Callable[..., Any]] = []
 

@@ -1,4 +1,4 @@
-"""What a request asks of drafting, by its parameters, and how long its draft may be."""
+"""Per-request control of drafting, and the room for a draft."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Kind(Enum):
 
 
 def kind_of(params: Any, *, is_guided: bool = False, has_text: bool = True) -> Kind:
-    """Of a request with these ``SamplingParams`` (None = it does not generate).
+    """The kind of a request with these ``SamplingParams`` (None = it does not generate).
 
-    vLLM applies min_p and logit_bias to what it samples, and not to what it verifies. Penalties,
-    bad words, allowed tokens and grammars are applied to both, but bend the text.
+    vLLM applies min_p and logit_bias to sampled tokens, but not to verified ones. Penalties, bad
+    words, allowed tokens and grammars apply to both, but distort the text.
 
     >>> from types import SimpleNamespace
     >>> kind_of(SimpleNamespace(min_p=0.1)).name, kind_of(SimpleNamespace(bad_words=["no"])).name
@@ -53,11 +53,10 @@ def kind_of(params: Any, *, is_guided: bool = False, has_text: bool = True) -> K
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What one request may say of its drafts, in ``extra_args`` (over HTTP: ``vllm_xargs``).
+    """The options of one request, in ``extra_args`` (over HTTP: ``vllm_xargs``).
 
-    speculation: whether it is drafted for. drafters: those that it may use. max_draft: tokens of
-    its draft. label: the task that its counters are kept under. private: its answer is not
-    proposed to other requests.
+    speculation: whether it drafts. drafters: allowed drafters. max_draft: most tokens of a draft.
+    label: the task of its counters. private: its answer is not proposed to other requests.
     """
 
     speculation: bool = True
@@ -68,9 +67,10 @@ class Wishes:
 
 
 def wishes_of(extra_args: Mapping[str, Any] | None) -> Wishes:
-    """Read a request's ``extra_args``; names that are not draftwise's are left to others.
+    """Parse a request's ``extra_args``; names of other components are ignored.
 
-    Raises DraftwiseError that names the field. ``vllm_xargs`` has no booleans: 0 and 1 are taken.
+    Raises DraftwiseError that names the field. ``vllm_xargs`` has no booleans, so 0 and 1 are
+    accepted.
 
     >>> wishes_of({"max_draft": 4, "private": 1, "kv_transfer_params": {}}).max_draft
     4
@@ -101,17 +101,17 @@ def _flag(name: str, given: Any) -> bool:
 
 
 def room_of(request: Any, longest: int, max_model_len: int) -> int:
-    """Tokens that a draft of vLLM's ``Request`` may have: the last one is the target's own."""
+    """Most tokens of a draft for vLLM's ``Request``; its last token is never drafted."""
     left = request.max_tokens - request.num_output_tokens - 1
     return int(max(0, min(longest, left, max_model_len - request.num_tokens - 1)))
 
 
 class Tenants:
-    """A number for each ``cache_salt`` and LoRA adapter: histories are searched by that number.
+    """A number for each ``cache_salt`` and LoRA adapter; retrieval searches by that number.
 
-    Requests with neither share one. vLLM hands no API key to its engine, so users are told apart by
-    ``cache_salt``, as in vLLM's prefix cache. State: the latest MOST_TENANTS numbers; ``forget``
-    gives everyone a new one, so no text from before it is proposed again.
+    Requests with neither share one. vLLM does not pass API keys to its engine, so users are
+    separated by ``cache_salt``, as in vLLM's prefix cache. State: the latest MOST_TENANTS numbers;
+    ``forget`` assigns new ones, so that no earlier text is proposed again.
     """
 
     def __init__(self) -> None:
@@ -132,5 +132,5 @@ class Tenants:
         return self._numbers[key]
 
     def forget(self) -> None:
-        """Everyone is someone else from now on."""
+        """Assign new numbers to all tenants."""
         self._numbers.clear()

@@ -1,4 +1,4 @@
-"""``--scheduler-cls draftwise.integrations.vllm.Scheduler``: vLLM's own, with other drafts."""
+"""The schedulers: ``--scheduler-cls draftwise.integrations.vllm.Scheduler``."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ logger = logging.getLogger("vllm.draftwise")
 
 
 class _Steps:
-    """What both schedulers wrap of vLLM's, each method calling it. To be named before vLLM's class.
+    """Methods of vLLM's schedulers that both subclasses extend; it must precede vLLM's class.
 
-    ``schedule`` starts the step's clock, and ``update_from_output`` also teaches. Everything of
-    draftwise runs in this one process, so ranks cannot come apart.
-    Errors: DraftwiseError for a server that cannot have it, with the reason.
+    ``schedule`` starts the step's clock, and ``update_from_output`` also learns. All of draftwise
+    runs in this process, so ranks cannot disagree.
+    Errors: DraftwiseError with the reason for a server that cannot use it.
     """
 
     _overlapping = False
@@ -49,12 +49,12 @@ class _Steps:
         self.dynamic_sd_lookup = self.draftwise  # how much vLLM's own drafter writes
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM; the step's clock starts."""
+        """As in vLLM; starts the step's clock."""
         self.draftwise.starts()
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """As vLLM; and the step teaches the controller."""
+        """As in vLLM; the controller learns from the step."""
         self.draftwise.came_back(scheduler_output, model_runner_output)
         outputs = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output
@@ -64,50 +64,49 @@ class _Steps:
         return outputs
 
     def shutdown(self) -> None:
-        """As vLLM; what was learnt is written."""
+        """As in vLLM; writes the state."""
         self._upkeep.close()
         super().shutdown()  # type: ignore[misc]
 
 
 class Scheduler(_Steps, VllmScheduler):  # type: ignore[misc]
-    """vLLM's scheduler, in which every request drafts with what pays, at the length that pays."""
+    """vLLM's scheduler; each request drafts with the drafter and length that pay."""
 
     def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM; and while the model computes, the work that can wait is done."""
+        """As in vLLM; runs deferred work while the model computes."""
         mask = super().get_grammar_bitmask(*args, **kwargs)
         self.draftwise.work()
         return mask
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """As vLLM, with the drafts that were chosen."""
+        """As in vLLM, with the drafts of the controller."""
         self.draftwise.draft(draft_token_ids)
         super().update_draft_token_ids(draft_token_ids)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM; the history of answers goes, too: new weights answer differently."""
+        """As in vLLM; also drops the history of answers, since the weights may have changed."""
         done = super().reset_prefix_cache(*args, **kwargs)
         self.draftwise.forget()
         return done
 
 
 class AsyncScheduler(_Steps, VllmAsyncScheduler):  # type: ignore[misc]
-    """vLLM's asynchronous scheduler, in which each request has as much verified as pays.
+    """vLLM's asynchronous scheduler; for each request as many tokens are verified as pay.
 
-    Drafts are written and kept on the device; the scheduler decides how many tokens of them each
-    request verifies, and how many are drafted in a step, and learns one step late. Nothing can be
-    retrieved.
+    Drafts stay on the device. The scheduler decides how many tokens are drafted in a step and how
+    many each request verifies, and learns one step late. Retrieval is not possible.
     """
 
     _overlapping = True
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
-        """As vLLM; then fewer placeholders, where fewer pay."""
+        """As in vLLM, with fewer placeholders where fewer tokens pay."""
         super()._update_after_schedule(scheduler_output)
         self.draftwise.shorten(scheduler_output)
 
 
 def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, Upkeep]:
-    """The controller of one engine, with what was learnt before; the log says what is active."""
+    """The controller of one engine with its state; logs what is active."""
     options = parse_options(config.additional_config.get("draftwise"))
     limits = limits_of(config, options, asynchronous=overlapping)
     warm_up()
@@ -145,7 +144,7 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
 
 
 def _sinks(rank: int) -> tuple[Exporter | None, Path | None]:
-    """Where figures go; a second engine in the same process counts without being exported."""
+    """Destinations of metrics; a second engine in the same process is not exported."""
     if os.environ.get(MULTIPROC):
         import prometheus_client
 
@@ -155,7 +154,7 @@ def _sinks(rank: int) -> tuple[Exporter | None, Path | None]:
 
 
 def _device_name() -> str:
-    """Of the accelerator; on a CPU also which one, and the cores that this process may use."""
+    """Name of the accelerator; on a CPU with its model and usable cores."""
     name = str(current_platform.get_device_name())
     if not current_platform.is_cpu():
         return name

@@ -1,4 +1,4 @@
-"""What was learnt, in a file that outlives the server, and the thread that writes files."""
+"""The state file, and the thread that writes files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ QUIET_S = 1.0
 
 
 def state_path(given: str | None, about: Mapping[str, Any], cache_root: str, rank: int = 0) -> Path:
-    """Where it lies: as given; for ``auto`` a file in vLLM's cache folder, by all of ``about``.
+    """The path of the state file: as given, or for ``auto`` in vLLM's cache folder, by ``about``.
 
-    rank: of a data-parallel engine; each keeps a file of its own.
+    rank: of a data-parallel engine; each rank has a file of its own.
 
     >>> state_path("auto", {"model": "org/some-model"}, "/cache", rank=1).name[:15]
     'org--some-model'
@@ -43,10 +43,9 @@ def state_path(given: str | None, about: Mapping[str, Any], cache_root: str, ran
 def about_of(
     config: Any, max_draft: int, device: str, versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """All that prices and acceptance depend on, of a finished ``VllmConfig``; plain JSON.
+    """Everything that costs and acceptance depend on, from a finished ``VllmConfig``; plain JSON.
 
-    device: its name. versions: of vLLM and draftwise. What another server learnt with anything else
-    is not taken up.
+    device: its name. versions: of vLLM and draftwise. A state with any other value is not loaded.
     """
     model, parallel, scheduler = (
         config.model_config,
@@ -77,7 +76,7 @@ def about_of(
 
 
 def check_path(given: str | None) -> None:
-    """DraftwiseError for a state file that can be neither read nor made."""
+    """Raise DraftwiseError for a state file that can neither be read nor created."""
     if given in {None, "auto"}:
         return
     path = Path(str(given)).expanduser()
@@ -90,17 +89,17 @@ def check_path(given: str | None) -> None:
 
 
 class StateFile:
-    """Reads once and writes all at once; a file that does not fit is left out, a damaged one kept.
+    """Loads a state once and writes it as a whole; a damaged file is renamed.
 
-    about: what it was learnt with; anything else begins without it. Errors of the disk are logged
-    and never stop the server.
+    about: the setting; a state of any other setting is ignored. Disk errors are logged and never
+    stop the server.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path, self._about = path, dict(about)
 
     def load(self) -> Mapping[str, Any]:
-        """What the file holds for this setting; empty if nothing."""
+        """The state for this setting; empty if there is none."""
         try:
             found = strict_json(read_text(self.path, STATE_BYTES))
             if found["draftwise"] != _VERSION or found["about"] != self._about:
@@ -117,7 +116,7 @@ class StateFile:
         return {}
 
     def reject(self, error: Exception) -> None:
-        """The file is damaged: rename it."""
+        """Rename a damaged file."""
         try:
             aside = set_aside(self.path)
         except OSError as failed:
@@ -130,13 +129,13 @@ class StateFile:
         )
 
     def text(self, learnt: Mapping[str, Any]) -> str:
-        """What is to be written."""
+        """The file's content."""
         about = {"draftwise": _VERSION, "about": self._about}
         return json.dumps(about | {"learnt": learnt}, allow_nan=False)
 
 
 class SaveTimer:
-    """When to save: after FIRST_SAVE_S, then at intervals that double up to SAVE_EVERY_S."""
+    """Due after FIRST_SAVE_S, then at intervals that double up to SAVE_EVERY_S."""
 
     def __init__(self, now_s: float) -> None:
         self._saved_s, self._wait_s = now_s, FIRST_SAVE_S
@@ -150,9 +149,10 @@ class SaveTimer:
 
 
 class Writer:
-    """Writes whole files in a thread of its own, at most once in QUIET_S; the latest text counts.
+    """Writes files as a whole in a thread of its own, at most once in QUIET_S.
 
-    An engine's step never waits for a disk. ``flush`` waits, for at most a few seconds.
+    Only the latest text is written. A step never waits for the disk. ``flush`` waits a few seconds
+    at most.
     """
 
     def __init__(self) -> None:
@@ -164,13 +164,13 @@ class Writer:
         threading.Thread(target=self._run, name="draftwise-writer", daemon=True).start()
 
     def write(self, path: Path, text: str) -> None:
-        """Soon."""
+        """Write soon."""
         with self._lock:
             self._texts[path] = text
         self._wake.put(None)
 
     def flush(self, timeout_s: float = 3.0) -> None:
-        """Return when all that was given is written, or after so many seconds."""
+        """Wait until everything is written, or for a number of seconds."""
         done = threading.Event()
         self._hurry.set()
         self._wake.put(done)

@@ -1,4 +1,4 @@
-"""What happens next to the steps: counters each second; the log and the state each minute."""
+"""Periodic work: metrics every second, log and state every minute."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LOGGED_LABELS = 8
 
 
 class Upkeep:
-    """Saves, exports and logs what an adapter counts; ``tick`` after every step.
+    """Saves, exports and logs the counters of an adapter; call ``tick`` after every step.
 
-    file: of the state; None: nothing is kept. exporter: of prometheus_client; or figures: the file
-    that the API server reads; labels: of this engine's samples. It is saved a few seconds after the
-    first step, then ever more rarely, at least every minute, and when the engine becomes idle.
+    file: the state file, or None. exporter: of prometheus_client; or figures: the file that the API
+    server reads; labels: of this engine's samples. The state is saved a few seconds after the first
+    step, then at growing intervals of at most a minute, and when the engine becomes idle.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Upkeep:
         self._logged = Sums.of(adapter)
 
     def load(self) -> None:
-        """Take up what an earlier server learnt, and say so."""
+        """Load an earlier server's state, and log it."""
         if self._file is None:
             logger.info("draftwise: nothing is kept across restarts (state is null)")
             return
@@ -62,7 +62,7 @@ class Upkeep:
         logger.info("draftwise: prices of %d steps and acceptance from %s", num, self._file.path)
 
     def tick(self) -> None:
-        """After a step. An error is logged, and ends the upkeep, not the engine."""
+        """Call after a step. An error is logged and ends the upkeep, not the engine."""
         if self._has_failed:
             return
         try:
@@ -82,7 +82,7 @@ class Upkeep:
             self.log(now)
 
     def export(self) -> None:
-        """Counters and gauges as they are now."""
+        """Export the current counters and gauges."""
         adapter = self._adapter
         figures: Iterable[Figure] = adapter.counts.figures(adapter.controller.guard)
         if self._exporter is not None:
@@ -91,7 +91,7 @@ class Upkeep:
             self._writer.write(self._figures, as_text(figures, self._labels))
 
     def save(self) -> None:
-        """Write what was learnt, if a step was learnt from since the last time."""
+        """Write the state if it has changed."""
         num = self._adapter.counts.steps
         if self._file is not None and self._writer is not None and num > self._saved_steps:
             self._saved_steps = num
@@ -99,14 +99,14 @@ class Upkeep:
             self._writer.write(self._file.path, self._file.text(state))
 
     def log(self, now: float) -> None:
-        """What drafting brought since the last such line."""
+        """Log the counters since the previous line."""
         before, sums = self._logged, Sums.of(self._adapter)
         seconds, self._logged_s, self._logged = now - self._logged_s, now, sums
         line = report(self._adapter, sums.since(before), seconds)
         logger.info("draftwise: %s", line)
 
     def close(self) -> None:
-        """At the end: save, export, and wait until it is written."""
+        """Save and export at shutdown, and wait for the writer."""
         self.save()
         self.export()
         if self._writer is not None:
@@ -118,7 +118,7 @@ class Sums(dict[str, float]):
 
     @classmethod
     def of(cls, adapter: Adapter) -> Sums:
-        """As they are now."""
+        """The current counters."""
         counts = adapter.counts
         found = cls(
             steps=counts.steps, rounds=counts.rounds, emitted=counts.emitted, own_s=counts.own_s
@@ -129,12 +129,12 @@ class Sums(dict[str, float]):
         return found
 
     def since(self, before: Sums) -> Sums:
-        """What was added."""
+        """The difference to earlier counters."""
         return Sums({name: value - before[name] for name, value in self.items()})
 
 
 def report(adapter: Adapter, sums: Sums, seconds: float) -> str:
-    """One line: the speed, tokens a second, and what became of drafts."""
+    """The log line: speed, tokens per second, and drafted and accepted tokens."""
     guard, labels = adapter.controller.guard, adapter.counts.labels.items()
     steps, rounds = max(sums["steps"], 1), max(sums["rounds"], 1)
     drafts = [
