@@ -70,7 +70,8 @@ def test_new_names_exist() -> None:
     assert rows
     for _, new, where in rows:
         place = where.strip(" `")
-        place = ROOT / place if place.startswith("packages") else SOURCE / place.replace("top", "")
+        place = "" if place == "top" else place
+        place = ROOT / place if place.startswith("packages") else SOURCE / place
         for name in re.findall(r"`(\w+)`", new):
             in_file = place.is_file() and re.search(rf"^class {name}\b", place.read_text(), re.M)
             assert in_file or (place / name).is_dir() or (place / f"{name}.py").is_file(), name
