@@ -1,6 +1,9 @@
 # Every target sets up what it needs in a virtual environment, .venv: `make demo` what draftwise runs
 # with, `make test` the tools of the tests as well, `make check` those of the developers.
 PYTHON ?= python3
+# --system-site-packages: the versions of constraints.txt that PYTHON itself has, torch above all, are not
+# installed again.
+VENV_OPTIONS ?=
 BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check
 # Compiling every module is half of pip's time, and few of them are ever imported: --no-compile.
@@ -83,7 +86,7 @@ fix: $(DEV)
 	$(BIN)/ruff format src packages/lab tests examples benchmarks scripts docs/site.py
 
 $(RUN): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV_OPTIONS) .venv
 	$(INSTALL) -e .
 	touch $@
 
