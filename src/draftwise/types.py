@@ -288,8 +288,8 @@ class Draft:
         if self.parents is None:
             return len(self)
         depths = [0]
-        for node in range(len(self)):
-            depths.append(depths[self.parent(node) + 1] + 1)
+        for parent in self.parents.tolist():
+            depths.append(depths[parent + 1] + 1)
         return max(depths)
 
     def children(self, node: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from draftwise.drafters import Context, NeuralSession
-from draftwise.engine import Loop
+from draftwise.engine import Loop, Round
+from draftwise.policies.goodput.policy import Goodput
 from draftwise.speculator import Speculator
-from draftwise.types import NONE, Costs, SamplingParams, TreeShape
-from engine.pairs import PROMPTS, drafters, speculator
+from draftwise.types import NONE, Costs, Decision, Feedback, SamplingParams, TreeShape
+from engine.pairs import PROMPTS, drafters, plain_greedy, speculator
 from engine.scripted import Alternating, mixing
 from engine.test_lossless_greedy import assert_greedy
 from engine.test_lossless_sampled import LEVEL, SAMPLING, VOCAB, smallest_p_value
@@ -96,6 +98,46 @@ def test_the_default_policy_mixes_alone_and_in_company() -> None:
     assert any(plan.rule == "mixed" for plan in together)
     unmixed = cheap(speculator(["good", "lookup"], "goodput:mix=false", lengths=(1, 2, 4, 8)))
     assert not any(r.plan.rule == "mixed" for r in unmixed.start(PROMPTS[0], max_new_tokens=160))
+
+
+@pytest.mark.parametrize("pool", ["good+lookup", "eagle+good+lookup"])
+def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard closes and opens again: drafts follow rounds that no drafter and no policy saw."""
+    monkeypatch.setattr("draftwise.engine.loop.SURE", math.inf)
+    made = speculator(pool.split("+"), "goodput", lengths=(1, 4), num_prefixes=0)
+    costs = {"eagle": 0.05, "good": 0.05, "lookup": 0.001}
+    made._pool.cost_model.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
+    guard, seen = made._pool.guard, list[int]()
+
+    def observe(*_: float) -> None:
+        """Twenty rounds open, twenty closed."""
+        guard.balance = 1.0 if len(rounds) % 40 < 20 else -1.0
+
+    guard._is_open, guard.balance = True, 1.0
+    guard.observe = observe  # type: ignore[method-assign]
+    sound = Goodput.learn
+
+    def learn(self: Goodput, decision: Decision, feedback: Feedback) -> None:
+        if feedback.evidence is not None and feedback.evidence.seconds > 0:
+            seen.extend(feedback.evidence.tokens)
+        sound(self, decision, feedback)
+
+    monkeypatch.setattr(Goodput, "learn", learn)
+    rounds: list[Round] = []
+    generation = made.start(PROMPTS[0], max_new_tokens=200)
+    for round_ in generation:
+        rounds.append(round_)
+    (result,) = generation.results()
+    assert result.tokens == plain_greedy(PROMPTS[0], 200)
+    assert result.tokens[: len(seen)] == seen
+    assert len(result.tokens) - len(seen) < 4
+    drafted = [bool(round_.num_drafted) for round_ in rounds]
+    assert any(drafted[:20])
+    assert any(drafted[40:])
+    known = [bool(round_.matches) for round_ in rounds[21:40]]
+    assert known == [True] * 8 + [number % 4 == 0 for number in range(9, 20)], known
 
 
 @pytest.mark.parametrize("name", RETRIEVAL)

@@ -134,7 +134,10 @@ class Loop:
         start = self._pool.cost_clock()
         for state in states:
             state.uniforms = state.request.uniforms(len(state.draft) + 1)
-        num_fed, widest = self._target_forward(states), max(len(state.fed) for state in states)
+        num_fed, widest = (
+            self._target_forward(states),
+            1 + max(len(state.draft) for state in states),
+        )
         verify_batch(states)
         tokens = num_fed if self._pool.target.packs else widest * len(states)
         self._verify_s = self._pool.cost_clock() - start
