@@ -17,6 +17,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,20 @@ def make_policy(
         "rng": np.random.default_rng(seed),
         "plans": plans,
         "request_tokens": request_tokens,
-        "make_base": lambda base, rng: make_policy(
-            base, num_plans, rng, plans=plans, request_tokens=request_tokens
-        ),
+        "make_base": partial(_make_base, num_plans, plans, request_tokens),
     }
     policy: Policy = build("policy", POLICIES, spec, given)
     return policy
+
+
+def _make_base(  # no closure: policies are pickled
+    num_plans: int,
+    plans: Sequence[Plan] | None,
+    request_tokens: int | None,
+    spec: str,
+    rng: np.random.Generator,
+) -> Policy:
+    return make_policy(spec, num_plans, rng, plans=plans, request_tokens=request_tokens)
 
 
 def make_reward(spec: str) -> Reward:
