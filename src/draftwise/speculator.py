@@ -186,9 +186,9 @@ class Speculator:
         return now
 
     def _cost_clock(self) -> float:
-        """``clock``; of this thread's processor alone where nothing else computes.
+        """``clock``, or on a CPU with one torch thread this thread's processor time.
 
-        So that what else the machine does is not taken for the price of a forward.
+        Other programs on the machine then do not change measured costs.
         """
         if self.target.device.type != "cpu" or torch.get_num_threads() > 1:
             return self.clock()

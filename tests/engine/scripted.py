@@ -32,6 +32,7 @@ class Scripted:
     def __init__(self, script: Sequence[int], name: str = "target", wrong: int = 0) -> None:
         self.name, self.vocab_size, self.max_positions, self.num_parameters = name, VOCAB, 10**6, 1
         self.module: Any = None
+        self.device = torch.device("cpu")
         self.compiled, self.packs, self.token_bytes, self.switch = None, False, 8, 0
         self.serves_trees, self.taps = False, frozenset[int]()
         self.num_layers = self.hidden_size = 1

@@ -256,7 +256,7 @@ def test_a_rule_that_raises_ends_its_drafts_and_not_its_row() -> None:
         guide._guide.should_continue = broken  # type: ignore[attr-defined]
     engine = made.engine()
     engine.admit(request)
-    with pytest.warns(UserWarning, match="drafts no more with it"):
+    with pytest.warns(UserWarning, match="no longer drafts with it"):
         run(engine)
     assert request.tokens == plain_greedy(PROMPTS[0], 12)
 
