@@ -146,7 +146,7 @@ def measure_inside(sizes: list[int]) -> dict[str, dict[str, float]]:
     )  # fmt: skip
     adapter = llm.llm_engine.engine_core.engine_core.scheduler.draftwise
     prompts = [prompt for kind in zoo.prompts().values() for prompt in kind]
-    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)
     table = {}
     for rows in sizes:
         timed = Timed(adapter)
