@@ -106,6 +106,8 @@ class Timed:
     def table(self, rows: int) -> dict[str, float]:
         """Milliseconds, medians of steps in which about so many requests decode."""
         all_ms = np.array([spent for num, spent in self.steps if num > 0.9 * rows][8:]) * 1e3
+        if not len(all_ms):
+            raise SystemExit(f"{rows} requests never ran together: raise VLLM_CPU_KVCACHE_SPACE")
         names = [*IN_STEP, BESIDE]
         parts = dict(zip(names, np.median(all_ms, axis=0).round(4).tolist(), strict=True))
         in_step = all_ms[:, : len(IN_STEP)].sum(axis=1)
