@@ -106,6 +106,8 @@ class Timed:
     def table(self, rows: int) -> dict[str, float]:
         """Milliseconds, medians of steps in which about so many requests decode."""
         all_ms = np.array([spent for num, spent in self.steps if num > 0.9 * rows][8:]) * 1e3
+        if not len(all_ms):
+            raise SystemExit(f"{rows} requests never ran together: raise VLLM_CPU_KVCACHE_SPACE")
         names = [*IN_STEP, BESIDE]
         parts = dict(zip(names, np.median(all_ms, axis=0).round(4).tolist(), strict=True))
         in_step = all_ms[:, : len(IN_STEP)].sum(axis=1)
@@ -146,7 +148,7 @@ def measure_inside(sizes: list[int]) -> dict[str, dict[str, float]]:
     )  # fmt: skip
     adapter = llm.llm_engine.engine_core.engine_core.scheduler.draftwise
     prompts = [prompt for kind in zoo.prompts().values() for prompt in kind]
-    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)
     table = {}
     for rows in sizes:
         timed = Timed(adapter)
