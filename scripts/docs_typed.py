@@ -274,8 +274,8 @@ class Session:
 class Typist:
     """Types one page. Its commands run in ``folder``; logs lie beside it."""
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, env: dict[str, str], longest_s: float = LONGEST_S) -> None:
+        self._folder, self._longest_s = folder, longest_s
         self._private = folder.parent / f"{folder.name}.logs"
         self._private.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -308,7 +308,7 @@ class Typist:
             self._sessions[name] = Session(program, self._folder, self._env, self._private)
         session = self._sessions[name]
         before = session.log.stat().st_size
-        problem = session.type(command, LONGEST_S)
+        problem = session.type(command, self._longest_s)
         if problem and not problem.startswith("exit"):
             self._sessions.pop(name).close()
         output = session.log.read_bytes()[before:].decode(errors="replace")
@@ -386,8 +386,8 @@ def cloned(folder: Path) -> Path:
 class Run:
     """A run over pages, which keeps in ``work`` what became of each."""
 
-    def __init__(self, work: Path, *, quick: bool) -> None:
-        self._work, self._quick = work, quick
+    def __init__(self, work: Path, *, quick: bool, longest_s: float = LONGEST_S) -> None:
+        self._work, self._quick, self._longest_s = work, quick, longest_s
         work.mkdir(parents=True, exist_ok=True)
         self._env = here(work) if quick else fresh(work)
         self._end = time.monotonic() + QUICK_S
@@ -417,7 +417,8 @@ class Run:
         if not any(map(is_quick, typed)) if self._quick else not typed:
             return
         shutil.rmtree(folder, ignore_errors=True)
-        with Typist((linked if self._quick else cloned)(folder), self._env) as typist:
+        copied = (linked if self._quick else cloned)(folder)
+        with Typist(copied, self._env, self._longest_s) as typist:
             for command in typed:
                 if self._quick and not is_quick(command):
                     yield Row.of(command, "skipped: not quick")
@@ -445,8 +446,12 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", type=Path, help="only these")
     parser.add_argument("--quick", action="store_true", help="three minutes, in this environment")
     parser.add_argument("--work", type=Path, default=ROOT / ".docs-typed", help="what a run keeps")
+    parser.add_argument(
+        "--longest", type=float, default=LONGEST_S, help="seconds that a command may take"
+    )
     options = parser.parse_args()
-    run = Run(options.work.resolve() / ("quick" if options.quick else "full"), quick=options.quick)
+    work = options.work.resolve() / ("quick" if options.quick else "full")
+    run = Run(work, quick=options.quick, longest_s=options.longest)
     totals = Counter[str]()
     for page in [page.resolve() for page in options.pages] or pages():
         totals += run.page(page)
