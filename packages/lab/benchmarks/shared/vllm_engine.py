@@ -13,6 +13,8 @@ import time
 from typing import Any
 
 SCHEDULER = "draftwise.integrations.vllm.Scheduler"
+WRAPPED = ("schedule", "get_grammar_bitmask", "update_from_output", "update_draft_token_ids")
+"""Methods of vLLM's scheduler that draftwise's extends."""
 
 
 class Constant:
@@ -71,9 +73,9 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
     from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
     scheduler.max_num_active_reqs = task.get("at_once", scheduler.max_num_running_reqs)
-    kind = type(scheduler)
-    if task.get("off") and hasattr(scheduler, "draftwise"):
-        scheduler.__class__ = VllmScheduler  # its proposer proposes nothing
+    is_off = task.get("off") and hasattr(scheduler, "draftwise")
+    for name in WRAPPED if is_off else ():  # vLLM's own, whose proposer proposes nothing
+        setattr(scheduler, name, getattr(VllmScheduler, name).__get__(scheduler))
     if task.get("length"):
         scheduler.dynamic_sd_lookup = Constant(task["length"])
     params = SamplingParams(
@@ -91,7 +93,8 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
         ]
     own, cpu, wall = spent[0], time.process_time(), time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    scheduler.__class__ = kind
+    for name in WRAPPED if is_off else ():
+        delattr(scheduler, name)
     texts = [list(output.outputs[0].token_ids) for output in outputs]
     return {
         "tokens_of": texts,
