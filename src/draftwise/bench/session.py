@@ -99,7 +99,7 @@ def make_contestants(
 ) -> tuple[list[Contestant], dict[str, str]]:
     """The methods that can take part, and those that cannot, with the reason.
 
-    Raises DraftwiseError for one that was asked for by name (``wanted``) and cannot.
+    Raises DraftwiseError for one that was named (``wanted``) and cannot.
     """
     drafters = {d.name: isinstance(d, LMDrafter) for d in base.drafters}
     made: list[Contestant] = []

@@ -258,7 +258,7 @@ _PROBE = {"role": "user", "content": "Hello"}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer: what was asked, what was said, and the seconds until its first token."""
+    """One answer: the message, the text, and the seconds until its first token."""
 
     asked: Sequence[Message]
     result: Result

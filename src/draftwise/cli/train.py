@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOSSES, LABELS = ("logits", "sequence"), ("sampled", "analytic")
 LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
-"""Every tenth prompt or text is held out; of an EAGLE head's texts, at most so many."""
+"""Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
 
 
 @o.command

@@ -40,7 +40,7 @@ PRICE_DISCOUNT = 0.8
 FLOOR_SHARE = 0.7
 """Share of that price below which the end of a draft is not searched for a continuation."""
 FLOOR_CHECK = 64
-"""Every so many steps continuations of all drafts are searched."""
+"""Steps between two searches for continuations of all drafts."""
 IDLE_STEPS = 64
 """Steps without a draft after which texts are searched in every 2nd step; twice that: 3rd, .."""
 IDLE_MOST = 8

@@ -196,7 +196,7 @@ class CatchingUpSession(Protocol):
         """Tokens of the text, but for its last, that were not read yet."""
 
     def catch_up(self, contexts: Sequence[Context], most: int) -> DeviceRead[None]:
-        """Read the next tokens of each text, at most so many."""
+        """Let the drafter catch up on the next tokens of each text, up to a limit."""
 
 
 class Retrieving(DraftSession, Protocol):

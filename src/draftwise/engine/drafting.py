@@ -123,7 +123,7 @@ class Sessions:
     def catch_up(
         self, name: str, contexts: Sequence[Context], most: int
     ) -> tuple[dict[str, None], dict[str, float]]:
-        """Let a drafter read the next tokens of each text, at most so many; as ``gather``."""
+        """Let a drafter catch up on the next tokens of each text, up to a limit; as ``gather``."""
         if (session := self._catching_up.get(name)) is None:
             return {}, {name: 0.0}
         return self.gather(
@@ -516,7 +516,7 @@ def checked_drafts(found: Any, tasks: Sequence[DraftTask], vocab_size: int) -> l
 
 
 def checked_scores(found: Any, num: int) -> list[Scores | None]:
-    """Scores, or None, of so many texts. Raises ``Nonsense`` for anything else.
+    """Scores, or None, of ``num`` texts. Raises ``Nonsense`` for anything else.
 
     Scores that are not finite count as None: p may be to blame for them.
     """
