@@ -56,8 +56,8 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
     """``zoo``, ``spec-bench:FILE``, or a file of prompts (.jsonl, or one a line).
 
     A jsonl file whose lines have ``turns`` and ``category`` is Spec-Bench's, wherever it lies; in
-    others ``prompt`` (or ``turns``) is asked, ``domain`` and ``id`` are optional. per_domain: at
-    most so many items of each domain; None = all. domains: only these; empty = all. Raises
+    others ``prompt`` (or ``turns``) is asked, ``domain`` and ``id`` are optional. per_domain: most
+    items of each domain; None = all. domains: only these; empty = all. Raises
     DraftwiseError.
     """
     kind, _, rest = name.partition(":")

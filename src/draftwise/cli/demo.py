@@ -219,7 +219,7 @@ class Lane:
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
     """Step the lane that has used less time, the earlier at first; yields the one that moved.
 
-    Rounds alternate within milliseconds, so whatever else the machine does slows both alike.
+    Rounds alternate within milliseconds, so other load on the machine slows both equally.
     """
     while not is_stopped() and (running := [lane for lane in lanes if lane.is_running]):
         lane = min(running, key=lambda lane: lane.seconds)

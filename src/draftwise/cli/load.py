@@ -309,7 +309,7 @@ def check_threads(threads: int) -> None:
 
 
 def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
-    """The speculator that was asked for; raises DraftwiseError for what cannot be loaded.
+    """Load the speculator; raises DraftwiseError for what cannot be loaded.
 
     chat_template: a Jinja file in place of the tokenizer's.
     """

@@ -34,7 +34,7 @@ class Window:
     Of a text longer than ``sink + window`` the drafter reads ``text[:sink] + text[sink +
     skipped:]``, at positions 0, 1, 2, ...; ``skipped`` is the smallest multiple of half a window
     that makes it fit. Where it changes, the cache is cut back to the sink, and the window is read
-    again. Differs: StreamingLLM drops one token a step and rotates cached keys anew in every step;
+    again. Differs: StreamingLLM drops one token per step and rotates cached keys in every step;
     our cache holds rotated keys, which cannot be moved. A draft remains a function of the text.
 
     Cost: at most two tokens read for each of the text; ``sink + window + ROOM`` slots a row. Raises
@@ -76,8 +76,8 @@ class LMDrafter:
     Source: Leviathan et al. (2023). Time: one forward a token, the first over whatever it missed.
     probs: q after temperature, top-k and top-p (None when greedy); trees are made of the likeliest
     tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``.
-    home: the folder it was loaded from, where a head for it may lie. window: what it reads of a
-    long text; None = everything. num_shared: tokens that both number alike, from the first on;
+    home: the folder it was loaded from, where a head for it may lie. window: tokens read of a
+    long text; None = all. num_shared: token ids from 0 on that mean the same in both models;
     None = as many as both have logits for. Raises DraftwiseError for a window that its positions
     cannot hold.
     """

@@ -1,8 +1,8 @@
 """Verification of many rows at once, on the device: ``engine.verify`` in tensors.
 
-The reference reads one draft; this page judges the drafts of all rows that sample, chains and trees
-alike, without a loop over rows, and sends nothing to the host: the caller fetches what it returns
-in one piece. Rows that decode greedily need no tensors: their p are tokens, and the reference does.
+The reference reads one draft; this module verifies all sampling rows, chains and trees,
+without a loop over rows and without a read by the host: the caller fetches all results at once.
+Greedy rows need no tensors: their p are tokens, and they use the reference.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ CREDIT, SHARE = 8.0, 0.003
 """Of the guard: more than for choices by request, since one length for a batch of few requests
 follows an answer in which drafts fail for dozens of steps late."""
 CLEAN_EVERY = 16
-"""Steps without a prefill before them are priced; others if none was among so many."""
+"""Steps after a prefill are not priced, unless this many in a row were such steps."""
 
 Ints = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from draftwise.integrations.vllm.options import DRAFTERS, MAX_DRAFT, drafters_of
 MAX_LABEL = 64
 """Characters of a label."""
 MOST_TENANTS = 65_536
-"""Tenants that are known at a time; one that comes back after so many others is a new one."""
+"""Most tenants remembered; a forgotten tenant counts as a new one."""
 
 
 class Kind(Enum):
