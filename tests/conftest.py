@@ -6,6 +6,12 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests load nothing from anywhere
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The docs' pages first: each takes up to a minute, and at the end one worker would wait."""
+    items.sort(key=lambda item: item.path.name != "test_docs_typed.py")
