@@ -159,5 +159,6 @@ def test_each_python_of_the_metadata_is_one_that_ci_runs_or_lies_between() -> No
 
 
 def test_a_published_package_says_where_its_source_is() -> None:
-    """Until then there is no public address to give."""
+    """Until then there is no public address to give, and its URLs are those of the papers."""
+    assert PROJECT["urls"]
     assert not install.IS_PUBLISHED or PROJECT["urls"].keys() >= {"Source", "Documentation"}
