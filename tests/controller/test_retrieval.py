@@ -1,21 +1,27 @@
-"""The retrieval index: the compiled one equals the plain one, and the plain one equals a search."""
+"""The retrieval index, compiled and interpreted, equals the reference, and that equals a search."""
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib
 import itertools
 import logging
 import random
+import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import draftwise
+from controller.plain_index import PlainIndex
 from draftwise.controller import compiled as compilation
 from draftwise.controller import retrieval
-from draftwise.controller.retrieval import Proposals, RetrievalIndex, make_index
+from draftwise.controller.retrieval import Proposals, RetrievalIndex
 
 KINDS = [
     False,
@@ -24,6 +30,25 @@ KINDS = [
     ),
 ]
 NUM_SLOTS = 5
+
+
+@functools.cache
+def interpreted() -> Any:
+    """The module ``retrieval`` as it is where numba is not installed."""
+    package = retrieval.__package__
+    with (
+        mock.patch.dict(sys.modules, {"numba": None}),
+        mock.patch.object(draftwise, "controller", sys.modules[package]),
+    ):
+        for name in [name for name in sys.modules if name.startswith(package)]:
+            del sys.modules[name]
+        return importlib.import_module(retrieval.__name__)
+
+
+def make_index(*args: int, compiled: bool, **options: int) -> RetrievalIndex:
+    module = retrieval if compiled else interpreted()
+    made: RetrievalIndex = module.RetrievalIndex(*args, **options)
+    return made
 
 
 def rows_of(found: Proposals) -> list[dict[str, Any]]:
@@ -62,11 +87,12 @@ def answered(index: RetrievalIndex, slot: int, answer: list[int], **options: Any
 
 
 class Pair:
-    """Both indexes under the same operations, compared after each."""
+    """An index and the reference under the same operations, compared after each."""
 
-    def __init__(self, rng: random.Random, history_tokens: int) -> None:
+    def __init__(self, kind: bool, rng: random.Random, history_tokens: int) -> None:
         self.rng = rng
-        self.both = [make_index(6, history_tokens, compiled=kind) for kind in (False, True)]
+        index = make_index(6, history_tokens, compiled=kind)
+        self.both = [PlainIndex(6, history_tokens), index]
         self.vocabulary = rng.choice([1, 2, 3, 8, 40])
         self.open: list[int] = []
 
@@ -121,11 +147,11 @@ class Pair:
         assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 3, 100, 4096]))
-def test_the_compiled_index_equals_the_plain_one(seed: int, history_tokens: int) -> None:
-    pytest.importorskip("numba")
-    pair = Pair(random.Random(seed), history_tokens)
+def test_the_index_equals_the_reference(kind: bool, seed: int, history_tokens: int) -> None:
+    pair = Pair(kind, random.Random(seed), history_tokens)
     for _ in range(60):
         pair.step()
 
@@ -423,8 +449,6 @@ def test_the_warm_up_says_how_long_it_took(caplog: pytest.LogCaptureFixture) -> 
     assert ("ready" in caplog.text) == compilation.HAS_NUMBA
 
 
-def test_without_numba_the_plain_index_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "HAS_NUMBA", False)
-    assert isinstance(make_index(), retrieval.PlainIndex)
-    with pytest.raises(ModuleNotFoundError, match="numba"):
-        make_index(compiled=True)
+def test_without_numba_nothing_is_compiled() -> None:
+    """Otherwise the tests of the interpreted index would test the compiled one."""
+    assert not hasattr(interpreted().kernels.propose, "signatures")

@@ -29,7 +29,7 @@ from shared.script import run, show
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller, Limits
 from draftwise.controller.costs import Step
-from draftwise.controller.retrieval import SLICE, make_index
+from draftwise.controller.retrieval import SLICE, RetrievalIndex
 
 AIMS_MS = {1: (0.05, 0.03), 16: (0.10, 0.05), 64: (0.25, 0.15), 256: (1.0, 0.5)}
 AIMS_OPEN_MS = {2000: 0.6, 128_000: 25.0}
@@ -134,7 +134,7 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
     """Opening a request of so many tokens, the slices of ``work`` included."""
     corpus = np.array([token for text in texts for token in text], np.int32)
     runs, longest, memory = [], [], 0
-    index = make_index(LIMIT)
+    index = RetrievalIndex(LIMIT)
     for _ in range(repeats):
         before = index.memory().requests
         calls = [timed(lambda: index.open(0, corpus[:num]))[0]]

@@ -30,7 +30,7 @@ from draftwise.controller.choice import choose
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
 from draftwise.controller.lookahead import LookAhead
-from draftwise.controller.retrieval import Proposals, make_index
+from draftwise.controller.retrieval import Proposals, RetrievalIndex
 
 RATE_DISCOUNT = np.array([0.98, 0.995])
 """Discount of the engine's tokens per second, for each step: for choosing tokens, and for the
@@ -95,7 +95,7 @@ class Controller:
         self.branches: list[list[int]] = []
         self.promised = self.kept = 0.0
         self._tables = new_tables(length)
-        self._index = make_index(length, history_tokens)
+        self._index = RetrievalIndex(length, history_tokens)
         self._look_ahead = LookAhead(length)
         self._rates = np.zeros((2, 2))
         self._price = 0.0

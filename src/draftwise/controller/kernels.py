@@ -1,4 +1,4 @@
-"""Compiled functions of the retrieval index: hash chains over texts in flat int32 arrays.
+"""Functions of the retrieval index: hash chains over texts in flat int32 arrays.
 
 A text has ``tokens`` [size], ``links`` [4 * size] and ``heads`` [4 * buckets]. Sizes are powers of
 two; a running text has one bucket for every two tokens, the history one for every token. A place is
@@ -7,11 +7,12 @@ place after a context of that many tokens, by bucket of the context's hash, and 
 a place to the next older place of its bucket. The history is a ring whose places count on for ever
 and are stored modulo 2**32; a place's age shows whether it was overwritten. Memory is prefetched
 for later rows while a row is processed, since cache misses would dominate the time.
-``retrieval.PlainIndex`` is the reference in plain Python.
+Without numba the same functions run as plain Python.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -48,6 +49,18 @@ if HAS_NUMBA:
 
         return types.void(types.CPointer(types.int32), types.int64), fetch
 
+    _hash: Any = np.uint64
+else:
+    _MEMORY = ctypes.c_int32 * 2**40  # longer than any text
+
+    def _pointer(address: int) -> Any:
+        return _MEMORY.from_address(int(address))
+
+    def _fetch(pointer: Any, index: int) -> None:
+        pass
+
+    _hash = int
+
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
@@ -64,8 +77,7 @@ NUM_COLUMNS = 8  # a row fills a cache line
 
 NOT_OPEN, BAD_COUNTS, BAD_TOKEN, BAD_NUM_DRAFTED = -1, -2, -3, -4
 
-FACTOR, SPREAD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
-_FACTOR, _SPREAD = np.uint64(FACTOR), np.uint64(SPREAD)
+_FACTOR, _SPREAD, _WORD = map(_hash, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1))
 _WRAP = 0xFFFFFFFF
 # arguments: numba compiles a function once more for each literal
 _NUMBERS: Any = np.array([0, -1, NUM_ORDERS])
@@ -93,15 +105,9 @@ class Chains(NamedTuple):
 
 @compiled
 def chains_at(address: int, capacity: int) -> Chains:
-    """The chains of a running text."""
-    tokens = _pointer(address)
-    return Chains(
-        tokens,
-        tokens,
-        _pointer(address + 4 * capacity),
-        _pointer(address + 20 * capacity),
-        capacity - 1,
-    )
+    """The chains of a running text; its block has tokens, links and heads."""
+    tokens, links = _pointer(address), _pointer(address + 4 * capacity)
+    return Chains(tokens, tokens, links, _pointer(address + 20 * capacity), int(capacity) - 1)
 
 
 @compiled
@@ -127,17 +133,23 @@ def shift_for(num_buckets: int) -> int:
 
 
 @compiled
+def head_of(key: Any, shift: int, level: int) -> int:
+    """The index of the head for a context's key."""
+    return int(NUM_ORDERS * np.int64((key * _SPREAD & _WORD) >> _hash(shift)) + level)
+
+
+@compiled
 def insert(chains: Chains, shift: int, seed: int, place: int, before: int) -> None:
     """Index a place by the contexts of its ``before`` preceding tokens."""
     tokens, _, links, heads, mask = chains
-    key = np.uint64(seed)
+    key = _hash(seed)
     level = 0
     for i in range(min(before, LONGEST_CONTEXT)):
-        key = key * _FACTOR + np.uint64(tokens[(place - 1 - i) & mask])
+        key = key * _FACTOR + _hash(tokens[(place - 1 - i) & mask]) & _WORD
         if i + 1 == 1 << level:
-            head = NUM_ORDERS * np.int64((key * _SPREAD) >> np.uint64(shift)) + level
+            head = head_of(key, shift, level)
             links[NUM_ORDERS * (place & mask) + level] = heads[head]
-            heads[head] = np.int32(place)
+            heads[head] = place
             level += 1
 
 
@@ -146,29 +158,20 @@ def heads_after(
     shift: int, seed: int, ending: Int32, num_ending: int, heads: Int64, row: int, column: int
 ) -> None:
     """Write the indices of the heads for a text's ending (latest token first)."""
-    key = np.uint64(seed)
+    key = _hash(seed)
     level = 0
     for i in range(min(num_ending, LONGEST_CONTEXT)):
-        key = key * _FACTOR + np.uint64(ending[i])
+        key = key * _FACTOR + _hash(ending[i]) & _WORD
         if i + 1 == 1 << level:
-            heads[row, column + level] = (
-                NUM_ORDERS * np.int64((key * _SPREAD) >> np.uint64(shift)) + level
-            )
+            heads[row, column + level] = head_of(key, shift, level)
             level += 1
 
 
 @compiled
 def walk(
-    chains: Chains,
-    tenant: int,
-    newest: int,
-    oldest: int,
-    ending: Int32,
-    num_ending: int,
-    place: int,
-    level: int,
-    places: Int64,
-) -> tuple[int, int]:
+    chains: Chains, tenant: int, newest: int, oldest: int, ending: Int32, num_ending: int,
+    place: int, level: int, places: Int64,
+) -> tuple[int, int]:  # fmt: skip
     """The longest match among the places of a bucket, and the number of places with it."""
     tokens, owners, links, _, mask = chains
     longest, num, num_seen = 0, 0, 0
@@ -196,18 +199,9 @@ def walk(
 
 @compiled
 def find(
-    chains: Chains,
-    tenant: int,
-    newest: int,
-    oldest: int,
-    ending: Int32,
-    num_ending: int,
-    firsts: Int64,
-    row: int,
-    column: int,
-    above: int,
-    places: Int64,
-) -> tuple[int, int]:
+    chains: Chains, tenant: int, newest: int, oldest: int, ending: Int32, num_ending: int,
+    firsts: Int64, row: int, column: int, above: int, places: Int64,
+) -> tuple[int, int]:  # fmt: skip
     """The longest match of more than ``above`` tokens, and the number of places with it.
 
     tenant: owner of the places that count; -1: all places. oldest: age of the first overwritten
@@ -218,16 +212,9 @@ def find(
         if above >= (LONGEST_MATCH if level == NUM_ORDERS - 1 else (2 << level) - 1):
             break  # the previous order would have found a longer match
         if 1 << level <= num_ending:
+            place = int(firsts[row, column + level])
             longest, num = walk(
-                chains,
-                tenant,
-                newest,
-                oldest,
-                ending,
-                num_ending,
-                firsts[row, column + level],
-                level,
-                places,
+                chains, tenant, newest, oldest, ending, num_ending, place, level, places
             )
             if longest > above:
                 return longest, num
@@ -249,14 +236,23 @@ def elect(nexts: Int64, num: int) -> tuple[int, int]:
     return chosen, votes
 
 
-@compiled
-def read(
-    tokens: Int32, mask: int, at: int, newest: int, draft: Int32, num_drafted: int, proposal: Int32
-) -> int:
-    """The token at a place of a text that continues with a draft, then with its proposal.
+class Source(NamedTuple):
+    """A text up to the place ``newest``, and the draft that continues it.
 
-    num_drafted = -1: a text of the history, which ends (-1).
+    num_drafted = -1: a text of the history, which has no continuation.
     """
+
+    tokens: Int32
+    mask: int
+    newest: int
+    draft: Int32
+    num_drafted: int
+
+
+@compiled
+def read(source: Source, at: int, proposal: Int32) -> int:
+    """The token at a place of a source that continues with its proposal; -1 at its end."""
+    tokens, mask, newest, draft, num_drafted = source
     past = at - newest
     if past <= 0:
         return int(tokens[at & mask])
@@ -269,26 +265,16 @@ def read(
 
 @compiled
 def go_on(
-    tokens: Int32,
-    mask: int,
-    newest: int,
-    draft: Int32,
-    num_drafted: int,
-    places: Int64,
-    num: int,
-    limit: int,
-    nexts: Int64,
-    out: Int32,
+    source: Source, places: Int64, num: int, limit: int, nexts: Int64, out: Int32
 ) -> tuple[int, int]:
     """Write the continuation with most votes; return its length and its first token's votes."""
     agree = num
     for depth in range(limit):
         if num == 1:
-            num = follow(tokens, mask, newest, draft, num_drafted, places[0], depth, limit, out)
-            return num, agree
+            return follow(source, int(places[0]), depth, limit, out), agree
         kept = _ZERO
         for i in range(num):
-            token = read(tokens, mask, places[i] + depth, newest, draft, num_drafted, out)
+            token = read(source, int(places[i]) + depth, out)
             places[kept] = places[i]
             nexts[kept] = token
             kept += token >= 0  # -1: the end of a text of the history
@@ -306,38 +292,24 @@ def go_on(
 
 
 @compiled
-def follow(
-    tokens: Int32,
-    mask: int,
-    newest: int,
-    draft: Int32,
-    num_drafted: int,
-    place: int,
-    depth: int,
-    limit: int,
-    out: Int32,
-) -> int:
+def follow(source: Source, place: int, depth: int, limit: int, out: Int32) -> int:
     """Write from ``depth`` on what follows a single place; return the length written."""
-    direct = min(limit, newest + 1 - place)
-    while depth < direct:
-        token = tokens[(place + depth) & mask]
+    direct = min(limit, source.newest + 1 - place)
+    for at in range(depth, limit):
+        if at < direct:
+            token = int(source.tokens[(place + at) & source.mask])
+        else:
+            token = read(source, place + at, out)
         if token < 0:
-            return depth
-        out[depth] = token
-        depth += 1
-    while depth < limit:
-        token = read(tokens, mask, place + depth, newest, draft, num_drafted, out)
-        if token < 0:
-            return depth
-        out[depth] = token
-        depth += 1
+            return at
+        out[at] = token
     return limit
 
 
 @compiled
 def index_text(table: Int64, slot: int, until: int) -> None:
     """Index the places of a running text up to ``until``."""
-    capacity = table[slot, CAPACITY]
+    capacity = int(table[slot, CAPACITY])
     chains = chains_at(table[slot, ADDRESS], capacity)
     shift = shift_for(capacity // 2)
     for place in range(table[slot, INDEXED], until):
@@ -391,22 +363,16 @@ def refuse_extension(
 @compiled
 def fetch_ends(table: Int64, slots: Int64, num: int) -> None:
     """Prefetch the ends of texts."""
-    for i in range(num):
-        text, length = _pointer(table[slots[i], ADDRESS]), table[slots[i], LENGTH]
-        _fetch(text, length - 1)
-        _fetch(text, length - 17)
-        _fetch(text, length - 33)
+    if HAS_NUMBA:
+        for i in range(num):
+            text, length = _pointer(table[slots[i], ADDRESS]), table[slots[i], LENGTH]
+            for back in (1, 17, 33):
+                _fetch(text, length - back)
 
 
 @compiled
 def extend(
-    table: Int64,
-    slots: Int64,
-    counts: Int64,
-    num: int,
-    tokens: Int32,
-    num_tokens: int,
-    first: int,
+    table: Int64, slots: Int64, counts: Int64, num: int, tokens: Int32, num_tokens: int, first: int
 ) -> int:
     """Append tokens to texts from row ``first`` on; return the first row that lacks room, or num.
 
@@ -418,8 +384,8 @@ def extend(
     at = 0
     fetch_ends(table, slots, num)
     for i in range(num):
-        slot, count = slots[i], counts[i]
-        length = table[slot, LENGTH]
+        slot, count = int(slots[i]), int(counts[i])
+        length = int(table[slot, LENGTH])
         if i >= first:
             if length + count > table[slot, CAPACITY]:
                 return i
@@ -471,21 +437,14 @@ def refuse_proposal(table: Int64, slots: Int64, num: int, drafts: Int32, num_dra
 
 @compiled
 def fetch_heads(
-    table: Int64,
-    slots: Int64,
-    num: int,
-    drafts: Int32,
-    num_drafted: Int64,
-    ring: Chains,
-    endings: Int32,
-    num_endings: Int64,
-    heads: Int64,
-) -> None:
+    table: Int64, slots: Int64, num: int, drafts: Int32, num_drafted: Int64, ring: Chains,
+    endings: Int32, num_endings: Int64, heads: Int64,
+) -> None:  # fmt: skip
     """Write the endings of texts with their drafts, and prefetch the heads of their contexts."""
     ring_shift = shift_for(ring.mask + 1)
     for i in range(num):
-        slot, drafted = slots[i], num_drafted[i]
-        capacity, length = table[slot, CAPACITY], table[slot, LENGTH]
+        slot, drafted = int(slots[i]), int(num_drafted[i])
+        capacity, length = int(table[slot, CAPACITY]), int(table[slot, LENGTH])
         chains = chains_at(table[slot, ADDRESS], capacity)
         ending = _pointer(endings.ctypes.data + 4 * LONGEST_MATCH * i)
         num_ending = min(length + drafted, LONGEST_MATCH)
@@ -526,19 +485,10 @@ def place_at(chains: Chains, head: int) -> int:
 
 @compiled
 def propose(
-    table: Int64,
-    slots: Int64,
-    limits: Int64,
-    num: int,
-    drafts: Int32,
-    num_drafted: Int64,
-    only_after: bool,
-    ring: Ring,
-    newest: int,
-    tokens: Int32,
-    found: Int32,
+    table: Int64, slots: Int64, limits: Int64, num: int, drafts: Int32, num_drafted: Int64,
+    only_after: bool, ring: Ring, newest: int, tokens: Int32, found: Int32,
     shared: NDArray[np.bool_],
-) -> int:
+) -> int:  # fmt: skip
     """Propose after each text and its draft; return 0, or a code of refusal without any change.
 
     found (output): [4, rows] number of tokens, match, hits, agree. only_after: rows without a
@@ -550,50 +500,36 @@ def propose(
     endings = np.empty((num, LONGEST_MATCH), np.int32)
     num_endings = np.empty(num, np.int64)
     heads = np.empty((num, 2 * NUM_ORDERS), np.int64)
-    nexts, own, elsewhere = (
-        np.empty(MAX_HITS, np.int64),
-        np.empty(MAX_HITS, np.int64),
-        np.empty(MAX_HITS, np.int64),
-    )
+    rooms = np.empty((3, MAX_HITS), np.int64)
+    nexts, own, elsewhere = rooms[0], rooms[1], rooms[2]
     history = chains_of(ring)
     fetch_ends(table, slots, num)
     fetch_heads(table, slots, num, drafts, num_drafted, history, endings, num_endings, heads)
     fetch_places(table, slots, num, history, num_endings, heads)
     for i in range(num):
-        slot, drafted = slots[i], num_drafted[i]
-        last = table[slot, LENGTH] - 1
+        slot, drafted = int(slots[i]), int(num_drafted[i])
+        last = int(table[slot, LENGTH]) - 1
         chains = chains_at(table[slot, ADDRESS], table[slot, CAPACITY])
         ending = _pointer(endings.ctypes.data + 4 * LONGEST_MATCH * i)
-        num_ending = 0 if only_after and drafted == 0 else num_endings[i]
+        num_ending = 0 if only_after and drafted == 0 else int(num_endings[i])
         match, hits = find(
             chains, _ALL, last, last, ending, num_ending, heads, i, _ZERO, _ZERO, own
         )
         longer, more = find(
-            history, table[slot, TENANT], newest, history.mask,
+            history, int(table[slot, TENANT]), newest, history.mask,
             ending, num_ending, heads, i, _NUM_ORDERS, match, elsewhere,
         )  # fmt: skip
-        limit = max(1, min(limits[i], tokens.shape[1]))
+        limit = max(1, min(int(limits[i]), tokens.shape[1]))
         draft = _pointer(drafts.ctypes.data + 4 * drafts.shape[1] * i)
         out = _pointer(tokens.ctypes.data + 4 * tokens.shape[1] * i)
         agree = count = 0
         if longer:
             match, hits = longer, more
-            count, agree = go_on(
-                history.tokens,
-                history.mask,
-                newest,
-                draft,
-                _ALL,
-                elsewhere,
-                hits,
-                limit,
-                nexts,
-                out,
-            )
+            source = Source(history.tokens, history.mask, newest, draft, _ALL)
+            count, agree = go_on(source, elsewhere, hits, limit, nexts, out)
         elif match:
-            count, agree = go_on(
-                chains.tokens, chains.mask, last, draft, drafted, own, hits, limit, nexts, out
-            )
+            source = Source(chains.tokens, chains.mask, last, draft, drafted)
+            count, agree = go_on(source, own, hits, limit, nexts, out)
         found[0, i] = min(count, max(0, limits[i]))
         found[1, i], found[2, i], found[3, i] = match, hits, agree
         shared[i] = longer > 0
