@@ -37,9 +37,9 @@ CONSTANTS = {
     ),
     "controller": (
         "RATE_DISCOUNT", "PRICE_DISCOUNT", "FLOOR_SHARE", "FLOOR_CHECK", "IDLE_STEPS", "IDLE_MOST",
+        "WORTH_DISCOUNT", "PROBE_EVERY", "PROBE_LONGER",
     ),
     "guard": ("CREDIT", "SHARE", "PROBE_SHARE"),
-    "lookahead": ("DISCOUNT", "PROBE_EVERY", "PROBE_LONGER"),
 }  # fmt: skip
 _NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 

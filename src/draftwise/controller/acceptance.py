@@ -25,9 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.controller.compiled import compiled, warms_up
+from draftwise.types import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 
 NUM_OUTCOMES = 4
@@ -152,17 +151,6 @@ def _factor(factors: Floats, slot: int, drafter: int) -> float:
 
 
 @compiled
-def _hazards(table: Floats) -> Floats:
-    """[n, m] hazards of a table [n, m, 2] of rejections and observations."""
-    num, width, _ = table.shape
-    out = np.empty((num, width))
-    for i in range(num):
-        for j in range(width):
-            out[i, j] = table[i, j, 0] / table[i, j, 1]
-    return out
-
-
-@compiled
 def _model_survival(table: Floats, factor: float, out: Floats) -> None:
     alive = 1.0
     for j in range(len(out)):
@@ -198,7 +186,7 @@ def take(
     """
     facts, tokens, survival, factors = known
     length = tokens.shape[2]
-    hazards = _hazards(tables.matches)
+    hazards = tables.matches[:, :, 0] / tables.matches[:, :, 1]
     begin, longest, count = 0, 0, 0
     for i in range(len(slots)):
         slot = slots[i]
@@ -243,7 +231,7 @@ def find_after(
 ) -> None:
     """Store the proposals of retrieval after drafts of the model with their survival."""
     facts, tokens, survival, factors = known
-    hazards = _hazards(tables.matches)
+    hazards = tables.matches[:, :, 0] / tables.matches[:, :, 1]
     for i in range(len(slots)):
         slot = slots[i]
         num = num_found[i]
@@ -286,8 +274,8 @@ def _learn_match(
 def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> None:
     """Learn how many tokens two branches add to the better one."""
     for j in range(min(facts[PLAYED_MODEL], facts[PLAYED_MATCH])):
-        high = max(survival[MODEL, j], survival[OWN, j])
-        low = min(survival[MODEL, j], survival[OWN, j])
+        one, other = survival[MODEL, j], survival[OWN, j]
+        high, low = max(one, other), min(one, other)
         seen = 1.0 if j < accepted else 0.0
         joint[0] = joint[0] * JOINT_DISCOUNT + seen - high
         joint[1] = joint[1] * JOINT_DISCOUNT + low * (1.0 - high)

@@ -14,7 +14,6 @@ the tokens on it are free.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwise.controller.acceptance import (
     AFTER,
@@ -28,15 +27,13 @@ from draftwise.controller.acceptance import (
     PLAYED_MATCH,
     PLAYED_MODEL,
     ROOM,
+    Int32,
     Slots,
     new_slots,
     new_tables,
-)
+)  # fmt: skip
 from draftwise.controller.compiled import compiled, warms_up
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Int32 = NDArray[np.int32]
+from draftwise.types import Floats, Ints
 
 NUM_PRICES = 512
 """Number of bins for prices between 0 and 1 expected token."""

@@ -25,12 +25,12 @@ from draftwise.controller.acceptance import (
     PLAYED_MODEL,
     new_slots,
     new_tables,
-)
-from draftwise.controller.choice import choose
+)  # fmt: skip
+from draftwise.controller.choice import best_length, choose, mean_surplus
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
-from draftwise.controller.lookahead import LookAhead
 from draftwise.controller.retrieval import Proposals, RetrievalIndex
+from draftwise.types import Ints
 
 RATE_DISCOUNT = np.array([0.98, 0.995])
 """Discount of the engine's tokens per second, for each step: for choosing tokens, and for the
@@ -47,10 +47,14 @@ IDLE_MOST = 8
 """Most steps between two searches."""
 SLICE = 4096
 """Tokens indexed by one call of ``work``."""
+WORTH_DISCOUNT = 0.998
+"""Discount of the means of the look-ahead, for each observation."""
+PROBE_EVERY = 64
+"""Steps between two probes with longer drafts of the model."""
+PROBE_LONGER = 2
+"""Additional tokens of a probe."""
 STATE_VERSION = 1
 
-Ints = NDArray[np.int64]
-Int32 = NDArray[np.int32]
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
 _UNSEARCHED = Proposals(
@@ -82,8 +86,13 @@ class Controller:
     next drafts, and ``work`` while the engine computes. ``num_to_draft`` is the number of tokens
     that the model drafter should write for each request during the coming step.
 
-    State: drafts and proposals by slot; acceptance tables, cost model, guard and look-ahead, which
-    all requests share.
+    A model drafter writes at the end of a step, for all requests, before the step's tokens are
+    known. The look-ahead therefore holds the mean worth of model drafts of 0, 1, .. tokens over
+    recent requests and steps, in expected tokens per request: after every choice, each request
+    contributes what each length would have been worth to it.
+
+    State: drafts and proposals by slot; acceptance tables, cost model, guard and look-ahead (means
+    by length with the number of steps), which all requests share.
     """
 
     def __init__(self, limits: Limits, *, history_tokens: int = 1 << 18) -> None:
@@ -96,7 +105,8 @@ class Controller:
         self.promised = self.kept = 0.0
         self._tables = new_tables(length)
         self._index = RetrievalIndex(length, history_tokens)
-        self._look_ahead = LookAhead(length)
+        self._worth = np.zeros(length + 2)
+        self._num_lengths = 0
         self._rates = np.zeros((2, 2))
         self._price = 0.0
         self._last_s = 0.0
@@ -122,15 +132,9 @@ class Controller:
         self._num_slots = num
 
     def begin(
-        self,
-        name: str,
-        tokens: Sequence[int],
-        *,
-        tenant: int = 0,
-        shares: bool = True,
-        model: bool = True,
-        retrieval: bool = True,
-    ) -> None:
+        self, name: str, tokens: Sequence[int], *, tenant: int = 0, shares: bool = True,
+        model: bool = True, retrieval: bool = True,
+    ) -> None:  # fmt: skip
         """Add a request after its prefill, with its text so far.
 
         tenant: texts of other tenants are never proposed. shares: whether its answer may be
@@ -165,12 +169,9 @@ class Controller:
         return name in self._slots
 
     def observe(
-        self,
-        step: Step,
-        names: Sequence[str],
-        emitted: Sequence[Sequence[int]],
+        self, step: Step, names: Sequence[str], emitted: Sequence[Sequence[int]],
         num_verified: Sequence[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Learn from a step: its facts, and the tokens that it emitted for each request.
 
         num_verified: drafted tokens that were verified, where the engine cut drafts from their
@@ -222,11 +223,9 @@ class Controller:
         self._known.tokens[slots, MODEL] = 0
 
     def choose(
-        self,
-        names: Sequence[str],
-        rooms: Sequence[int],
+        self, names: Sequence[str], rooms: Sequence[int],
         offers: Sequence[Sequence[int]] | None = None,
-    ) -> list[list[int]]:
+    ) -> list[list[int]]:  # fmt: skip
         """The drafts of the coming step, one for each request; empty where plain decoding is best.
 
         With ``Limits.branches`` second branches are in ``branches``, in the same order. rooms: most
@@ -303,9 +302,7 @@ class Controller:
         seen, expected = self._tables.joint.tolist()
         return float(min(max(seen / expected, 0.0), 1.0)) if expected > 0 else 0.0
 
-    def _survivals(
-        self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None
-    ) -> int:  # fmt: skip
+    def _survivals(self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None) -> int:
         """Fill the survival of the model's draft, of retrieval, and of retrieval after the model.
 
         Returns the length of the model's longest draft.
@@ -360,22 +357,31 @@ class Controller:
         if not self.limits.model or not self.costs.is_known:
             self.num_to_draft = 0
             return
-        length = 0
+        length, longest = 0, self._longest()
         if self.guard.allows_drafts:
-            length = self._look_ahead.best(num, self._rate(1), self.costs)
-        if length:
-            self.num_to_draft = self._look_ahead.probe(length, self.costs)
-        else:
+            length = int(
+                best_length(self._worth, longest, num, self._rate(1), *self.costs.draft_price)
+            )
+        if not length:
             price_s = self.costs.draft_seconds(1)
             self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
+            return
+        self._num_lengths += 1
+        if self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
+            length = min(length + PROBE_LONGER, longest)
+        self.num_to_draft = length
+
+    def _longest(self) -> int:
+        """The longest draft of the model to consider, by the longest one measured so far."""
+        return min(max(1, 2 * self.costs.longest), self.limits.max_draft)
 
     def _learn_lengths(self) -> None:
         """Learn what each length of the model's draft was worth at the latest choice."""
         if self._to_learn is not None and self.limits.model:
             slots, price = self._to_learn
-            self._look_ahead.learn(
-                slots, self._known, self._tables, self._joint, self.limits.branches, price,
-                self.costs.longest,
+            mean_surplus(
+                slots, self._known, self._tables.after, self._joint, self.limits.branches, price,
+                WORTH_DISCOUNT, self._worth, self._longest(),
             )  # fmt: skip
         self._to_learn = None
 
@@ -399,7 +405,7 @@ class Controller:
             "max_draft": self.limits.max_draft,
             "costs": self.costs.state(),
             "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
-            "look_ahead": self._look_ahead.means.tolist(),
+            "look_ahead": self._worth.tolist(),
             "guard": self.guard.state(),
             "rate": self._rates.tolist(),
         }
@@ -418,13 +424,11 @@ class Controller:
             )
         costs, guard = StepCosts(), Guard()
         try:
+            learnt = state["acceptance"]
             tables = acceptance.Tables(
-                *(
-                    _like(table, state["acceptance"][name])
-                    for name, table in self._tables._asdict().items()
-                )
+                **{name: _like(own, learnt[name]) for name, own in self._tables._asdict().items()}
             )
-            means = _like(self._look_ahead.means, state["look_ahead"])
+            means = _like(self._worth, state["look_ahead"])
             rates = _like(self._rates, state["rate"])
             costs.load_state(state["costs"])
             guard.load_state(state["guard"])
@@ -435,8 +439,7 @@ class Controller:
         ):
             raise ValueError("the state is damaged: a count is negative")
         self._tables, self.costs, self.guard = tables, costs, guard
-        self._look_ahead.means = means
-        self._rates = rates
+        self._worth, self._rates = means, rates
 
 
 def _like(array: NDArray[np.float64], values: Any) -> NDArray[np.float64]:

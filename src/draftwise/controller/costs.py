@@ -20,12 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwise.controller.compiled import compiled, warms_up
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from draftwise.types import Floats, Ints
 
 EDGES = np.array(
     [*range(1, 32), *range(32, 256, 8), *range(256, 1024, 32), *range(1024, 8192, 256)], np.int64

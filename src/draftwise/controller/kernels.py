@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.controller.compiled import HAS_NUMBA, compiled
+from draftwise.types import Ints
 
 if HAS_NUMBA:
     from llvmlite import ir
@@ -63,7 +64,6 @@ else:
 
 
 Int32: TypeAlias = NDArray[np.int32]
-Int64: TypeAlias = NDArray[np.int64]
 
 NUM_ORDERS = 4  # contexts of 1, 2, 4, 8 tokens
 LONGEST_CONTEXT = 8
@@ -155,7 +155,7 @@ def insert(chains: Chains, shift: int, seed: int, place: int, before: int) -> No
 
 @compiled
 def heads_after(
-    shift: int, seed: int, ending: Int32, num_ending: int, heads: Int64, row: int, column: int
+    shift: int, seed: int, ending: Int32, num_ending: int, heads: Ints, row: int, column: int
 ) -> None:
     """Write the indices of the heads for a text's ending (latest token first)."""
     key = _hash(seed)
@@ -170,7 +170,7 @@ def heads_after(
 @compiled
 def walk(
     chains: Chains, tenant: int, newest: int, oldest: int, ending: Int32, num_ending: int,
-    place: int, level: int, places: Int64,
+    place: int, level: int, places: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """The longest match among the places of a bucket, and the number of places with it."""
     tokens, owners, links, _, mask = chains
@@ -200,7 +200,7 @@ def walk(
 @compiled
 def find(
     chains: Chains, tenant: int, newest: int, oldest: int, ending: Int32, num_ending: int,
-    firsts: Int64, row: int, column: int, above: int, places: Int64,
+    firsts: Ints, row: int, column: int, above: int, places: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """The longest match of more than ``above`` tokens, and the number of places with it.
 
@@ -222,7 +222,7 @@ def find(
 
 
 @compiled
-def elect(nexts: Int64, num: int) -> tuple[int, int]:
+def elect(nexts: Ints, num: int) -> tuple[int, int]:
     """The token with most votes (ties: the first), and its votes."""
     chosen, votes = nexts[0], 0
     for i in range(num):
@@ -265,7 +265,7 @@ def read(source: Source, at: int, proposal: Int32) -> int:
 
 @compiled
 def go_on(
-    source: Source, places: Int64, num: int, limit: int, nexts: Int64, out: Int32
+    source: Source, places: Ints, num: int, limit: int, nexts: Ints, out: Int32
 ) -> tuple[int, int]:
     """Write the continuation with most votes; return its length and its first token's votes."""
     agree = num
@@ -307,7 +307,7 @@ def follow(source: Source, place: int, depth: int, limit: int, out: Int32) -> in
 
 
 @compiled
-def index_text(table: Int64, slot: int, until: int) -> None:
+def index_text(table: Ints, slot: int, until: int) -> None:
     """Index the places of a running text up to ``until``."""
     capacity = int(table[slot, CAPACITY])
     chains = chains_at(table[slot, ADDRESS], capacity)
@@ -318,7 +318,7 @@ def index_text(table: Int64, slot: int, until: int) -> None:
 
 
 @compiled
-def index_texts(table: Int64, max_tokens: int) -> tuple[int, bool]:
+def index_texts(table: Ints, max_tokens: int) -> tuple[int, bool]:
     """Index pending tokens of running texts, in order of slots.
 
     Returns the rest of max_tokens, and whether tokens are pending.
@@ -335,14 +335,14 @@ def index_texts(table: Int64, max_tokens: int) -> tuple[int, bool]:
 
 
 @compiled
-def is_open(table: Int64, slot: int) -> bool:
+def is_open(table: Ints, slot: int) -> bool:
     """Whether a slot is in use."""
     return 0 <= slot < len(table) and table[slot, CAPACITY] > 0
 
 
 @compiled
 def refuse_extension(
-    table: Int64, slots: Int64, counts: Int64, num: int, tokens: Int32, num_tokens: int
+    table: Ints, slots: Ints, counts: Ints, num: int, tokens: Int32, num_tokens: int
 ) -> int:
     """A negative code of refusal for bad arguments of ``extend``; otherwise 0."""
     total = 0
@@ -361,7 +361,7 @@ def refuse_extension(
 
 
 @compiled
-def fetch_ends(table: Int64, slots: Int64, num: int) -> None:
+def fetch_ends(table: Ints, slots: Ints, num: int) -> None:
     """Prefetch the ends of texts."""
     if HAS_NUMBA:
         for i in range(num):
@@ -372,7 +372,7 @@ def fetch_ends(table: Int64, slots: Int64, num: int) -> None:
 
 @compiled
 def extend(
-    table: Int64, slots: Int64, counts: Int64, num: int, tokens: Int32, num_tokens: int, first: int
+    table: Ints, slots: Ints, counts: Ints, num: int, tokens: Int32, num_tokens: int, first: int
 ) -> int:
     """Append tokens to texts from row ``first`` on; return the first row that lacks room, or num.
 
@@ -422,7 +422,7 @@ def remember(ring: Ring, newest: int, tenant: int, text: Int32, start: int, end:
 
 
 @compiled
-def refuse_proposal(table: Int64, slots: Int64, num: int, drafts: Int32, num_drafted: Int64) -> int:
+def refuse_proposal(table: Ints, slots: Ints, num: int, drafts: Int32, num_drafted: Ints) -> int:
     """A negative code of refusal for bad arguments of ``propose``; otherwise 0."""
     for i in range(num):
         if not is_open(table, slots[i]):
@@ -437,8 +437,8 @@ def refuse_proposal(table: Int64, slots: Int64, num: int, drafts: Int32, num_dra
 
 @compiled
 def fetch_heads(
-    table: Int64, slots: Int64, num: int, drafts: Int32, num_drafted: Int64, ring: Chains,
-    endings: Int32, num_endings: Int64, heads: Int64,
+    table: Ints, slots: Ints, num: int, drafts: Int32, num_drafted: Ints, ring: Chains,
+    endings: Int32, num_endings: Ints, heads: Ints,
 ) -> None:  # fmt: skip
     """Write the endings of texts with their drafts, and prefetch the heads of their contexts."""
     ring_shift = shift_for(ring.mask + 1)
@@ -463,7 +463,7 @@ def fetch_heads(
 
 @compiled
 def fetch_places(
-    table: Int64, slots: Int64, num: int, ring: Chains, num_endings: Int64, heads: Int64
+    table: Ints, slots: Ints, num: int, ring: Chains, num_endings: Ints, heads: Ints
 ) -> None:
     """Replace heads by the places that they hold, and prefetch these places."""
     for i in range(num):
@@ -485,7 +485,7 @@ def place_at(chains: Chains, head: int) -> int:
 
 @compiled
 def propose(
-    table: Int64, slots: Int64, limits: Int64, num: int, drafts: Int32, num_drafted: Int64,
+    table: Ints, slots: Ints, limits: Ints, num: int, drafts: Int32, num_drafted: Ints,
     only_after: bool, ring: Ring, newest: int, tokens: Int32, found: Int32,
     shared: NDArray[np.bool_],
 ) -> int:  # fmt: skip

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from draftwise.controller import kernels
 from draftwise.controller.compiled import warms_up
+from draftwise.controller.kernels import Int32
+from draftwise.types import Ints
 
 SLICE = 2048
 """Prompt tokens that ``open`` indexes: less than half a millisecond."""
 PROMPT_TAIL = 8
 """Last prompt tokens that enter the history with an answer: the longest context."""
 
-Int32: TypeAlias = NDArray[np.int32]
-Int64: TypeAlias = NDArray[np.int64]
-Ints: TypeAlias = Sequence[int] | Int64
+Numbers: TypeAlias = Sequence[int] | Ints
 Tokens: TypeAlias = Sequence[int] | Int32
 _REFUSALS = {
     kernels.NOT_OPEN: "a slot is not open",
@@ -189,7 +189,7 @@ class RetrievalIndex:
                 self._num_remembered = 0
         return is_behind or bool(self._waiting)
 
-    def extend(self, slots: Ints, tokens: Tokens, counts: Ints) -> None:
+    def extend(self, slots: Numbers, tokens: Tokens, counts: Numbers) -> None:
         """Append a step's tokens: counts[i] tokens to slots[i]; tokens: [sum of counts].
 
         Texts with at most 64 pending tokens are indexed to their end, others by ``work``.
@@ -212,14 +212,14 @@ class RetrievalIndex:
                 return
             self._grow(int(self._slots[done]))
 
-    def propose(self, slots: Ints, limits: Ints) -> Proposals:
+    def propose(self, slots: Numbers, limits: Numbers) -> Proposals:
         """Propose at most limits[i] tokens (and at most max_draft) after the text of slots[i]."""
         if len(slots) > len(self._slots):
             self._room(power_of_two(len(slots)))
         return self._propose(slots, self._drafts, self._undrafted, limits, False)
 
     def propose_after(
-        self, slots: Ints, drafts: Int32, num_drafted: Ints, limits: Ints
+        self, slots: Numbers, drafts: Int32, num_drafted: Numbers, limits: Numbers
     ) -> Proposals:
         """The same after the text and the first num_drafted[i] tokens of drafts[i]; none if 0."""
         num, width = np.shape(drafts)
@@ -232,7 +232,7 @@ class RetrievalIndex:
         return self._propose(slots, self._drafts, self._num_drafted, limits, True)
 
     def _propose(
-        self, slots: Ints, drafts: Int32, num_drafted: Int64, limits: Ints, is_after: bool
+        self, slots: Numbers, drafts: Int32, num_drafted: Ints, limits: Numbers, is_after: bool
     ) -> Proposals:
         num = len(slots)
         self._slots[:num] = slots
