@@ -24,7 +24,6 @@ def test_by_hand() -> None:
     growth = (5 / 2 - 1) / 2
     assert costs.read_s.tolist() == pytest.approx([0.125, growth * 0.1, 0.0])
     assert costs.seconds.tolist() == pytest.approx([2.0, 3.25, 5.75, 5.2])
-    assert costs.drafting().tolist() == pytest.approx([0.0, 0.25, 0.75, 0.2])
     assert [places.tolist() for places in costs.places] == [[1, 2], [3], [0]]
     costs.take(Costs(np.array([2.0, 5.0]), {"b": 0.5}))
     assert costs.read_s.tolist() == pytest.approx([1.5 * 0.1, 1.5 * 0.5, 0.0])

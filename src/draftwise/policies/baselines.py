@@ -26,7 +26,7 @@ class FixedPlan(Kept):
     ignored. State: the number of rounds. Errors: ValueError if ``plan`` is not in 0 .. K-1.
     """
 
-    KEPT: ClassVar[Fields] = {"round": "_round"}
+    KEPT: ClassVar[Fields] = ("round",)
 
     def __init__(self, num_plans: int, plan: int = 0) -> None:
         if not 0 <= whole("plan", plan) < num_plans:
@@ -183,7 +183,7 @@ class Router(FixedPlan):
         ``read_examples``, and ValueError if texts and plans differ in number.
     """
 
-    KEPT: ClassVar[Fields] = {"plan": "_plan", "counts": "_counts", "round": "_round"}
+    KEPT = ("plan", "counts", "round")
 
     def __init__(
         self, num_plans: int, plan: int = 0, num_cells: int = 1024, examples: str | None = None,

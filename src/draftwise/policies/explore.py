@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 
 from draftwise.checks import MANY, optional, scale, whole
 from draftwise.policies.base import Greedy, Tally, check_feedback
-from draftwise.policies.state import Fields, in_range
+from draftwise.policies.state import in_range
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 
@@ -42,11 +41,7 @@ class SequentialHalving(Greedy):
     State: survivors bool[K]; a ``Tally`` of the phase, and one of all rounds.
     """
 
-    KEPT: ClassVar[Fields] = {
-        "alive": "_alive",
-        "phase": "_phase",
-        "tally": "_tally",
-    }
+    KEPT = ("alive", "phase", "tally")
 
     def __init__(self, num_plans: int, budget: int | None = None, period: int = 1) -> None:
         self._budget = optional(whole, "budget", budget, 1, MANY)

@@ -123,7 +123,7 @@ class NormalHedge(Hedging):
         1e-9 count as rounding; (2) plans sleep (``Hedging``).
     """
 
-    KEPT: ClassVar[Fields] = {"regrets": "_regrets", "tally": "_tally", "rng": "_rng"}
+    KEPT = ("regrets", "tally", "rng")
 
     def weights(self) -> Floats:
         return normalhedge_probabilities(self._regrets)
@@ -155,12 +155,7 @@ class AdaNormalHedge(Hedging):
     Differs: none. State: the sizes C float64[K], too.
     """
 
-    KEPT: ClassVar[Fields] = {
-        "regrets": "_regrets",
-        "sizes": "_sizes",
-        "tally": "_tally",
-        "rng": "_rng",
-    }
+    KEPT = ("regrets", "sizes", "tally", "rng")
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)

@@ -10,14 +10,15 @@ import numpy as np
 from draftwise.checks import flag, number, whole
 
 Fields = Mapping[str, str] | Sequence[str]
-"""A state's field names to the attributes that hold them; or names that are both."""
+"""A state's field names to the attributes that hold them; or names that attributes have, too, some
+of them after an underscore."""
 
 _MOST = 1e15
 """The largest number that is ever learnt: sums of more values in [0, 1] than any run has."""
 
 
 class Kept:
-    """Whose memory is ``KEPT``: the names in a file, which stay, and the attributes after them."""
+    """Whose memory is ``KEPT``."""
 
     KEPT: ClassVar[Fields]
 
@@ -37,7 +38,7 @@ class Kept:
 
 def dump(owner: object, fields: Fields) -> dict[str, Any]:
     """The fields of ``owner`` as plain JSON values."""
-    return {name: _plain(getattr(owner, own)) for name, own in _pairs(fields).items()}
+    return {name: _plain(getattr(owner, own)) for name, own in _pairs(owner, fields).items()}
 
 
 def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
@@ -46,20 +47,24 @@ def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
     Arrays and numbers keep their type, and arrays their shape. Then asks ``owner`` what it thinks
     (``check_memory``). Errors: ValueError.
     """
-    if not isinstance(state, Mapping) or set(state) != set(_pairs(fields)):
+    pairs = _pairs(owner, fields)
+    if not isinstance(state, Mapping) or set(state) != set(pairs):
         holds = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(
-            f"this state holds {holds}, but {type(owner).__name__} needs {sorted(_pairs(fields))}: "
+            f"this state holds {holds}, but {type(owner).__name__} needs {sorted(pairs)}: "
             "load it into a policy of the same name and options"
         )
-    before = {own: _snapshot(getattr(owner, own)) for own in _pairs(fields).values()}
+    before = {own: _snapshot(getattr(owner, own)) for own in pairs.values()}
     try:
-        _assign(owner, fields, state)
+        for name, own in pairs.items():
+            present, value = getattr(owner, own), state[name]
+            _set(owner, own, value if _is_written_to(present) else _like(name, present, value))
         if isinstance(owner, Kept):
+            owner.forget_what_follows()
             owner.check_memory()
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         for own, old in before.items():
-            _put_back(owner, own, old)
+            _set(owner, own, old)
         raise error if isinstance(error, ValueError) else ValueError(str(error)) from error
 
 
@@ -70,37 +75,29 @@ def in_range(name: str, values: Any, least: Any, most: Any = _MOST) -> None:
         raise ValueError(f"{name} is out of range: the file is damaged")
 
 
-def _pairs(fields: Fields) -> Mapping[str, str]:
-    return fields if isinstance(fields, Mapping) else {name: name for name in fields}
+def _pairs(owner: object, fields: Fields) -> Mapping[str, str]:
+    if isinstance(fields, Mapping):
+        return fields
+    return {name: name if hasattr(owner, name) else f"_{name}" for name in fields}
 
 
-def _assign(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
-    for name, own in _pairs(fields).items():
-        present, value = getattr(owner, own), state[name]
-        if hasattr(present, "load_state"):
-            present.load_state(value)
-        elif isinstance(present, np.random.Generator):
-            present.bit_generator.state = value
-        else:
-            setattr(owner, own, _like(name, present, value))
-    if isinstance(owner, Kept):
-        owner.forget_what_follows()
+def _is_written_to(present: Any) -> bool:
+    """Whether loading changes an attribute in place; it replaces arrays and numbers."""
+    return hasattr(present, "load_state") or isinstance(present, np.random.Generator)
 
 
 def _snapshot(present: Any) -> Any:
-    """What an attribute is now; loading replaces arrays and numbers, and never writes to them."""
-    is_written_to = hasattr(present, "load_state") or isinstance(present, np.random.Generator)
-    return _plain(present) if is_written_to else present
+    return _plain(present) if _is_written_to(present) else present
 
 
-def _put_back(owner: object, own: str, old: Any) -> None:
+def _set(owner: object, own: str, value: Any) -> None:
     present = getattr(owner, own)
     if hasattr(present, "load_state"):
-        present.load_state(old)
+        present.load_state(value)
     elif isinstance(present, np.random.Generator):
-        present.bit_generator.state = old
+        present.bit_generator.state = value
     else:
-        setattr(owner, own, old)
+        setattr(owner, own, value)
 
 
 def _plain(value: Any) -> Any:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
 
 import numpy as np
 
 from draftwise.checks import scale, share, whole
 from draftwise.policies.base import Greedy, Tally, check_feedback, one_hot
-from draftwise.policies.state import Fields, Kept, in_range
+from draftwise.policies.state import Kept, in_range
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 
@@ -123,7 +122,7 @@ class DiscountedUCB(Greedy):
     State: discounted counts and sums float64[K]; a ``Tally`` of plain counts.
     """
 
-    KEPT: ClassVar[Fields] = {"tally": "_tally", "counts": "_counts", "sums": "_sums"}
+    KEPT = ("tally", "counts", "sums")
 
     def __init__(self, num_plans: int, beta: float = 0.01, discount: float = 0.98) -> None:
         self._beta = scale("beta", beta)
@@ -175,12 +174,7 @@ class SlidingUCB(Kept):
         was last chosen int64[K]; rounds learned. Cost: O(window K) a round.
     """
 
-    KEPT: ClassVar[Fields] = {
-        "values": "_values",
-        "seen": "_seen",
-        "chosen": "_chosen",
-        "num_rounds": "_num_rounds",
-    }
+    KEPT = ("values", "seen", "chosen", "num_rounds")
 
     def __init__(self, num_plans: int, beta: float = 0.01, window: int = 100) -> None:
         self._beta, self._window = scale("beta", beta), whole("window", window, 1, _LONGEST)

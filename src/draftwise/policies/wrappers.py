@@ -114,7 +114,7 @@ MakeBase = Callable[[str, np.random.Generator], Policy]
 class Wrapper(Kept):
     """Plays what its base chooses. Feedback, state, cost and errors are the base's, too."""
 
-    KEPT: ClassVar[Fields] = {"base": "_base"}
+    KEPT: ClassVar[Fields] = ("base",)
 
     def __init__(self, num_plans: int, base: Policy) -> None:
         self._num_plans, self._base = num_plans, base
@@ -175,7 +175,7 @@ class Delayed(Wrapper):
     State: the queue, oldest first, too.
     """
 
-    KEPT: ClassVar[Fields] = {"base": "_base", "queue": "_queue"}
+    KEPT = ("base", "queue")
 
     def __init__(
         self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,
@@ -212,13 +212,7 @@ class Batched(Wrapper):
     Ranges: warmup 0 to 100,000, skip 1 to 100,000, batch 1 to 10,000.
     """
 
-    KEPT: ClassVar[Fields] = {
-        "base": "_base",
-        "num_chosen": "_num_chosen",
-        "num_told": "_num_told",
-        "last_batch": "_last_batch",
-        "kept": "_kept",
-    }
+    KEPT = ("base", "num_chosen", "num_told", "last_batch", "kept")
 
     def __init__(
         self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,

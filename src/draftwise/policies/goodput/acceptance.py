@@ -66,30 +66,21 @@ class Rates(Kept):
         self._prior_weight: Floats = np.full(num_drafters, PRIOR_WEIGHT)
         self._table: Floats = np.zeros((6, num_drafters))
         self._pool = [0.0, 0.0]
-        self._weigh()
+        self.forget_what_follows()
 
     def expect(self, priors: Floats, weights: Floats) -> None:
         """Set the priors [D] and their weights [D] in alphas."""
         self._prior, self._prior_weight = priors, weights
-        self._weigh()
+        self.forget_what_follows()
 
     def of(self) -> Floats:
         """[D] the mean of slow and fast rate, weighted by how well each has predicted."""
-        granted = self._granted()
+        granted, table = self._granted(), self._table
         held = self._held if granted == 1.0 else self._held * granted
-        return _weighted(self._table, held, self._weights)
-
-    @staticmethod
-    def of_rows(rows: Sequence[Rates]) -> Floats:
-        """[B, D] the same for many requests."""
-        tables, held, weights = (
-            np.concatenate([getattr(row, part) for row in rows])
-            .reshape(len(rows), -1, len(rows[0]._prior))
-            .swapaxes(0, 1)
-            for part in ("_table", "_held", "_weights")
-        )
-        granted = np.array([row._granted() for row in rows])
-        return _weighted(tables, held * granted[:, np.newaxis], weights)
+        slow, fast = (table[_NUMS] + held) / (table[_DENS] + self._weights)
+        half_odds = 0.5 * FAST_ODDS + (0.5 * ERROR_WEIGHT) * (table[_ERROR] - table[_FAST_ERROR])
+        rates: Floats = slow + (0.5 + 0.5 * np.tanh(half_odds)) * (fast - slow)
+        return rates
 
     def weights(self) -> Floats:
         """[D] the weight of each slow rate in alphas, its prior included."""
@@ -125,10 +116,6 @@ class Rates(Kept):
         self._pool = [pool_num + weight * sum(alphas), pool_den + weight * len(alphas)]
 
     def forget_what_follows(self) -> None:
-        """Recompute what depends on the loaded priors."""
-        self._weigh()
-
-    def _weigh(self) -> None:
         """Compute the priors' weights [2, D] of slow and fast rates, and weights * priors."""
         self._weights: Floats = np.stack(
             [self._prior_weight, np.full_like(self._prior, PRIOR_WEIGHT)]
@@ -139,15 +126,6 @@ class Rates(Kept):
         """The factor of an unknown drafter's prior."""
         num, den = self._pool
         return min(1.0, (POOL_WEIGHT * PRIOR + num) / (POOL_WEIGHT + den) / GOOD_POOL)
-
-
-def _weighted(table: Floats, held: Floats, weights: Floats) -> Floats:
-    """[.., D] rates of tables [6, .., D] and priors [2, .., D]."""
-    slow, fast = (table[_NUMS] + held) / (table[_DENS] + weights)
-    half_odds = 0.5 * FAST_ODDS + (0.5 * ERROR_WEIGHT) * (table[_ERROR] - table[_FAST_ERROR])
-    share = 0.5 + 0.5 * np.tanh(half_odds)
-    rates: Floats = slow + share * (fast - slow)
-    return rates
 
 
 CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
@@ -286,8 +264,6 @@ MATCH_DISCOUNT = 0.995
 MATCH_CAP = 17
 """Longer matches share the last bucket."""
 _BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
-BUCKETS = np.array(_BUCKET_OF)
-"""The table row of a match of 0, 1, .. ``MATCH_CAP`` tokens."""
 
 
 def bucket(match: int) -> int:

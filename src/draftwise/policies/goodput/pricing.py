@@ -40,7 +40,6 @@ class PlanCosts:
         self.longest = max(int(self.lengths.max()), 1)
         self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
         self._own_lengths = [self.lengths[own] for own in self.places]
-        self._exponents: Floats = (self.lengths + 1).astype(np.float64)
         self._taken: Costs | None = None
         self.target_s: list[float] = [1.0]
         self.batch_s: Floats | None = None
@@ -85,28 +84,13 @@ class PlanCosts:
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
     def expected_tokens(self, rates: Floats) -> Floats:
-        """[.., K] ``expected_tokens`` of each plan, by the acceptance of each drafter [.., D]."""
-        alphas = np.minimum(rates, _CERTAIN)
-        missed = (1.0 - alphas).take(self.drafters, axis=-1)
-        reached = alphas.take(self.drafters, axis=-1) ** self._exponents
-        found: Floats = (1.0 - reached) / missed
-        return found
+        """[K] ``expected_tokens`` of each plan, by the acceptance of each drafter [D]."""
+        return expected_tokens(rates.take(self.drafters), self.lengths)
 
     def retrieved(self, tokens: Floats, row: int, ladder: Sequence[float], match: int) -> None:
         """Write ``retrieved_tokens`` of the plans of one drafter into tokens [K]."""
         found = np.array(retrieved_tokens(ladder, match, self.longest))
         tokens[self.places[row]] = found[self._own_lengths[row]]
-
-    def put_retrieved(
-        self, tokens: Floats, requests: Sequence[int], row: int, found: Floats
-    ) -> None:
-        """Write found [len(requests), longest + 1], by length, into tokens [B, K]."""
-        tokens[np.array(requests)[:, None], self.places[row]] = found[:, self._own_lengths[row]]
-
-    def drafting(self) -> Floats:
-        """[K] seconds of drafting alone."""
-        seconds: Floats = self.lengths * self.draft_s[self.drafters]
-        return seconds
 
 
 def _are_equal(costs: Costs, others: Costs) -> bool:

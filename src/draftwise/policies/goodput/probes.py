@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from draftwise.policies.goodput.acceptance import PRIOR, PRIOR_WEIGHT
 from draftwise.policies.goodput.pricing import PlanCosts, expected_tokens
-from draftwise.policies.state import Fields, Kept
+from draftwise.policies.state import Kept
 from draftwise.types import Floats
 
 PROBE_TOKENS_PAID = 32
@@ -81,10 +81,7 @@ class ProbeScheduler(Kept):
     Cost: O(D) per round, O(K) every 16 rounds.
     """
 
-    KEPT: ClassVar[Fields] = {
-        "scored_until": "_scored_until", "read_until": "_read_until", "end": "_end",
-        "num_new": "_num_new", "missed_s": "missed_s",
-    }  # fmt: skip
+    KEPT = ("scored_until", "read_until", "end", "num_new", "missed_s")
 
     def __init__(self, num_drafters: int, memory: float) -> None:
         self._memory = memory
