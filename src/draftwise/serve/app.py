@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -58,12 +58,7 @@ from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
 _Body = TypeVar("_Body", bound=BaseModel)
-_BODIES: Sequence[type[BaseModel]] = (
-    ChatRequest,
-    CompletionRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-)
+_BODIES: Any = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _DRAINING = "the server is going down: ask another, or ask again later"
 _TOO_DEEP = "the request is nested too deeply"
 
@@ -106,13 +101,9 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     _add_views(app, service)
     _describe_bodies(app)
     inner = Middleware(
-        app,
-        settings.keys,
-        settings.max_body,
-        service.metrics.saw_response,
-        settings.hosts,
+        app, settings.keys, settings.max_body, service.metrics.saw_response, settings.hosts,
         service.heavy,
-    )
+    )  # fmt: skip
     if not settings.origins:
         return inner
     return CORSMiddleware(  # outermost: a page's first request brings no key, and it reads errors
@@ -185,8 +176,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a text, or of a conversation as the model reads it."""
         body = await _read(service, request, TokenizeRequest)
-        if body.model is not None:
-            _check_model(service, body.model)
+        _check_model(service, body.model)
         tokens = await _checked(_threads(service, request), codec.tokens, body)
         texts = [codec.text_of(token) for token in tokens] if body.return_token_strs else None
         return {
@@ -200,8 +190,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids."""
         body = await _read(service, request, DetokenizeRequest)
-        if body.model is not None:
-            _check_model(service, body.model)
+        _check_model(service, body.model)
         return {"prompt": await _checked(_threads(service, request), codec.text, body.tokens)}
 
 
@@ -243,8 +232,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         """The live page."""
-        headers = {"Content-Security-Policy": PAGE.policy}
-        return HTMLResponse(PAGE.text, headers=headers)
+        return HTMLResponse(PAGE.text, headers={"Content-Security-Policy": PAGE.policy})
 
 
 def _takes(body: type[BaseModel]) -> dict[str, Any]:
@@ -263,14 +251,11 @@ def _describe_bodies(app: FastAPI) -> None:
 async def _read(service: Service, request: Request, kind: type[_Body]) -> _Body:
     """The request's body; a large one is read where no other request waits. Raises Refused."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given != "application/json" and not (
-        given.startswith("application/") and given.endswith("+json")
-    ):
+    if not re.fullmatch(r"application/(json|.*\+json)", given):
         raise no_object()
     raw = await request.body()
-    made: _Body | Refused
-    if len(raw) > LARGE_BODY:
-        request.state.is_heavy = True
+    request.state.is_heavy = len(raw) > LARGE_BODY
+    if request.state.is_heavy:
         made = await service.heavy.run(_parsed, kind, raw)
     else:
         made = _parsed(kind, raw)
@@ -297,16 +282,14 @@ async def _wanted(
     service: Service, body: Any, ask: Callable[[Any, Grammars], ParsedRequest], request: Request
 ) -> ParsedRequest:
     """What the engine is asked for; long prompts and grammars do not hold up other requests."""
-    if body.model is not None:
-        _check_model(service, body.model)
+    _check_model(service, body.model)
     if body.has_form:
         request.state.is_heavy = True
     return await _checked(_threads(service, request), ask, body, service.grammars)
 
 
 def _threads(service: Service, request: Request) -> Callable[..., Any]:
-    is_heavy = getattr(request.state, "is_heavy", False)
-    return service.heavy.run if is_heavy else asyncio.to_thread
+    return service.heavy.run if request.state.is_heavy else asyncio.to_thread
 
 
 async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: Any) -> _Made:
@@ -332,7 +315,7 @@ async def _answer(
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
         raise Refused(503, _DRAINING, retry_after_s=5) from None
-    facts = request.scope.get("state", {}).get("facts", {})
+    facts = request.state.facts
     facts |= {"answer": reply.id, "prompt_tokens": wanted.num_prompt_tokens}
     if body.stream:
         return await _stream(service, body, answers, reply, request)
@@ -371,14 +354,10 @@ def _about(service: Service, body: BaseRequest, wanted: ParsedRequest) -> About:
     )
 
 
-def _check_model(service: Service, name: str) -> None:
-    if name not in service.models:
-        raise Refused(
-            404,
-            f"the model {name!r} is not served here; there is: {', '.join(service.models)}",
-            param="model",
-            code="model_not_found",
-        )
+def _check_model(service: Service, name: str | None) -> None:
+    if name is not None and name not in service.models:
+        message = f"the model {name!r} is not served here; there is: {', '.join(service.models)}"
+        raise Refused(404, message, param="model", code="model_not_found")
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
@@ -395,8 +374,7 @@ _MOST_DRAFTERS = 24
 """That the page has colours for; no pool is as large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """text: the whole file. policy: a Content-Security-Policy that lets it run and nothing else."""
 
     text: str
@@ -406,18 +384,13 @@ class Page:
 def _load() -> Page:
     text = resources.files(__package__).joinpath("page.html").read_text("utf-8")
     text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(_MOST_DRAFTERS)]))
-    sources = {
-        f"{kind}-src": _hashes(re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))
-        for kind, tag in (("script", "script"), ("style", "style"))
-    }
-    rules = [f"{kind} {hashes}" for kind, hashes in sources.items()]
-    own = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'"]
-    return Page(text, "; ".join([*own, "frame-ancestors 'none'", *rules]))
-
-
-def _hashes(codes: list[str]) -> str:
-    digests = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in codes]
-    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    rules = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'"
+    rules += "; frame-ancestors 'none'"
+    for tag in ("script", "style"):
+        codes = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(c.encode()).digest()).decode() for c in codes]
+        rules += f"; {tag}-src " + " ".join(f"'sha256-{digest}'" for digest in digests)
+    return Page(text, rules)
 
 
 PAGE = _load()

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _COMPACT: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
+    "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
+}  # fmt: skip
 """One way to write each value: small models otherwise fill their answers with blanks."""
 
 
@@ -133,13 +131,20 @@ def _check(matcher: Any) -> None:
 
 def grammar_of(form: ResponseFormat | None, structured: StructuredOutputs | None) -> str | None:
     """The grammar that these fields ask for, if any; ValueError for one that cannot be read."""
-    if structured is not None:
-        return _structured(structured)
-    if form is None or form.type == "text":
-        return None
-    return json_grammar(
-        {"type": "object"} if form.json_schema is None else form.json_schema.schema_
-    )
+    if structured is None:
+        if form is None or form.type == "text":
+            return None
+        schema = form.json_schema
+        return json_grammar({"type": "object"} if schema is None else schema.schema_)
+    from llguidance import LLMatcher, grammar_from
+
+    if structured.json_ is not None:
+        return json_grammar(structured.json_)
+    if structured.regex is not None:
+        return LLMatcher.grammar_from_regex(structured.regex)
+    if structured.choice is not None:
+        return grammar_from("choice", json.dumps(structured.choice))
+    return grammar_from("grammar", structured.grammar or "")
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
@@ -155,15 +160,3 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
         return LLMatcher.grammar_from_json_schema(text, overrides=_COMPACT)
     except ValueError as error:
         raise DraftwiseError(f"the schema cannot be used: {error}") from None
-
-
-def _structured(wanted: StructuredOutputs) -> str:
-    from llguidance import LLMatcher, grammar_from
-
-    if wanted.json_ is not None:
-        return json_grammar(wanted.json_)
-    if wanted.regex is not None:
-        return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice is not None:
-        return grammar_from("choice", json.dumps(wanted.choice))
-    return grammar_from("grammar", wanted.grammar or "")

@@ -49,63 +49,50 @@ class Metrics(Observer):
     ) -> None:
         self._plans, self._clock, self._priced_s = plans, clock, float("-inf")
         self._guard = Guard()
-        self._registry = CollectorRegistry()
-        self._model = model
-        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
-        self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self._ended = self._counter(
+        self._registry, self._model = CollectorRegistry(), model
+        counter, gauge = partial(self._metric, Counter), partial(self._metric, Gauge)
+        histogram = partial(self._metric, Histogram)
+        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
+        self._generated = counter("vllm:generation_tokens", "Tokens generated.")
+        self._ended = counter(
             "vllm:request_success", "Requests that ended, by how.", "finished_reason"
         )
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts verified.")
-        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafts kept.")
-        self._accepted_at = self._counter(
+        self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified.")
+        self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
+        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafts kept.")
+        self._accepted_at = counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Kept, by position.", "position"
         )
-        self._running = self._gauge("vllm:num_requests_running", "Rows that the engine runs.")
-        self._waiting = self._gauge("vllm:num_requests_waiting", "Rows that wait for a place.")
-        self._hits = self._gauge("draftwise:prefix_hits", "Prompts that began as an earlier one.")
-        self._bytes = self._gauge("draftwise:kv_cache_bytes", "Bytes of the target's KV storage.")
-        self._gauge("draftwise:max_rows", "Rows that may run together.").set(max_rows)
-        self._gauge("draftwise:max_open", "Answers on their way at most.").set(max_open)
-        self._first = self._histogram(
-            "vllm:time_to_first_token_seconds", "From submission to the first token.", _SECONDS
-        )
-        self._between = self._histogram(
-            "vllm:inter_token_latency_seconds",
-            "Between tokens; those of one round share its time.",
-            _FEW_SECONDS,
-        )
-        self._whole = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From submission to the last token.", _SECONDS
-        )
-        self._pulls = self._counter("draftwise:pulls", "Rounds by plan.", "drafter", "length")
-        self._written = self._counter("draftwise:tokens", "Tokens by drafter.", "source")
-        self._estimates = self._gauges(
-            "draftwise:estimate", "What the policy expects of a plan.", "drafter", "length"
-        )
-        self._prices = self._gauges(
-            "draftwise:price_seconds",
-            "Of a forward of the target over so many tokens a row, of a step of a drafter.",
-            "model",
-            "tokens",
-        )
+        self._running = gauge("vllm:num_requests_running", "Rows that the engine runs.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Rows that wait for a place.")
+        self._hits = gauge("draftwise:prefix_hits", "Prompts that began as an earlier one.")
+        self._bytes = gauge("draftwise:kv_cache_bytes", "Bytes of the target's KV storage.")
+        gauge("draftwise:max_rows", "Rows that may run together.").set(max_rows)
+        gauge("draftwise:max_open", "Answers on their way at most.").set(max_open)
+        words = "From submission to the first token."
+        self._first = histogram("vllm:time_to_first_token_seconds", words, buckets=_SECONDS)
+        words = "Between tokens; those of one round share its time."
+        self._between = histogram("vllm:inter_token_latency_seconds", words, buckets=_FEW_SECONDS)
+        words = "From submission to the last token."
+        self._whole = histogram("vllm:e2e_request_latency_seconds", words, buckets=_SECONDS)
+        self._pulls = counter("draftwise:pulls", "Rounds by plan.", "drafter", "length")
+        self._written = counter("draftwise:tokens", "Tokens by drafter.", "source")
+        words = "What the policy expects of a plan."
+        self._estimates = gauge("draftwise:estimate", words, "drafter", "length")
+        words = "Of a forward of the target over so many tokens a row, of a step of a drafter."
+        self._prices = gauge("draftwise:price_seconds", words, "model", "tokens")
         # names and words of the vLLM plug-in (integrations.vllm.metrics)
-        self._speed = self._gauges("draftwise:speed", _SPEED, "window")
-        self._allowed = self._gauge(
-            "draftwise:drafting_allowed", "1 while the guard allows drafts, 0 while it does not."
-        )
-        self._label_rounds = self._counter(
-            "draftwise:label_rounds", "Rounds by label of the request.", "label"
-        )
-        self._label_tokens = self._counter(
-            "draftwise:label_emitted_tokens", "Tokens by label of the request.", "label"
-        )
-        self._label_speed = self._gauges(
-            "draftwise:label_speed", _SPEED + ", by label of the request", "label", "window"
-        )
+        self._speed = gauge("draftwise:speed", _SPEED, "window")
+        words = "1 while the guard allows drafts, 0 while it does not."
+        self._allowed = gauge("draftwise:drafting_allowed", words)
+        words = "Rounds by label of the request."
+        self._label_rounds = counter("draftwise:label_rounds", words, "label")
+        words = "Tokens by label of the request."
+        self._label_tokens = counter("draftwise:label_emitted_tokens", words, "label")
+        words = _SPEED + ", by label of the request"
+        self._label_speed = gauge("draftwise:label_speed", words, "label", "window")
         self._accounts: dict[str, Account] = {}
-        self._phases = self._counter("draftwise:phase_seconds", "Engine seconds.", "phase")
+        self._phases = counter("draftwise:phase_seconds", "Engine seconds.", "phase")
         self._http = Counter(
             "draftwise:http_requests", "Responses.", ["path", "status"], registry=self._registry
         )
@@ -200,19 +187,9 @@ class Metrics(Observer):
             if speed is not None:
                 self._label_speed.labels(self._model, label, window).set(speed)
 
-    def _counter(self, name: str, words: str, *labels: str) -> Counter:
-        made = Counter(name, words, ["model_name", *labels], registry=self._registry)
+    def _metric(self, kind: Any, name: str, words: str, *labels: str, **options: Any) -> Any:
+        made = kind(name, words, ["model_name", *labels], registry=self._registry, **options)
         return made if labels else made.labels(self._model)
-
-    def _gauge(self, name: str, words: str) -> Gauge:
-        return self._gauges(name, words).labels(self._model)
-
-    def _gauges(self, name: str, words: str, *labels: str) -> Gauge:
-        return Gauge(name, words, ["model_name", *labels], registry=self._registry)
-
-    def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
-        made = Histogram(name, words, ["model_name"], registry=self._registry, buckets=buckets)
-        return made.labels(self._model)
 
 
 @dataclass(slots=True)

@@ -42,14 +42,9 @@ class Middleware:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        keys: Sequence[str],
-        max_body: int,
-        saw_response: Callable[[str, int], None],
-        hosts: Sequence[str],
-        heavy: Heavy,
-    ) -> None:
+        self, app: ASGIApp, keys: Sequence[str], max_body: int,
+        saw_response: Callable[[str, int], None], hosts: Sequence[str], heavy: Heavy,
+    ) -> None:  # fmt: skip
         self._heavy = heavy
         self._hosts = frozenset() if "*" in hosts else frozenset(map(str.lower, hosts))
         self._app, self._max_body, self._saw_response = app, max_body, saw_response
@@ -85,7 +80,8 @@ class Middleware:
                 if body is not None:
                     await self._pass(scope, _replay(body, receive), send_numbered)
         finally:
-            path = _template(scope)
+            # the route's, so that what strangers type does not become a metric
+            path = str(getattr(scope.get("route"), "path", "unknown"))
             self._saw_response(path, status)
             if scope["state"].get("is_heavy"):
                 self._heavy.ended()
@@ -120,11 +116,8 @@ class Middleware:
         # all are compared, in constant time: how long this takes says nothing about any
         matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
         if kind.lower() != b"bearer" or not any(matches):
-            raise Refused(
-                401,
-                "wrong or missing API key: send Authorization: Bearer KEY",
-                code="invalid_api_key",
-            )
+            message = "wrong or missing API key: send Authorization: Bearer KEY"
+            raise Refused(401, message, code="invalid_api_key")
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
         """The body; None where the client left."""
@@ -151,22 +144,12 @@ class Middleware:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """``receive`` that gives the body once more."""
-    is_read = False
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return messages.pop() if messages else await receive()
 
     return again
-
-
-def _template(scope: Scope) -> str:
-    """The route's path, so that what strangers type does not become a metric."""
-    route = scope.get("route")
-    return str(getattr(route, "path", "unknown"))
 
 
 _Made = TypeVar("_Made")

@@ -142,8 +142,10 @@ class Codec:
             chat_template = PLAIN_TEMPLATE
         if chat_template is not None:
             tokenizer.chat_template = chat_template
-        if chat_template is not None:
-            self._check_template()
+            try:  # one that refuses the simplest message is its owner's mistake, not a client's
+                render([{"role": "user", "content": "Hello"}], tokenizer)
+            except DraftwiseError as error:
+                raise DraftwiseError(f"--chat-template: {error}") from None
         self.takes_tools = "tools" in str(tokenizer.chat_template)
         self.text_of = lru_cache(maxsize=65_536)(self._text_of)
         self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
@@ -166,32 +168,22 @@ class Codec:
         """The prompts of a completion, each text or ids. Raises DraftwiseError."""
         return [self._checked(self._prompt(one)) for one in given]
 
-    def _check_template(self) -> None:
-        """A template that refuses the simplest message is its owner's mistake, not a client's."""
-        try:
-            render([{"role": "user", "content": "Hello"}], self._tokenizer)
-        except DraftwiseError as error:
-            raise DraftwiseError(f"--chat-template: {error}") from None
-
     def tokens(self, body: TokenizeRequest) -> list[int]:
         """The ids that ``/tokenize`` tells. Raises DraftwiseError."""
         if body.messages is not None:
             return list(self.chat(body.messages, None).tokens)
         text = body.prompt or ""
         check_size(text, self._tokenizer, self.max_positions)
-        ids: list[int] = self._tokenizer(text, add_special_tokens=body.add_special_tokens)[
-            "input_ids"
-        ]
-        return ids
+        encoded = self._tokenizer(text, add_special_tokens=body.add_special_tokens)
+        return list(encoded["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of token ids. Raises DraftwiseError for one outside the vocabulary."""
-        if tokens and max(tokens) >= self._vocab_size:
+        if (largest := max(tokens, default=0)) >= self._vocab_size:
             raise DraftwiseError(
-                f"tokens: {max(tokens)} is outside the vocabulary of {self._vocab_size}"
+                f"tokens: {largest} is outside the vocabulary of {self._vocab_size}"
             )
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return text
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
         """``logit_bias`` by token id. Raises DraftwiseError for what is no token."""
@@ -226,10 +218,8 @@ class Codec:
         return prompt
 
     def _text_of(self, token: int) -> str:
-        text: str = self._tokenizer.decode(
-            [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode([token], **options))
 
     def _bytes_of(self, token: int) -> bytes:
         """The token's own bytes, half characters too, where the vocabulary spells them."""
@@ -326,26 +316,19 @@ class RequestParser:
             raise DraftwiseError(f"n: {num} answers are asked for, and at most {most} fit in here")
 
     def _wanted(
-        self,
-        body: BaseRequest,
-        prompts: Sequence[Prompt],
-        grammars: Grammars,
-        grammar: str | None,
-        logprobs: int | None,
-        budget: int | None,
-        more: dict[str, Any],
-    ) -> ParsedRequest:
+        self, body: BaseRequest, prompts: Sequence[Prompt], grammars: Grammars,
+        grammar: str | None, logprobs: int | None, budget: int | None, more: dict[str, Any],
+    ) -> ParsedRequest:  # fmt: skip
         own, asks = body.draftwise, []
         for kind, name in (("preset", own.preset), ("policy", own.policy)):
             if name is not None:
                 self.allowed(kind, name)
-        options: dict[str, Any] = {
-            **_given(preset=own.preset, policy=own.policy, lengths=own.plans, label=own.label),
-            **_given(private=own.private, priority=own.priority, tenant=own.tenant or body.user),
-            **_given(stop=body.stops, drafters=own.drafters),
-            **{"speculation": own.speculation, "max_draft": own.max_draft},
-            **more,
-        }
+        options = more | {"speculation": own.speculation, "max_draft": own.max_draft}
+        options |= _given(
+            preset=own.preset, policy=own.policy, lengths=own.plans, label=own.label,
+            private=own.private, priority=own.priority, tenant=own.tenant or body.user,
+            stop=body.stops, drafters=own.drafters,
+        )  # fmt: skip
         if logprobs is not None:
             options["logprobs"] = logprobs
         deadlines = [s for s in (own.deadline_s, self.limits.deadline_s) if s is not None]
@@ -355,8 +338,9 @@ class RequestParser:
             held = grammars.constraints(grammar, nums)
         for index, prompt in enumerate(prompts):
             room = self._room(prompt, budget)
-            own_ends = frozenset() if body.ignore_eos else self.eos | prompt.turn_ends
-            ends = own_ends | frozenset(body.stop_token_ids or ())
+            ends = {*(body.stop_token_ids or ())}
+            if not body.ignore_eos:
+                ends |= self.eos | prompt.turn_ends
             for sample in range(body.n):
                 each = {
                     "max_new_tokens": room,
@@ -370,37 +354,32 @@ class RequestParser:
         return ParsedRequest(prompts, asks, body.n)
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
-        num, limits = len(prompt.tokens), self.limits
-        most = self.codec.max_positions - 1
-        if limits.max_prompt_tokens is not None:
-            most = min(most, limits.max_prompt_tokens)
+        num, limits, positions = len(prompt.tokens), self.limits, self.codec.max_positions
+        most = min(positions - 1, limits.max_prompt_tokens or positions)
         if num > most:
             raise DraftwiseError(f"the prompt has {num} tokens, and at most {most} are taken")
-        room = self.codec.max_positions - num
-        if budget is not None and budget > room:
+        room, most_new = positions - num, limits.max_new_tokens or positions
+        if budget is None:
+            return min(room, most_new)
+        if budget > room:
             raise DraftwiseError(
                 f"max_tokens: {num} prompt tokens leave room for {room} of the model's "
-                f"{self.codec.max_positions} positions, and {budget} were asked for"
+                f"{positions} positions, and {budget} were asked for"
             )
-        most_new = limits.max_new_tokens
-        if budget is not None and most_new is not None and budget > most_new:
+        if budget > most_new:
             raise DraftwiseError(f"max_tokens: {budget} is above this server's limit of {most_new}")
-        return min(b for b in (room, budget, most_new) if b is not None)
+        return budget
 
     def _sampling(self, body: BaseRequest, process: Any) -> SamplingParams:
         return SamplingParams(
-            temperature=body.temperature,
-            top_k=max(0, body.top_k),
-            top_p=body.top_p,
+            temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
             repetition_penalty=body.repetition_penalty,
             **_given(
-                min_p=body.min_p,
-                presence_penalty=body.presence_penalty,
-                frequency_penalty=body.frequency_penalty,
+                min_p=body.min_p, presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty, process=process,
                 logit_bias=self.codec.logit_bias(body.logit_bias),
-                process=process,
             ),
-        )
+        )  # fmt: skip
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:

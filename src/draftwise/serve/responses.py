@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -176,9 +176,9 @@ class Reply:
     def chunk(self, choice: Mapping[str, Any], usage: str) -> dict[str, Any]:
         """A chunk of one choice. usage: ``no``, ``last`` (null until the last), ``each``."""
         body = {**self._head(self.chunk_kind), "choices": [choice]}
-        return (
-            body if usage == "no" else body | {"usage": self._usage() if usage == "each" else None}
-        )
+        if usage != "no":
+            body["usage"] = self._usage() if usage == "each" else None
+        return body
 
     def last_chunk(self) -> dict[str, Any]:
         return {**self._head(self.chunk_kind), "choices": [], **self._facts()}
@@ -223,10 +223,7 @@ class CompletionReply(Reply):
     kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self,
-        about: About,
-        body: CompletionRequest,
-        echoes: Sequence[tuple[str, Sequence[int]]],
+        self, about: About, body: CompletionRequest, echoes: Sequence[tuple[str, Sequence[int]]]
     ) -> None:
         super().__init__(about)
         self._echoes = echoes
@@ -235,20 +232,16 @@ class CompletionReply(Reply):
 
     def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
         if self.is_empty:
-            reason = delta.finish_reason and "length"
-            delta = replace(
-                delta, text="", tokens=[], sources=[], logprobs=[], finish_reason=reason
+            delta = RequestOutput(
+                finish_reason=delta.finish_reason and "length",
+                prompt_logprobs=delta.prompt_logprobs,
             )
         if not (delta.text or delta.tokens or delta.finish_reason):
             return None
-        text, offset = delta.text, self._shown.get(index)
-        logprobs = None
-        if offset is None:
-            offset = 0
-            if self._echoes:
-                text = self._echoes[index][0] + text
-        if self._has_logprobs:
-            logprobs = self._logprobs(index, delta, offset)
+        text, offset = delta.text, self._shown.get(index, 0)
+        if self._echoes and index not in self._shown:
+            text = self._echoes[index][0] + text
+        logprobs = self._logprobs(index, delta, offset) if self._has_logprobs else None
         self._shown[index] = offset + len(text)
         reason = REASONS.get(delta.finish_reason or "")
         more = self._pieces(index, delta)
@@ -409,16 +402,10 @@ class EventStream(Response):
     """Events to one reader. A reader that takes nothing for ``patience_s`` is let go."""
 
     def __init__(
-        self,
-        first: bytes,
-        rest: AsyncIterator[bytes],
-        patience_s: float,
-        close: Callable[[], None],
+        self, first: bytes, rest: AsyncIterator[bytes], patience_s: float, close: Callable[[], None]
     ) -> None:
-        super().__init__(
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._first, self._rest = first, rest
         self._patience_s, self._close = patience_s, close
@@ -430,16 +417,16 @@ class EventStream(Response):
             self._close()
 
     async def _send(self, send: Send) -> None:
+        async def body(part: bytes, more: bool = True) -> None:
+            async with asyncio.timeout(self._patience_s):
+                await send({"type": "http.response.body", "body": part, "more_body": more})
+
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        await self._send_part(send, self._first)
+        await body(self._first)
         async for part in self._rest:
-            await self._send_part(send, part)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_part(self, send: Send, part: bytes) -> None:
-        async with asyncio.timeout(self._patience_s):
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await body(part)
+        await body(b"", more=False)
 
 
 async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:

@@ -57,12 +57,9 @@ class StateFile(Observer):
     """
 
     def __init__(
-        self,
-        memory: SharedPolicyState,
-        path: Path,
-        every_s: float,
+        self, memory: SharedPolicyState, path: Path, every_s: float,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._memory, self._path, self._every_s, self._clock = memory, path, every_s, clock
         self._written_s, self._is_dirty = clock(), False
 
@@ -73,9 +70,8 @@ class StateFile(Observer):
         try:
             self._memory.load(self._path)
         except (DraftwiseError, OSError) as error:
-            _LOG.warning(
-                "%s; it is kept as %s, and learning begins anew", error, set_aside(self._path)
-            )
+            kept = set_aside(self._path)
+            _LOG.warning("%s; it is kept as %s, and learning begins anew", error, kept)
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
         self._is_dirty = self._is_dirty or bool(rounds)
@@ -118,11 +114,8 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
         observers.append(_Traces(settings.trace))
     worker = Worker(
         speculator.engine(max_rows=settings.max_rows, max_bytes=settings.max_bytes),
-        speculator.request,
-        max_open=settings.max_open,
-        observers=observers,
-        **learning,
-    )
+        speculator.request, max_open=settings.max_open, observers=observers, **learning,
+    )  # fmt: skip
     return Service(
         worker=worker,
         asker=RequestParser(codec, eos, settings, check_name),

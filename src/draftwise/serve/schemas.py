@@ -59,6 +59,10 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
+Length = Annotated[int, Field(ge=1, le=128)]
+Plans = Annotated[list[Length], Field(min_length=1, max_length=MAX_PLANS, fail_fast=True)]
+Drafters = Annotated[list[Name], Field(min_length=1, max_length=64, fail_fast=True)]
+Choices = Annotated[list[Name], Field(min_length=1, max_length=1000, fail_fast=True)]
 _Prompts = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 
 
@@ -115,9 +119,7 @@ class StructuredOutputs(StrictModel):
 
     json_: dict[str, Any] | None = Field(default=None, alias="json")
     regex: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
-    choice: Annotated[list[Name], Field(min_length=1, max_length=1000, fail_fast=True)] | None = (
-        None
-    )
+    choice: Choices | None = None
     grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)] | None = None
 
     @model_validator(mode="after")
@@ -139,13 +141,7 @@ class DraftwiseOptions(StrictModel):
 
     preset: Name | None = None
     policy: Name | None = None
-    plans: (
-        Annotated[
-            list[Annotated[int, Field(ge=1, le=128)]],
-            Field(min_length=1, max_length=MAX_PLANS, fail_fast=True),
-        ]
-        | None
-    ) = None
+    plans: Plans | None = None
     label: Name | None = None
     tenant: Name | None = None
     private: bool = False
@@ -153,9 +149,7 @@ class DraftwiseOptions(StrictModel):
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     pieces: bool = False
     speculation: bool = True
-    drafters: Annotated[list[Name], Field(min_length=1, max_length=64, fail_fast=True)] | None = (
-        None
-    )
+    drafters: Drafters | None = None
     max_draft: Annotated[int, Field(ge=0, le=LONGEST_PLAN)] | None = None
 
     @model_validator(mode="after")
@@ -267,6 +261,9 @@ class Message(StrictModel):
     tool_call_id: Name | None = None
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
+
+
 class Function(StrictModel):
     """A function that the model may call. strict: of calls that ``tool_choice`` forces, no more."""
 
@@ -297,7 +294,7 @@ class NamedTool(StrictModel):
 class ChatRequest(BaseRequest):
     """Body of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -328,13 +325,8 @@ class ChatRequest(BaseRequest):
 
 
 def _asks_for_nothing(key: Any, value: Any) -> bool:
-    return (
-        value is None
-        or key in IGNORED
-        or any(
-            value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(key, ())
-        )
-    )
+    neutral = ((type(one), one) for one in NEUTRAL.get(key, ()))  # 1 is not True
+    return value is None or key in IGNORED or (type(value), value) in neutral
 
 
 class TokenizeRequest(StrictModel):
@@ -342,9 +334,7 @@ class TokenizeRequest(StrictModel):
 
     model: Name | None = None
     prompt: Text | None = None
-    messages: (
-        Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)] | None
-    ) = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -396,14 +386,9 @@ class Refused(Exception):
     """A request that gets no answer: an HTTP status, and what was wrong and what to do."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
         retry_after_s: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}

@@ -15,7 +15,6 @@ from draftwise import checks
 from draftwise.checks import option
 from draftwise.types import DraftwiseError
 
-LOG_FORMATS = ("text", "json")
 _listening, _limits = partial(option, panel="Listening"), partial(option, panel="Limits")
 _many = partial(_listening, (), kind=list[str] | None, check=checks.strings)
 _count = partial(checks.whole, least=1)
@@ -51,59 +50,44 @@ class ServerSettings:
         "--cors-origin",
     )
     log_format: str = _listening(
-        "text",
-        "Format of the log on stderr: text or json.",
-        check=partial(checks.string, options=LOG_FORMATS),
-    )
+        "text", "Format of the log on stderr: text or json.",
+        check=partial(checks.string, options=("text", "json")),
+    )  # fmt: skip
     trace: Path | None = option(
-        None,
-        "Write one jsonl line per round, without any text, for `advise` and `replay`.",
-        panel="Listening",
-        metavar="FILE",
-    )
+        None, "Write one jsonl line per round, without any text, for `advise` and `replay`.",
+        panel="Listening", metavar="FILE",
+    )  # fmt: skip
     max_rows: int = _limits(
         16, "Maximum number of running requests.", "--max-rows", "--max-num-seqs", check=_count
     )
     max_bytes: int | None = _at_most("Maximum size of the KV cache in bytes.")
     max_queue: int = _limits(
-        64,
-        "Maximum number of queued answers; more get status 429.",
+        64, "Maximum number of queued answers; more get status 429.",
         check=partial(checks.whole, least=0),
-    )
+    )  # fmt: skip
     max_body: int = _limits(4 * 2**20, "Maximum size of a request body in bytes.", check=_count)
     max_prompt_tokens: int | None = _at_most("Maximum number of tokens per prompt.")
     max_new_tokens: int | None = _at_most("Maximum number of tokens per answer.")
     deadline_s: float | None = _limits(
-        None,
-        "Maximum seconds per request.",
-        "--deadline",
+        None, "Maximum seconds per request.", "--deadline",
         check=partial(checks.optional, _seconds),
-    )
+    )  # fmt: skip
     patience_s: float = _limits(
-        60.0,
-        "Seconds that a finished answer waits for a client that does not read.",
-        "--patience",
-        check=_seconds,
-    )
+        60.0, "Seconds that a finished answer waits for a client that does not read.",
+        "--patience", check=_seconds,
+    )  # fmt: skip
     stuck_s: float = _limits(
-        60.0,
-        "Seconds in one step after which /health answers 503.",
-        "--stuck-after",
+        60.0, "Seconds in one step after which /health answers 503.", "--stuck-after",
         check=_seconds,
-    )
+    )  # fmt: skip
     drain_s: float = _limits(
-        30.0,
-        "Seconds that running requests have to finish after SIGTERM.",
-        "--drain",
+        30.0, "Seconds that running requests have to finish after SIGTERM.", "--drain",
         check=partial(checks.number, least=0),
-    )
+    )  # fmt: skip
     state_every_s: float = option(
-        20.0,
-        "Seconds between writes of --state.",
-        "--state-every",
-        panel="Learning",
+        20.0, "Seconds between writes of --state.", "--state-every", panel="Learning",
         check=partial(checks.number, least=0),
-    )
+    )  # fmt: skip
     state: Path | None = None
     examples: Mapping[str, Any] = option(dict)
     chat_template: str | None = None

@@ -107,24 +107,19 @@ class Worker:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        make: Callable[..., Any],
-        *,
-        max_open: int,
+        self, engine: Engine, make: Callable[..., Any], *, max_open: int,
         observers: Sequence[Observer] = (),
         housekeeping: Callable[[], float | None] = lambda: None,
-        at_end: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._engine, self._make, self._clock = engine, make, clock
+        at_end: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.engine, self._make, self._clock = engine, make, clock  # others only read its numbers
         self._observers, self._housekeeping, self._at_end = observers, housekeeping, at_end
         self._max_open = max_open
         self._condition = threading.Condition()
         self._ids = itertools.count(1)
         self._new: list[RequestHandle] = []  # the condition guards these four
         self._cancelled: set[int] = set()
-        self._num_open = 0
+        self.num_open = 0
         self._is_closing = self._is_stopped = self._is_given_up = False
         self._handles: dict[int, RequestHandle] = {}  # by handle id: the engine thread's own
         self._mean_s = 1.0
@@ -134,22 +129,13 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
-    def num_open(self) -> int:
-        return self._num_open
-
-    @property
-    def engine(self) -> Engine:
-        """For reading its numbers: all else is the engine thread's."""
-        return self._engine
-
-    @property
     def num_running(self) -> int:
-        return self._engine.num_running
+        return self.engine.num_running
 
     @property
     def num_waiting(self) -> int:
         """Answers that have none yet, those included that the engine has not seen."""
-        return self._engine.num_waiting + len(self._new)
+        return self.engine.num_waiting + len(self._new)
 
     @property
     def step_s(self) -> float:
@@ -172,12 +158,12 @@ class Worker:
         with self._condition:
             if self._is_closing:
                 raise Closing
-            if self._num_open + len(asks) > self._max_open:
+            if self.num_open + len(asks) > self._max_open:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
             pairs = zip(asks, sinks, strict=True)
             handles = [RequestHandle(next(self._ids), ask, sink, now) for ask, sink in pairs]
-            self._num_open += len(handles)
+            self.num_open += len(handles)
             self._new += handles
             self._condition.notify()
         return handles
@@ -205,9 +191,8 @@ class Worker:
         self.close()
         until = self._clock() + timeout_s
         with self._condition:
-            is_done = self._condition.wait_for(
-                lambda: self._num_open == 0, max(0.0, until - self._clock())
-            )
+            left_s = max(0.0, until - self._clock())
+            is_done = self._condition.wait_for(lambda: self.num_open == 0, left_s)
             self._is_stopped = True
             self._condition.notify_all()
         if self._thread.ident is not None:
@@ -235,7 +220,7 @@ class Worker:
                 self._give_up(handle, "cancelled", "cancelled by its client")
             elif handle.is_late(now):
                 self._give_up(handle, "late", "its deadline has passed")
-        if self._engine.has_work:
+        if self.engine.has_work:
             self._deliver(self._step())
 
     def _run(self) -> None:
@@ -259,16 +244,16 @@ class Worker:
                 break
         for handle in [*self._handles.values(), *self._new]:
             self._give_up(handle, reason, why)
-        self._engine.close()
+        self.engine.close()
         self._at_end()
 
     def _has_something(self) -> bool:
-        return bool(self._is_stopped or self._new or self._cancelled or self._engine.has_work)
+        return bool(self._is_stopped or self._new or self._cancelled or self.engine.has_work)
 
     def _admit(self, handle: RequestHandle) -> None:
         try:
             request = self._make(list(handle.ask.prompt), **handle.ask.options)
-            self._engine.admit(request)
+            self.engine.admit(request)
             handle.reader = OutputReader(request)
         except (DraftwiseError, ValueError) as error:
             self._give_up(handle, "refused", str(error))
@@ -278,12 +263,12 @@ class Worker:
 
     def _step(self) -> Sequence[Round]:
         try:
-            return self._engine.step()
+            return self.engine.step()
         except Exception as error:
             # whatever it was, no client waits for ever, and the next request finds a clean engine
             _LOG.exception("a round failed: its requests end here")
-            seated = [t for t in self._handles.values() if t.request is not None]
-            over = [t for t in seated if t.request and t.request.answer.finish_reason]
+            seated = [one for one in self._handles.values() if one.request is not None]
+            over = [one for one in seated if one.request and one.request.answer.finish_reason]
             for handle in over or seated:  # where none was ended, the next round would fail alike
                 self._give_up(handle, "error", f"{type(error).__name__}: {error}")
             return []
@@ -293,7 +278,7 @@ class Worker:
         for round_ in rounds:
             own.setdefault(round_.request, []).append(round_)
         for observer in self._observers:
-            observer.saw_rounds(rounds, self._engine)
+            observer.saw_rounds(rounds, self.engine)
         for handle in list(self._handles.values()):
             request = handle.request
             if request is None or (request.id not in own and request.answer.finish_reason is None):
@@ -321,7 +306,7 @@ class Worker:
         request = handle.request
         if request is not None and request.answer.finish_reason is None:
             with suppress(DraftwiseError):  # a round that failed may have lost it
-                self._engine.cancel(request.id)
+                self.engine.cancel(request.id)
         part = handle.part(())
         part.stats = None if request is None else request.stats
         part.finish_reason, part.error = reason, why
@@ -336,6 +321,6 @@ class Worker:
         for observer in self._observers:
             observer.saw_end(handle)
         with self._condition:
-            self._num_open -= 1
+            self.num_open -= 1
             self._condition.notify_all()
         handle.sink(part)
