@@ -19,12 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.controller.acceptance import (
-    learn_lengths,
-    length_survival,
-    new_slots,
-    new_tables,
-)
+from draftwise.controller.acceptance import learn_lengths, length_survival, new_slots, new_tables
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
@@ -136,13 +131,9 @@ class StepsPolicy:
     """
 
     def __init__(
-        self,
-        settings: SglangSettings,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        agree: Callable[[int], int] = int,
-        state: StateFile | None = None,
-    ) -> None:
+        self, settings: SglangSettings, *, clock: Callable[[], float] = time.perf_counter,
+        agree: Callable[[int], int] = int, state: StateFile | None = None,
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.costs, self.guard = StepCosts(), Guard(CREDIT, SHARE)
         self._table = new_tables(max(1, *settings.candidates)).model[0, 0]
@@ -268,27 +259,23 @@ class StepsPolicy:
         steps = flight.steps
         slots, kept = flight.slots, accepted
         if flight.names != self._seated:  # what follows the end of an answer says nothing
-            here = [self._slots.get(name) is not None for name in flight.names]
+            here = [name in self._slots for name in flight.names]
             slots, kept = slots[here], kept[here]
         learn_lengths(slots, kept, steps, self._table, self._known)
         self.counts[steps] += 1
         self.drafted += steps * flight.batch_size
         self.accepted += int(accepted.sum())
         size = self._padded(flight.batch_size)
-        doubling = size.bit_length()
+        doubling, context = size.bit_length(), flight.num_context
         self._longest[doubling] = max(self._longest.get(doubling, -1), steps)
         self._since_clean = 0 if flight.is_clean else self._since_clean + 1
         if 0 < self._since_clean < CLEAN_EVERY and self.costs.is_known:
             return
-        context = flight.num_context
         self.costs.observe(Step(size, size * (steps + 1), seconds, steps), context)
         seconds = self.costs.counted_s  # a pause says nothing about drafting
-        plain_s = self._seconds(size, context, 0) if steps else seconds
+        plain_s = float(self.costs.seconds(size, context, 0, 0)[-1]) if steps else seconds
         self.guard.observe(1 + float(accepted.mean()), seconds, plain_s)
         self._last_s = seconds
-
-    def _seconds(self, size: int, num_context: int, steps: int) -> float:
-        return float(self.costs.seconds(size, num_context, steps, size * steps)[-1])
 
     def _choose(self, slots: Ints, size: int) -> tuple[int, int]:
         """The candidate with the most tokens per second, and the number of steps to keep it."""

@@ -17,14 +17,7 @@ from draftwise.controller.costs import Step
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.metrics import Counts
 from draftwise.integrations.vllm.options import MODEL, RETRIEVAL
-from draftwise.integrations.vllm.requests import (
-    Kind,
-    Tenants,
-    Wishes,
-    kind_of,
-    room_of,
-    wishes_of,
-)
+from draftwise.integrations.vllm.requests import Kind, Tenants, Wishes, kind_of, room_of, wishes_of
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -76,14 +69,9 @@ class Adapter:
     """
 
     def __init__(
-        self,
-        controller: Controller,
-        requests: Mapping[str, Any],
-        max_model_len: int,
-        clock: Callable[[], float],
-        *,
-        overlapping: bool = False,
-    ) -> None:
+        self, controller: Controller, requests: Mapping[str, Any], max_model_len: int,
+        clock: Callable[[], float], *, overlapping: bool = False,
+    ) -> None:  # fmt: skip
         self.controller, self._requests, self.clock = controller, requests, clock
         self._max_model_len, self._overlapping = max_model_len, overlapping
         self.counts = Counts()
@@ -125,12 +113,8 @@ class Adapter:
         self._seconds = max(now - self._mark - self._own_before_s, 0.0)
         self._mark, self._own_s = now, 0.0
         if self._overlapping:  # vLLM cuts what it does not keep
-            sampled = output.sampled_token_ids
-            self._lengths = {
-                id_: len(sampled[i])
-                for id_, i in output.req_id_to_index.items()
-                if i < len(sampled)
-            }
+            sampled, places = output.sampled_token_ids, output.req_id_to_index.items()
+            self._lengths = {id_: len(sampled[i]) for id_, i in places if i < len(sampled)}
 
     @fused
     def learn(self, scheduled: Any, output: Any) -> None:
@@ -138,18 +122,19 @@ class Adapter:
         begin = self.clock()
         sampled, index = output.sampled_token_ids, output.req_id_to_index
         spec, rows = scheduled.scheduled_spec_decode_tokens, self._rows
-        names: list[str] = []
-        emitted: list[Sequence[int]] = []
-        verified: list[int] = []
-        fresh: list[str] = []
+        names, emitted, verified, fresh = (
+            list[str](),
+            list[Sequence[int]](),
+            list[int](),
+            list[str](),
+        )
         for id_, num in scheduled.num_scheduled_tokens.items():
             place = index.get(id_)
             tokens = sampled[place] if sampled and place is not None else ()
             if not len(tokens):
                 continue
             num_verified = len(spec.get(id_, ()))
-            row = rows.get(id_)
-            if row is None or num != num_verified + 1:
+            if id_ not in rows or num != num_verified + 1:
                 fresh.append(id_)
                 continue
             names.append(id_)
@@ -205,23 +190,20 @@ class Adapter:
 
         They are drafted in the step that was just scheduled, and verified in the next one.
         """
-        names, rooms, requests = [], [], []
+        names, rooms = [], []
         for id_ in scheduled.num_scheduled_tokens:
             request = self._requests[id_]
             if request.is_prefill_chunk:
                 continue
             row = self._rows.get(id_) or self._begin(request)
-            under_way = getattr(request, "num_output_placeholders", 0)
             room = room_of(request, row.max_draft, self._max_model_len)
+            left = request.max_tokens - request.num_output_tokens
+            left -= getattr(request, "num_output_placeholders", 0)
             names.append(id_)
-            rooms.append(
-                max(0, min(room, request.max_tokens - request.num_output_tokens - under_way))
-            )
-            requests.append(request)
-        offers = [[0] * self._told] * len(names)
-        for request, chain in zip(
-            requests, self.controller.choose(names, rooms, offers), strict=True
-        ):
+            rooms.append(max(0, min(room, left)))
+        chains = self.controller.choose(names, rooms, [[0] * self._told] * len(names))
+        for id_, chain in zip(names, chains, strict=True):
+            request = self._requests[id_]
             request.spec_token_ids = list(request.spec_token_ids[: len(chain)])
 
     @fused
@@ -239,27 +221,19 @@ class Adapter:
         logger.info("draftwise: the history of answers is cleared")
 
     def _observe(
-        self,
-        scheduled: Any,
-        names: Sequence[str],
-        emitted: Sequence[Sequence[int]],
+        self, scheduled: Any, names: Sequence[str], emitted: Sequence[Sequence[int]],
         verified: Sequence[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Report a step to the controller, and count it."""
         total, num, num_verified = scheduled.total_num_scheduled_tokens, len(names), sum(verified)
         if not total:
             return
+        has_model, guard = self.controller.limits.model, self.controller.guard
         step = Step(
-            num_requests=num,
-            num_tokens=total,
-            seconds=self._seconds,
-            num_drafted=scheduled.num_spec_tokens_to_schedule
-            if self.controller.limits.model
-            else 0,
-            num_prefill=total - num - num_verified,
-            own_seconds=self._own_before_s,
-        )
-        guard = self.controller.guard
+            num, total, self._seconds,
+            num_drafted=scheduled.num_spec_tokens_to_schedule if has_model else 0,
+            num_prefill=total - num - num_verified, own_seconds=self._own_before_s,
+        )  # fmt: skip
         before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
         worth_s, spent_s = guard.plain_s - before[0], guard.spent_s - before[1]
@@ -289,12 +263,11 @@ class Adapter:
     def _judged(self, names: Sequence[str], verified: Sequence[int]) -> list[Sequence[int]]:
         """Overlapping steps: 0 for each accepted token, 1 for the bonus token."""
         self.controller.plays(names, verified)
-        accepted = [
-            min(self._lengths[id_] - 1, num) for id_, num in zip(names, verified, strict=True)
-        ]
+        emitted = []
         for id_, num in zip(names, verified, strict=True):
             self._rows[id_].num_model = num
-        return [[0] * num + [1] for num in accepted]
+            emitted.append([0] * min(self._lengths[id_] - 1, num) + [1])
+        return emitted
 
     def _runs(self, id_: str) -> bool:
         request = self._requests.get(id_)
@@ -303,11 +276,8 @@ class Adapter:
     def _begin(self, request: Any) -> _Row:
         """Add a request after its prefill, or again if its text has changed."""
         params = request.sampling_params
-        kind = kind_of(
-            params,
-            is_guided=request.use_structured_output,
-            has_text=request.prompt_token_ids is not None,
-        )
+        has_text = request.prompt_token_ids is not None
+        kind = kind_of(params, is_guided=request.use_structured_output, has_text=has_text)
         wishes = self._wishes(params)
         limit = min(wishes.max_draft, self.controller.limits.max_draft)
         if kind is Kind.PLAIN or not wishes.speculation:

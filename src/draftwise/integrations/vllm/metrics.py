@@ -97,12 +97,12 @@ class Counts:
 
     def figures(self, guard: Guard) -> Iterator[Figure]:
         """All samples. guard: the account of all requests."""
-        none: dict[str, str] = {}
-        yield Figure("steps", True, none, self.steps)
-        yield Figure("rounds", True, none, self.rounds)
-        yield Figure("emitted_tokens", True, none, self.emitted)
-        yield Figure("step_seconds", True, none, self.step_s)
-        yield Figure("own_seconds", True, none, self.own_s)
+        sums = (
+            ("steps", self.steps), ("rounds", self.rounds), ("emitted_tokens", self.emitted),
+            ("step_seconds", self.step_s), ("own_seconds", self.own_s),
+        )  # fmt: skip
+        for name, value in sums:
+            yield Figure(name, True, {}, value)
         for name in DRAFTERS:
             yield Figure("drafted_tokens", True, {"drafter": name}, self.drafted[name])
             yield Figure("accepted_tokens", True, {"drafter": name}, self.accepted[name])
@@ -113,7 +113,7 @@ class Counts:
                 yield Figure("label_speed", False, {"label": label, "window": window}, speed)
         for window, speed in _windows(guard):
             yield Figure("speed", False, {"window": window}, speed)
-        yield Figure("drafting_allowed", False, none, float(guard.allows_drafts))
+        yield Figure("drafting_allowed", False, {}, float(guard.allows_drafts))
 
 
 def _windows(account: Guard) -> Iterator[tuple[str, float]]:
@@ -150,14 +150,12 @@ class Exporter:
 
     def _family(self, figure: Figure, labels: Mapping[str, str]) -> Any:
         if figure.name not in self._families:
-            name, names = f"draftwise:{figure.name}", list(labels)
-            self._families[figure.name] = (
-                self._prometheus.Counter(name, HELP[figure.name], names)
-                if figure.is_counter
-                else self._prometheus.Gauge(
-                    name, HELP[figure.name], names, multiprocess_mode="livemostrecent"
-                )
-            )
+            given = f"draftwise:{figure.name}", HELP[figure.name], list(labels)
+            if figure.is_counter:
+                family = self._prometheus.Counter(*given)
+            else:
+                family = self._prometheus.Gauge(*given, multiprocess_mode="livemostrecent")
+            self._families[figure.name] = family
         return self._families[figure.name]
 
 

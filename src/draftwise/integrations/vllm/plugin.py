@@ -109,11 +109,8 @@ def prepare(args: Any, name: str) -> None:
     args.speculative_config = given_config(args)
     check_arguments(args, options, asynchronous=name == ASYNC_SCHEDULER)
     if args.speculative_config is None:
-        args.speculative_config = {
-            "method": "custom_class",
-            "model": NULL_PROPOSER,
-            "num_speculative_tokens": options.max_draft,
-        }
+        null = {"method": "custom_class", "model": NULL_PROPOSER}
+        args.speculative_config = null | {"num_speculative_tokens": options.max_draft}
     else:
         args.speculative_config = adapted(args.speculative_config, args.max_num_seqs, name)
     if name == SCHEDULER:
@@ -131,13 +128,11 @@ def given_config(args: Any) -> dict[str, Any] | None:
     }
     found = {key.replace("-", "_"): v for key, v in (args.speculative_config or {}).items()}
     for flag, (key, attribute) in flags.items():
-        value = getattr(args, attribute, None)
-        if value is None:
-            continue
-        if key in found:
-            raise DraftwiseError(f"{flag} and {key!r} of --speculative-config clash: give one")
-        found[key] = value
-        setattr(args, attribute, None)
+        if (value := getattr(args, attribute, None)) is not None:
+            if key in found:
+                raise DraftwiseError(f"{flag} and {key!r} of --speculative-config clash: give one")
+            found[key] = value
+            setattr(args, attribute, None)
     return found or None
 
 

@@ -45,25 +45,28 @@ def check_arguments(args: Any, options: PluginOptions, *, asynchronous: bool) ->
 
     args: vLLM's ``EngineArgs``; its speculative config may be None.
     """
-    speculative = args.speculative_config
-    if asynchronous and speculative is None:
-        raise DraftwiseError(
-            "AsyncScheduler shortens the drafts of vLLM's own drafter, and this server has none: "
-            "add --speculative-config, or take draftwise.integrations.vllm.Scheduler, which "
-            "retrieves drafts from texts"
-        )
-    if RETRIEVAL not in options.drafters and speculative is None:
-        raise DraftwiseError(
-            "drafters is ['model'], and this server has no model drafter: add --speculative-config"
-        )
-    if asynchronous and MODEL not in options.drafters:
-        raise DraftwiseError("AsyncScheduler has no retrieval: let drafters name 'model'")
-    if getattr(args, "logits_processors", None):
-        raise DraftwiseError(
-            "--logits-processors is set: vLLM refuses custom logits processors in servers that "
-            "speculate, since drafts would be verified without them; leave them out, or "
-            "leave --scheduler-cls out"
-        )
+    has_none = args.speculative_config is None
+    reasons = _met(
+        (asynchronous and has_none,
+         "AsyncScheduler shortens the drafts of vLLM's own drafter, and this server has none: "
+         "add --speculative-config, or take draftwise.integrations.vllm.Scheduler, which "
+         "retrieves drafts from texts"),
+        (RETRIEVAL not in options.drafters and has_none,
+         "drafters is ['model'], and this server has no model drafter: add --speculative-config"),
+        (asynchronous and MODEL not in options.drafters,
+         "AsyncScheduler has no retrieval: let drafters name 'model'"),
+        (getattr(args, "logits_processors", None),
+         "--logits-processors is set: vLLM refuses custom logits processors in servers that "
+         "speculate, since drafts would be verified without them; leave them out, or "
+         "leave --scheduler-cls out"),
+    )  # fmt: skip
+    if reasons:
+        raise DraftwiseError(reasons[0])
+
+
+def _met(*refusals: tuple[Any, str]) -> list[str]:
+    """The reasons whose condition is met."""
+    return [reason for is_met, reason in refusals if is_met]
 
 
 def check_server(config: Any, *, asynchronous: bool = False) -> None:
@@ -72,14 +75,14 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
     config: a finished ``VllmConfig``. asynchronous: for ``AsyncScheduler``, which only sets
     lengths.
     """
-    speculative, parallel = config.speculative_config, config.parallel_config
+    speculative = config.speculative_config
     if speculative is None:
         raise DraftwiseError(
             "vLLM did not load the plug-in of draftwise, so nothing would be verified: install it "
             f"into vLLM's environment ({hint('vllm')}), and let VLLM_PLUGINS, if it is set, name "
             "draftwise"
         )
-    reasons = _common(config, parallel, speculative)
+    reasons = _common(config, speculative)
     reasons += _of_lengths(config, speculative) if asynchronous else _of_drafts(config, speculative)
     if reasons:
         raise DraftwiseError(
@@ -88,103 +91,78 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
         )
 
 
-def _common(config: Any, parallel: Any, speculative: Any) -> list[str]:
+def _common(config: Any, speculative: Any) -> list[str]:
     """Reasons that apply to both schedulers."""
-    reasons = []
-    if parallel.pipeline_parallel_size > 1:
-        reasons.append(
-            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: several steps are under "
-            "way at once there, and drafts would be chosen before their text is known"
-        )
-    if parallel.data_parallel_size > 1 and not is_null(speculative):
-        reasons.append(
-            f"data_parallel_size is {parallel.data_parallel_size} with a drafter of vLLM's: ranks "
-            "would choose different lengths and wait for each other for ever"
-        )
-    if config.model_config.is_diffusion:
-        reasons.append("a diffusion model has no next token to draft")
-    if getattr(config.model_config, "logits_processors", None):
-        reasons.append("vLLM refuses --logits-processors in servers that speculate")
-    if speculative.num_speculative_tokens > MAX_DRAFT:
-        reasons.append(
-            f"num_speculative_tokens is {speculative.num_speculative_tokens}, and vLLM verifies at "
-            f"most {MAX_DRAFT}"
-        )
-    if speculative.rejection_sample_method != "standard":
-        reasons.append(
-            f"rejection_sample_method is {speculative.rejection_sample_method!r}: outputs would "
-            "not have the model's law"
-        )
-    return reasons
+    parallel, model = config.parallel_config, config.model_config
+    return _met(
+        (parallel.pipeline_parallel_size > 1,
+         f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: several steps are under "
+         "way at once there, and drafts would be chosen before their text is known"),
+        (parallel.data_parallel_size > 1 and not is_null(speculative),
+         f"data_parallel_size is {parallel.data_parallel_size} with a drafter of vLLM's: ranks "
+         "would choose different lengths and wait for each other for ever"),
+        (model.is_diffusion, "a diffusion model has no next token to draft"),
+        (getattr(model, "logits_processors", None),
+         "vLLM refuses --logits-processors in servers that speculate"),
+        (speculative.num_speculative_tokens > MAX_DRAFT,
+         f"num_speculative_tokens is {speculative.num_speculative_tokens}, and vLLM verifies at "
+         f"most {MAX_DRAFT}"),
+        (speculative.rejection_sample_method != "standard",
+         f"rejection_sample_method is {speculative.rejection_sample_method!r}: outputs would "
+         "not have the model's law"),
+    )  # fmt: skip
 
 
 def _of_drafts(config: Any, speculative: Any) -> list[str]:
     """Reasons why the scheduler's drafts would not be verified."""
-    reasons = []
-    if not is_null(speculative) and speculative.method not in MODEL_METHODS:
-        reasons.append(
-            f"method {speculative.method!r} cannot share a server with other drafters: those that "
-            f"can are {', '.join(MODEL_METHODS)}; draftwise retrieves by itself (ngram and suffix "
-            "are not needed)"
-        )
-    if config.use_v2_model_runner:
-        reasons.append(
-            "model runner V2 verifies what it drafted itself, whatever the scheduler says: set "
-            "VLLM_USE_V2_MODEL_RUNNER=0, or use draftwise.integrations.vllm.AsyncScheduler, which "
-            "chooses lengths only"
-        )
-    if config.scheduler_config.async_scheduling:
-        reasons.append(
-            "asynchronous scheduling schedules before drafts are known: give --no-async-scheduling"
-        )
-    if speculative.draft_sample_method != "greedy":
-        reasons.append(
-            f"draft_sample_method is {speculative.draft_sample_method!r}: retrieved drafts have no "
-            "probabilities, so all have to be judged as certain (greedy)"
-        )
-    return reasons
+    return _met(
+        (not is_null(speculative) and speculative.method not in MODEL_METHODS,
+         f"method {speculative.method!r} cannot share a server with other drafters: those that "
+         f"can are {', '.join(MODEL_METHODS)}; draftwise retrieves by itself (ngram and suffix "
+         "are not needed)"),
+        (config.use_v2_model_runner,
+         "model runner V2 verifies what it drafted itself, whatever the scheduler says: set "
+         "VLLM_USE_V2_MODEL_RUNNER=0, or use draftwise.integrations.vllm.AsyncScheduler, which "
+         "chooses lengths only"),
+        (config.scheduler_config.async_scheduling,
+         "asynchronous scheduling schedules before drafts are known: give --no-async-scheduling"),
+        (speculative.draft_sample_method != "greedy",
+         f"draft_sample_method is {speculative.draft_sample_method!r}: retrieved drafts have no "
+         "probabilities, so all have to be judged as certain (greedy)"),
+    )  # fmt: skip
 
 
 def _of_lengths(config: Any, speculative: Any) -> list[str]:
     """Reasons why lengths cannot be chosen."""
-    reasons = []
-    if speculative.method not in MODEL_METHODS:
-        reasons.append(
-            f"AsyncScheduler chooses lengths of vLLM's own drafter ({', '.join(MODEL_METHODS)}), "
-            f"and this server has {speculative.method!r}; without a drafter take Scheduler"
-        )
-    if speculative.method == "draft_model" and config.use_v2_model_runner:
-        reasons.append(
-            "method 'draft_model' on model runner V2 always drafts num_speculative_tokens, "
-            "whatever it is told, so a shorter draft saves nothing: take Scheduler with "
-            "VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp"
-        )
-    if not config.scheduler_config.async_scheduling:
-        reasons.append("scheduling is not asynchronous: take draftwise.integrations.vllm.Scheduler")
-    return reasons
+    return _met(
+        (speculative.method not in MODEL_METHODS,
+         f"AsyncScheduler chooses lengths of vLLM's own drafter ({', '.join(MODEL_METHODS)}), "
+         f"and this server has {speculative.method!r}; without a drafter take Scheduler"),
+        (speculative.method == "draft_model" and config.use_v2_model_runner,
+         "method 'draft_model' on model runner V2 always drafts num_speculative_tokens, "
+         "whatever it is told, so a shorter draft saves nothing: take Scheduler with "
+         "VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp"),
+        (not config.scheduler_config.async_scheduling,
+         "scheduling is not asynchronous: take draftwise.integrations.vllm.Scheduler"),
+    )  # fmt: skip
 
 
 def advice(config: Any, *, asynchronous: bool) -> list[str]:
     """Advice on the flags of a server on a GPU, one sentence each; none on a CPU."""
     if config.device_config.device_type == "cpu" or config.model_config.enforce_eager:
         return []
-    compilation, seqs = config.compilation_config, config.scheduler_config.max_num_seqs
-    found = []
-    if not asynchronous:
-        found.append(
-            "Scheduler uses model runner V1 without asynchronous scheduling; with eagle, eagle3 or "
-            "mtp on runner V2, take draftwise.integrations.vllm.AsyncScheduler"
-        )
-        found.append(
-            "CUDA graphs are piecewise, because requests draft different lengths: full graphs of "
-            "runner V1 fit steps only in which every request drafts the longest draft"
-        )
-    largest = compilation.max_cudagraph_capture_size
+    seqs = config.scheduler_config.max_num_seqs
+    largest = config.compilation_config.max_cudagraph_capture_size
     wanted = min(2 * seqs, config.scheduler_config.max_num_batched_tokens)
-    if largest and largest < wanted:
-        found.append(
-            f"the largest CUDA graph holds {largest} tokens, so {seqs} requests draft less than "
-            "one token each: for drafts at full load add --compilation-config "
-            f"'{{\"max_cudagraph_capture_size\": {wanted}}}'"
-        )
-    return found
+    return _met(
+        (not asynchronous,
+         "Scheduler uses model runner V1 without asynchronous scheduling; with eagle, eagle3 or "
+         "mtp on runner V2, take draftwise.integrations.vllm.AsyncScheduler"),
+        (not asynchronous,
+         "CUDA graphs are piecewise, because requests draft different lengths: full graphs of "
+         "runner V1 fit steps only in which every request drafts the longest draft"),
+        (largest and largest < wanted,
+         f"the largest CUDA graph holds {largest} tokens, so {seqs} requests draft less than "
+         "one token each: for drafts at full load add --compilation-config "
+         f"'{{\"max_cudagraph_capture_size\": {wanted}}}'"),
+    )  # fmt: skip

@@ -47,12 +47,9 @@ def about_of(
 
     device: its name. versions: of vLLM and draftwise. A state with any other value is not loaded.
     """
-    model, parallel, scheduler = (
-        config.model_config,
-        config.parallel_config,
-        config.scheduler_config,
-    )
-    compilation, speculative = config.compilation_config, config.speculative_config
+    model, parallel = config.model_config, config.parallel_config
+    scheduler, speculative = config.scheduler_config, config.speculative_config
+    compilation = config.compilation_config
     return {
         "model": str(model.model),
         "revision": getattr(model, "revision", None),
@@ -120,13 +117,10 @@ class StateFile:
         try:
             aside = set_aside(self.path)
         except OSError as failed:
-            logger.warning(
-                "%s is damaged (%s), and cannot be renamed: %s", self.path, error, failed
-            )
-            return
-        logger.warning(
-            "%s is damaged (%s): kept as %s, learning starts from nothing", self.path, error, aside
-        )
+            done = f", and cannot be renamed: {failed}"
+        else:
+            done = f": kept as {aside}, learning starts from nothing"
+        logger.warning("%s is damaged (%s)%s", self.path, error, done)
 
     def text(self, learnt: Mapping[str, Any]) -> str:
         """The file's content."""

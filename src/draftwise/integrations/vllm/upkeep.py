@@ -28,14 +28,10 @@ class Upkeep:
     """
 
     def __init__(
-        self,
-        adapter: Adapter,
-        clock: Callable[[], float],
-        file: StateFile | None = None,
-        exporter: Exporter | None = None,
-        figures: Path | None = None,
+        self, adapter: Adapter, clock: Callable[[], float], file: StateFile | None = None,
+        exporter: Exporter | None = None, figures: Path | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._adapter, self._clock, self._file = adapter, clock, file
         self._exporter, self._figures, self._labels = exporter, figures, dict(labels or {})
         self._writer = Writer() if file is not None or figures is not None else None
@@ -43,7 +39,7 @@ class Upkeep:
         self._timer = SaveTimer(self._logged_s)
         self._saved_steps = 0
         self._has_failed = False
-        self._logged = Sums.of(adapter)
+        self._logged = sums_of(adapter)
 
     def load(self) -> None:
         """Load an earlier server's state, and log it."""
@@ -100,10 +96,10 @@ class Upkeep:
 
     def log(self, now: float) -> None:
         """Log the counters since the previous line."""
-        before, sums = self._logged, Sums.of(self._adapter)
-        seconds, self._logged_s, self._logged = now - self._logged_s, now, sums
-        line = report(self._adapter, sums.since(before), seconds)
-        logger.info("draftwise: %s", line)
+        sums = sums_of(self._adapter)
+        since = {name: value - self._logged[name] for name, value in sums.items()}
+        logger.info("draftwise: %s", report(self._adapter, since, now - self._logged_s))
+        self._logged_s, self._logged = now, sums
 
     def close(self) -> None:
         """Save and export at shutdown, and wait for the writer."""
@@ -113,27 +109,17 @@ class Upkeep:
             self._writer.flush()
 
 
-class Sums(dict[str, float]):
-    """Counters at one moment."""
-
-    @classmethod
-    def of(cls, adapter: Adapter) -> Sums:
-        """The current counters."""
-        counts = adapter.counts
-        found = cls(
-            steps=counts.steps, rounds=counts.rounds, emitted=counts.emitted, own_s=counts.own_s
-        )
-        for name in DRAFTERS:
-            found[f"drafted {name}"] = counts.drafted[name]
-            found[f"accepted {name}"] = counts.accepted[name]
-        return found
-
-    def since(self, before: Sums) -> Sums:
-        """The difference to earlier counters."""
-        return Sums({name: value - before[name] for name, value in self.items()})
+def sums_of(adapter: Adapter) -> dict[str, float]:
+    """The current counters."""
+    counts = adapter.counts
+    found = {name: float(getattr(counts, name)) for name in ("steps", "rounds", "emitted", "own_s")}
+    for name in DRAFTERS:
+        found[f"drafted {name}"] = counts.drafted[name]
+        found[f"accepted {name}"] = counts.accepted[name]
+    return found
 
 
-def report(adapter: Adapter, sums: Sums, seconds: float) -> str:
+def report(adapter: Adapter, sums: Mapping[str, float], seconds: float) -> str:
     """The log line: speed, tokens per second, and drafted and accepted tokens."""
     guard, labels = adapter.controller.guard, adapter.counts.labels.items()
     steps, rounds = max(sums["steps"], 1), max(sums["rounds"], 1)
@@ -151,7 +137,6 @@ def report(adapter: Adapter, sums: Sums, seconds: float) -> str:
     if not guard.allows_drafts:
         parts.append("drafting rests: it has cost more than it brought")
     most = sorted(labels, key=lambda of: -of[1].rounds)[:LOGGED_LABELS]
-    for label, found in most:
-        account = found.account
-        parts.append(f"{label}: {account.recent_speed:.2f} ({account.speed:.2f})")
+    speeds = ((label, found.account) for label, found in most)
+    parts += [f"{label}: {of.recent_speed:.2f} ({of.speed:.2f})" for label, of in speeds]
     return "; ".join(parts)
