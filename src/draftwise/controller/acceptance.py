@@ -121,7 +121,6 @@ def new_slots(num: int, max_draft: int, old: Slots | None = None) -> Slots:
 
 
 def new_tables(max_draft: int) -> Tables:
-    """Tables that hold only priors."""
     model = np.empty((NUM_OUTCOMES, NUM_MATCHES, max_draft, 2))
     model[..., 0], model[..., 1] = PRIOR_WEIGHT * (1 - MODEL_PRIOR), PRIOR_WEIGHT
     matches = np.empty((NUM_KINDS, NUM_MATCHES, 2))
@@ -133,7 +132,6 @@ def new_tables(max_draft: int) -> Tables:
 
 @compiled
 def bucket_of(match: int) -> int:
-    """The bucket of a match of ``match`` tokens."""
     if match <= 2:
         return max(match, 0)
     if match <= 4:
@@ -247,7 +245,6 @@ def find_after(
 
 @compiled
 def _count(table: Floats, factors: Floats, drafter: int, is_rejected: bool) -> None:
-    """Add one observation to the shared table and to the request's factor."""
     rejected = 1.0 if is_rejected else 0.0
     discount = REQUEST_DISCOUNT[drafter]
     factors[drafter, OBSERVED] = factors[drafter, OBSERVED] * discount + rejected

@@ -14,7 +14,6 @@ from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwise.controller import acceptance
 from draftwise.controller.acceptance import (
@@ -27,7 +26,7 @@ from draftwise.controller.acceptance import (
     new_tables,
 )  # fmt: skip
 from draftwise.controller.choice import best_length, choose, mean_surplus
-from draftwise.controller.costs import Step, StepCosts
+from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import Guard
 from draftwise.controller.retrieval import Proposals, RetrievalIndex
 from draftwise.types import Ints
@@ -193,7 +192,6 @@ class Controller:
             self._index.extend(slots, tokens, counts)
 
     def _account(self, step: Step, context: int, num_emitted: int) -> None:
-        """Update the cost model, the guard's account and the rate."""
         plain = self.costs.observe(step, context)
         if not self.costs.is_known or step.num_requests == 0:
             return
@@ -353,7 +351,6 @@ class Controller:
         return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
 
     def _decide_length(self, num: int) -> None:
-        """Decide the model drafter's length in the coming step."""
         if not self.limits.model or not self.costs.is_known:
             self.num_to_draft = 0
             return
@@ -426,25 +423,17 @@ class Controller:
         try:
             learnt = state["acceptance"]
             tables = acceptance.Tables(
-                **{name: _like(own, learnt[name]) for name, own in self._tables._asdict().items()}
+                **{name: like(own, learnt[name]) for name, own in self._tables._asdict().items()}
             )
-            means = _like(self._worth, state["look_ahead"])
-            rates = _like(self._rates, state["rate"])
+            means = like(self._worth, state["look_ahead"])
+            rates = like(self._rates, state["rate"])
             costs.load_state(state["costs"])
             guard.load_state(state["guard"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the state is damaged: {error!r}") from error
-        if min(tables.model.min(), tables.matches.min(), tables.after.min(), rates.min()) < 0 or (
-            min(tables.model[..., 1].min(), tables.matches[..., 1].min()) <= 0
-        ):
-            raise ValueError("the state is damaged: a count is negative")
+            if min(tables.model.min(), tables.matches.min(), tables.after.min(), rates.min()) < 0:
+                raise ValueError("a count is negative")
+            if min(tables.model[..., 1].min(), tables.matches[..., 1].min()) <= 0:
+                raise ValueError("a table has no observations")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the state is damaged ({type(error).__name__}: {error})") from error
         self._tables, self.costs, self.guard = tables, costs, guard
         self._worth, self._rates = means, rates
-
-
-def _like(array: NDArray[np.float64], values: Any) -> NDArray[np.float64]:
-    """Numbers of a state, checked to be finite and of the shape of ``array``."""
-    found = np.array(values, float)
-    if found.shape != array.shape or not np.isfinite(found).all():
-        raise ValueError(f"the state is damaged: {array.shape} numbers were expected")
-    return found

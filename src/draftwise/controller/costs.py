@@ -379,33 +379,33 @@ class StepCosts:
         """Restore the result of ``state``. Errors: ValueError where it does not fit."""
         try:
             if list(state["edges"]) != EDGES.tolist():
-                raise ValueError("the cost model's stairs differ in this version")
+                raise ValueError("its stairs are not those of this version")
             num, largest, longest = (
                 int(state[name]) for name in ("num_steps", "largest", "longest")
             )
-            mean, variance, scales = (
-                np.array(state[name], float) for name in ("mean", "variance", "scales")
-            )
-            plain, noise = float(state["plain_s"]), float(state["noise_s"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the cost model's state is damaged: {error!r}") from error
-        if num == 0:
-            return
-        if any(array.ndim != 1 for array in (mean, variance, scales)):
-            raise ValueError("the cost model's state is damaged: lists of numbers were expected")
-        values = np.concatenate([mean, variance, scales, [plain, noise]])
-        if (
-            mean.shape != (SIZE,) or variance.shape != (SIZE,) or scales.shape != (NUM_OTHERS,)
-            or not np.isfinite(values).all() or variance.min() < 0 or scales.min() <= 0
-            or plain <= 0 or noise <= 0 or min(num, largest, longest) < 0
-        ):  # fmt: skip
-            raise ValueError("the cost model's state is damaged: a number is out of its range")
+            if num == 0:
+                return
+            mean, variance = like(self._mean, state["mean"]), like(self._mean, state["variance"])
+            scales = like(self._scales, state["scales"])
+            plain, noise = like(np.zeros(2), [state["plain_s"], state["noise_s"]]).tolist()
+            if min(num, largest, longest, *variance) < 0 or min(plain, noise, *scales) <= 0:
+                raise ValueError("a number is out of its range")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the cost model's state does not fit: {error}") from error
         self._mean[:], self._scales[:] = mean, scales
         self._spread[:] = np.diag(variance)
         self._scalars[:] = 1.0
         self._scalars[PLAIN], self._scalars[VARIANCE] = plain, noise**2
         self._scalars[RUN] = self._scalars[STRIKES] = 0
         self.num_steps, self.largest, self.longest = num, largest, longest
+
+
+def like(array: Floats, values: Any) -> Floats:
+    """Numbers of a state; ValueError unless they are finite and of the shape of ``array``."""
+    found = np.array(values, float)
+    if found.shape != array.shape or not np.isfinite(found).all():
+        raise ValueError(f"{array.shape} finite numbers were expected")
+    return found
 
 
 @warms_up

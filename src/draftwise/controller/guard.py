@@ -66,7 +66,6 @@ class Guard:
         self.recent_spent_s += seconds
 
     def grant(self, seconds: float) -> None:
-        """Add credit."""
         self.balance += seconds
 
     def state(self) -> dict[str, float]:

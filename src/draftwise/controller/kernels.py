@@ -85,8 +85,6 @@ _ZERO, _ALL, _NUM_ORDERS = _NUMBERS
 
 
 class Ring(NamedTuple):
-    """The history's arrays."""
-
     tokens: Int32
     owners: Int32  # the tenant of each token
     links: Int32
@@ -112,7 +110,6 @@ def chains_at(address: int, capacity: int) -> Chains:
 
 @compiled
 def chains_of(ring: Ring) -> Chains:
-    """The chains of the history."""
     return Chains(
         _pointer(ring.tokens.ctypes.data),
         _pointer(ring.owners.ctypes.data),
@@ -336,7 +333,6 @@ def index_texts(table: Ints, max_tokens: int) -> tuple[int, bool]:
 
 @compiled
 def is_open(table: Ints, slot: int) -> bool:
-    """Whether a slot is in use."""
     return 0 <= slot < len(table) and table[slot, CAPACITY] > 0
 
 
@@ -362,7 +358,6 @@ def refuse_extension(
 
 @compiled
 def fetch_ends(table: Ints, slots: Ints, num: int) -> None:
-    """Prefetch the ends of texts."""
     if HAS_NUMBA:
         for i in range(num):
             text, length = _pointer(table[slots[i], ADDRESS]), table[slots[i], LENGTH]

@@ -142,7 +142,6 @@ class RetrievalIndex:
         kernels.index_text(self._table, slot, min(SLICE, len(text)))
 
     def _place(self, slot: int, capacity: int) -> Int32:
-        """Allocate a slot's block."""
         block = np.zeros(7 * capacity, np.int32)
         self._blocks[slot] = block
         self._table[slot, : kernels.LENGTH] = block.ctypes.data, capacity
@@ -247,18 +246,15 @@ class RetrievalIndex:
         return Proposals(tokens[:num], num_tokens, match, hits, agree, shared[:num])
 
     def length(self, slot: int) -> int:
-        """The number of tokens of a text."""
         if slot not in self._blocks:
             raise ValueError(f"slot {slot} is not open")
         return int(self._table[slot, kernels.LENGTH])
 
     def text(self, slot: int) -> Int32:
-        """A copy of a text."""
         num = self.length(slot)
         return self._blocks[slot][:num].copy()
 
     def memory(self) -> Memory:
-        """Current memory."""
         blocks = sum(block.nbytes for block in self._blocks.values())
         waiting = sum(text.nbytes for _, text in self._waiting)
         return Memory(
@@ -267,7 +263,6 @@ class RetrievalIndex:
 
 
 def power_of_two(least: int) -> int:
-    """The smallest power of two that is at least ``least``."""
     return 1 << max(0, least - 1).bit_length()
 
 
@@ -277,14 +272,12 @@ def capacity_for(num_tokens: int) -> int:
 
 
 def _check(code: int) -> None:
-    """Raise ValueError for a kernel's code of refusal."""
     if code < 0:
         raise ValueError(_REFUSALS[code])
 
 
 @warms_up
 def _exercise() -> None:
-    """Call every compiled function once."""
     index = RetrievalIndex(max_draft=2, history_tokens=16)
     index.open(0, [1, 2, 1])
     index.extend([0], [2], [1])

@@ -157,7 +157,6 @@ def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """Each prompt's own tokens."""
     if mask is None:
         return [list(row) for row in input_ids.tolist()]
     if bool((mask.diff(dim=-1) < 0).any()):

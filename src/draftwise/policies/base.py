@@ -94,7 +94,6 @@ class Tally(Kept):
         in_range("chosen", self.chosen, 0)
 
     def add(self, values: Floats, seen: Bools) -> None:
-        """Add one round's seen values."""
         shown = np.where(seen, values, 0.0)
         self.counts += seen
         self.sums += shown
@@ -107,7 +106,6 @@ class Tally(Kept):
         return int(self.chosen.sum())
 
     def means(self) -> Floats:
-        """[K] mean value seen; 0 where nothing was."""
         average: Floats = self.sums / np.maximum(self.counts, 1.0)
         return average
 

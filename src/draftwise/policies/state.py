@@ -37,8 +37,7 @@ class Kept:
 
 
 def dump(owner: object, fields: Fields) -> dict[str, Any]:
-    """The fields of ``owner`` as plain JSON values."""
-    return {name: _plain(getattr(owner, own)) for name, own in _pairs(owner, fields).items()}
+    return {name: as_json(getattr(owner, own)) for name, own in _pairs(owner, fields).items()}
 
 
 def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
@@ -87,7 +86,7 @@ def _is_written_to(present: Any) -> bool:
 
 
 def _snapshot(present: Any) -> Any:
-    return _plain(present) if _is_written_to(present) else present
+    return as_json(present) if _is_written_to(present) else present
 
 
 def _set(owner: object, own: str, value: Any) -> None:
@@ -100,19 +99,19 @@ def _set(owner: object, own: str, value: Any) -> None:
         setattr(owner, own, value)
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.random.Generator):
-        return _plain(value.bit_generator.state)
+        return as_json(value.bit_generator.state)
     if hasattr(value, "state"):
         return value.state()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [as_json(item) for item in value]
     return value
 
 
@@ -150,4 +149,4 @@ def _finite(name: str, value: Any) -> Any:
         return number(name, value)
     for part in value.values() if isinstance(value, Mapping) else ():
         _finite(name, part)
-    return _plain(value)
+    return as_json(value)

@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwise.checks import MANY, whole
 from draftwise.policies.base import check_feedback
-from draftwise.policies.state import Fields, Kept
+from draftwise.policies.state import Fields, Kept, as_json
 from draftwise.protocols import Policy
 from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, Scores, TreeShape
 
@@ -34,18 +34,9 @@ _ARRAYS = {
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """All fields as plain JSON; a confidence that is NaN becomes None."""
-    fields: dict[str, Any] = _plain(dataclasses.asdict(evidence))
-    return fields
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _plain(own) for name, own in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(own) for own in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    fields: dict[str, Any] = as_json(dataclasses.asdict(evidence))
+    known = [None if math.isnan(own) else own for own in fields["confidences"]]
+    return fields | {"confidences": known}
 
 
 def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
@@ -111,6 +102,10 @@ class Waiting(list[Observation]):
 MakeBase = Callable[[str, np.random.Generator], Policy]
 
 
+_MOST_WAITING = 10_000
+"""Feedbacks of a queue, and rounds of a batch, that wait in memory at most."""
+
+
 class Wrapper(Kept):
     """Plays what its base chooses. Feedback, state, cost and errors are the base's, too."""
 
@@ -159,10 +154,6 @@ class OnePlan(Wrapper):
         self._made = None
 
 
-_LONGEST = 10_000
-"""Feedbacks that the queue holds at most."""
-
-
 class Delayed(Wrapper):
     """Hold feedback back while others come in; then feed it to the base, first in, first out.
 
@@ -181,7 +172,7 @@ class Delayed(Wrapper):
         self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,
         base: str = "normalhedge", rounds: int = 0,
     ) -> None:  # fmt: skip
-        self._rounds = whole("rounds", rounds, 0, _LONGEST)
+        self._rounds = whole("rounds", rounds, 0, _MOST_WAITING)
         super().__init__(num_plans, make_base(base, rng))
         self._queue = Waiting(num_plans)
 
@@ -190,10 +181,6 @@ class Delayed(Wrapper):
         self._queue.append(freeze(decision, feedback))
         while len(self._queue) > self._rounds:
             self._base.learn(*self._queue.pop(0))
-
-
-_LARGEST = 10_000
-"""Rounds of the largest batch, whose feedback waits in memory."""
 
 
 class Batched(Wrapper):
@@ -219,7 +206,7 @@ class Batched(Wrapper):
         base: str = "normalhedge", warmup: int = 6, batch: int = 12, skip: int = 6,
     ) -> None:  # fmt: skip
         self._warmup, self._skip = whole("warmup", warmup, 0, MANY), whole("skip", skip, 1, MANY)
-        self._batch = whole("batch", batch, 1, _LARGEST)
+        self._batch = whole("batch", batch, 1, _MOST_WAITING)
         super().__init__(num_plans, make_base(base, rng))
         self._num_chosen, self._num_told, self._last_batch = 0, 0, self._warmup
         self._kept = Waiting(num_plans)

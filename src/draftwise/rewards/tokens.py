@@ -111,7 +111,6 @@ class Blend:
 
 
 def _accepted(outcome: Outcome) -> float:
-    """Accepted tokens, or what is expected of a plan that did not play."""
     if outcome.num_accepted is not None:
         return outcome.num_accepted
     return tokens_by_products(outcome.alphas.tolist(), outcome.plan.length) - 1.0

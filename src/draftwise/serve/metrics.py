@@ -128,7 +128,6 @@ class Metrics(Observer):
                 self._phases.labels(self._model, phase).inc(max(0.0, seconds))
 
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
-        """Time to the first token, or between tokens."""
         if is_first:
             self._first.observe(gap_s)
             return

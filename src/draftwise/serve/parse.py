@@ -76,7 +76,6 @@ class ToolText:
         return self._show(at if calls else len(self._text)), calls
 
     def _certain(self) -> int:
-        """Characters that are content for sure."""
         text = self._text
         if text.lstrip()[:1] in ("{", "[", ""):
             return 0

@@ -339,7 +339,6 @@ class AnswerStreams:
                 yield index, delta
 
     def close(self) -> None:
-        """Cancel what has not ended."""
         if self._open:
             self._worker.cancel(self._open.values())
             self._open = {}
@@ -362,7 +361,6 @@ def failure(delta: RequestOutput) -> Refused:
 
 
 async def gather(answers: AnswerStreams, reply: Reply, num: int) -> dict[str, Any]:
-    """The whole response. Raises Refused."""
     whole = [RequestOutput() for _ in range(num)]
     async for index, delta in answers.parts():
         reply.count(delta)

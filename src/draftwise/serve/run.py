@@ -87,7 +87,6 @@ class StateFile(Observer):
         return None
 
     def write(self) -> None:
-        """Write now, whole or not at all."""
         self._written_s, self._is_dirty = self._clock(), False
         try:
             self._memory.save(self._path)

@@ -291,7 +291,6 @@ class Worker:
                 self._end(handle, part)
 
     def _time(self, handle: RequestHandle, num_tokens: int) -> None:
-        """Tell observers how long these tokens took to come."""
         if num_tokens == 0:
             return
         now, is_first = self._clock(), handle.began_s is None

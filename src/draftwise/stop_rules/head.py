@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
 
 from draftwise.checks import flag, probability
 from draftwise.types import DraftStep, DraftwiseError
@@ -88,7 +89,7 @@ def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
         blocks = tuple(_block(tensors, i, size) for i in range(num_blocks))
         weight = _shaped(tensors[f"model.{num_blocks}.weight"], (2, size))
         bias = _shaped(tensors[f"model.{num_blocks}.bias"], (2,))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise DraftwiseError(
             f"the acceptance head in {folder} cannot be read ({type(error).__name__}: {error}); it "
             "needs config.json with hidden_size and num_layers, and model.safetensors"
@@ -111,16 +112,11 @@ def _shaped(tensor: Array, shape: tuple[int, ...]) -> Array:
 
 def _read_safetensors(path: Path) -> dict[str, Array]:
     """Every tensor as float32, bfloat16 included, which numpy does not know."""
-    data = path.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
     found: dict[str, Array] = {}
-    for name, entry in json.loads(data[8:start]).items():
-        if name == "__metadata__":
-            continue
+    for name, entry in deserialize(path.read_bytes()):
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"{name} is of type {entry['dtype']}")
-        first, last = entry["data_offsets"]
-        raw = np.frombuffer(data[start + first : start + last], _DTYPES[entry["dtype"]])
+        raw = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
         if entry["dtype"] == "BF16":
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
         found[name] = raw.astype(np.float32).reshape(entry["shape"])

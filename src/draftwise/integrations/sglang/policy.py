@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.controller.acceptance import learn_lengths, length_survival, new_slots, new_tables
-from draftwise.controller.costs import Step, StepCosts
+from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
 from draftwise.files import STATE_BYTES, read_text, strict_json
@@ -53,7 +53,6 @@ class SglangSettings:
 
     @property
     def candidates(self) -> list[int]:
-        """All candidate numbers of steps."""
         return sorted({steps for tier in self.tiers.values() for steps in tier})
 
     def for_batch(self, batch_size: int) -> list[int]:
@@ -176,7 +175,6 @@ class StepsPolicy:
         return [size for size in self._graphs if step in self.settings.for_batch(size)]
 
     def get_steps_for_batch(self, batch_size: int) -> int:
-        """The choice for the coming step."""
         now_s = self._clock()
         names = self._names
         if names is None or len(names) != batch_size:
@@ -324,9 +322,9 @@ class StepsPolicy:
         if not found:
             return
         try:
-            model = np.array(found["model"], float)
-            if model.shape != self._table.shape or not (model[..., 1] > 0).all():
-                raise ValueError("the acceptance has another shape")
+            model = like(self._table, found["model"])
+            if not (model[..., 1] > 0).all():
+                raise ValueError("the acceptance has no observations")
             longest = {int(doubling): int(steps) for doubling, steps in found["longest"]}
             self.costs.load_state(found["costs"])
             self._longest = longest
@@ -337,7 +335,6 @@ class StepsPolicy:
             logger.info("began with what %d steps had taught", self.costs.num_steps)
 
     def _report(self, now_s: float) -> None:
-        """Write the state file and a log line when they are due."""
         if self._file is not None and self._writer is not None and self._timer.is_due(now_s):
             self._writer.write(self._file.path, self._file.text(self.state()))
         if now_s - self._reported_s >= self.settings.report_s:

@@ -92,12 +92,10 @@ class Adapter:
 
     @property
     def num_running(self) -> int:
-        """Number of decoding requests."""
         return len(self._rows)
 
     @fused
     def starts(self) -> None:
-        """A step is being scheduled."""
         now = self.clock()
         waited = not self._is_busy or now - self._ended > max(PAUSE_S, self._seconds)
         if not self._under_way and waited:
@@ -208,7 +206,6 @@ class Adapter:
 
     @fused
     def work(self) -> None:
-        """Do work that the next step does not need, while the engine computes."""
         self.controller.work()
 
     @fused
@@ -224,7 +221,6 @@ class Adapter:
         self, scheduled: Any, names: Sequence[str], emitted: Sequence[Sequence[int]],
         verified: Sequence[int],
     ) -> None:  # fmt: skip
-        """Report a step to the controller, and count it."""
         total, num, num_verified = scheduled.total_num_scheduled_tokens, len(names), sum(verified)
         if not total:
             return

@@ -131,7 +131,6 @@ def _find(file: Path, path: str) -> ast.AST | None:
 
 
 def _names(owner: ast.AST) -> set[str]:
-    """Parameters, fields, methods, attributes and keywords in a class or function."""
     found: set[str] = set()
     for node in ast.walk(owner):
         for kind in ("name", "attr", "id", "arg"):

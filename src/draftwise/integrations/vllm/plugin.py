@@ -223,7 +223,6 @@ def with_all_parameters(validate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_ours(speculative: Any) -> bool:
-    """Whether a speculative config was prepared by this plug-in."""
     return is_null(speculative) or bool(getattr(speculative, LENGTHS, None))
 
 

@@ -65,7 +65,6 @@ def check_arguments(args: Any, options: PluginOptions, *, asynchronous: bool) ->
 
 
 def _met(*refusals: tuple[Any, str]) -> list[str]:
-    """The reasons whose condition is met."""
     return [reason for is_met, reason in refusals if is_met]
 
 

@@ -18,8 +18,6 @@ MOST_TENANTS = 65_536
 
 
 class Kind(Enum):
-    """How a request is served."""
-
     SHARED = "its answer enters the history of its tenant"
     PRIVATE = "drafted for, but its text follows rules of its own: it enters no history"
     PLAIN = "vLLM cannot verify drafts under its parameters"
@@ -132,5 +130,4 @@ class Tenants:
         return self._numbers[key]
 
     def forget(self) -> None:
-        """Assign new numbers to all tenants."""
         self._numbers.clear()

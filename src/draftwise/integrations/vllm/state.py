@@ -113,7 +113,6 @@ class StateFile:
         return {}
 
     def reject(self, error: Exception) -> None:
-        """Rename a damaged file."""
         try:
             aside = set_aside(self.path)
         except OSError as failed:
@@ -123,7 +122,6 @@ class StateFile:
         logger.warning("%s is damaged (%s)%s", self.path, error, done)
 
     def text(self, learnt: Mapping[str, Any]) -> str:
-        """The file's content."""
         about = {"draftwise": _VERSION, "about": self._about}
         return json.dumps(about | {"learnt": learnt}, allow_nan=False)
 
@@ -135,7 +133,6 @@ class SaveTimer:
         self._saved_s, self._wait_s = now_s, FIRST_SAVE_S
 
     def is_due(self, now_s: float) -> bool:
-        """True once for each interval."""
         if now_s - self._saved_s < self._wait_s:
             return False
         self._saved_s, self._wait_s = now_s, min(2 * self._wait_s, SAVE_EVERY_S)
@@ -158,7 +155,6 @@ class Writer:
         threading.Thread(target=self._run, name="draftwise-writer", daemon=True).start()
 
     def write(self, path: Path, text: str) -> None:
-        """Write soon."""
         with self._lock:
             self._texts[path] = text
         self._wake.put(None)

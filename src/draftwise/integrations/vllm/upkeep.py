@@ -78,7 +78,6 @@ class Upkeep:
             self.log(now)
 
     def export(self) -> None:
-        """Export the current counters and gauges."""
         adapter = self._adapter
         figures: Iterable[Figure] = adapter.counts.figures(adapter.controller.guard)
         if self._exporter is not None:
@@ -87,7 +86,6 @@ class Upkeep:
             self._writer.write(self._figures, as_text(figures, self._labels))
 
     def save(self) -> None:
-        """Write the state if it has changed."""
         num = self._adapter.counts.steps
         if self._file is not None and self._writer is not None and num > self._saved_steps:
             self._saved_steps = num
@@ -95,7 +93,6 @@ class Upkeep:
             self._writer.write(self._file.path, self._file.text(state))
 
     def log(self, now: float) -> None:
-        """Log the counters since the previous line."""
         sums = sums_of(self._adapter)
         since = {name: value - self._logged[name] for name, value in sums.items()}
         logger.info("draftwise: %s", report(self._adapter, since, now - self._logged_s))
@@ -110,7 +107,6 @@ class Upkeep:
 
 
 def sums_of(adapter: Adapter) -> dict[str, float]:
-    """The current counters."""
     counts = adapter.counts
     found = {name: float(getattr(counts, name)) for name in ("steps", "rounds", "emitted", "own_s")}
     for name in DRAFTERS:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.state import Kept
+from draftwise.policies.state import Kept, dump
 from draftwise.types import Bools, Floats
 
 PRIOR = 0.55
@@ -123,7 +123,6 @@ class Rates(Kept):
         self._held: Floats = self._weights * self._prior
 
     def _granted(self) -> float:
-        """The factor of an unknown drafter's prior."""
         num, den = self._pool
         return min(1.0, (POOL_WEIGHT * PRIOR + num) / (POOL_WEIGHT + den) / GOOD_POOL)
 
@@ -232,7 +231,6 @@ class Bins:
         self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
 
     def accepted(self, index: int) -> float:
-        """Acceptance of a token of this bin."""
         return (self.num[index] + BIN_WEIGHT * _CENTRES[index]) / (self.den[index] + BIN_WEIGHT)
 
     def accepted_next(self, index: int) -> float:
@@ -241,8 +239,7 @@ class Bins:
         return (self.next_num[index] + held) / (self.next_den[index] + BIN_WEIGHT)
 
     def state(self) -> dict[str, Any]:
-        """The sums as plain JSON."""
-        return {"tokens": plain(self, _OWN), "siblings": plain(self, _OF_SIBLINGS)}
+        return {"tokens": dump(self, _OWN), "siblings": dump(self, _OF_SIBLINGS)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Bins:
@@ -315,19 +312,13 @@ class MatchTable:
         return rungs[:num]
 
     def state(self) -> dict[str, Any]:
-        """The sums as plain JSON."""
-        return plain(self, ("num", "den"))
+        return dump(self, ("num", "den"))
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> MatchTable:
         """Restore the result of ``state``; ValueError if it does not fit."""
         num, den = tallies(state, ("num", "den"), len(MATCH_PRIORS))
         return cls(num=num, den=den)
-
-
-def plain(owner: object, names: Sequence[str]) -> dict[str, Any]:
-    """Lists of numbers under their names."""
-    return {name: [float(value) for value in getattr(owner, name)] for name in names}
 
 
 def tallies(state: Mapping[str, Any], names: Sequence[str], length: int) -> list[list[float]]:
@@ -369,6 +360,5 @@ class SeenValues(Kept):
         self._counts[seen] = self._discount * self._counts[seen] + 1.0
 
     def means(self) -> Floats:
-        """[K] each plan's mean."""
         means: Floats = (self._sums + PRIOR_WEIGHT * self._prior) / (self._counts + PRIOR_WEIGHT)
         return means

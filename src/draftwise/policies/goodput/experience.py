@@ -98,11 +98,9 @@ class Experience:
 
     @property
     def answer_tokens(self) -> float:
-        """Mean tokens of an answer, with one answer of 256 tokens as prior."""
         return self.num_tokens / self.num_answers
 
     def begin(self) -> None:
-        """Count one more answer."""
         self.num_answers += 1
 
     def predict(self, seen: Features) -> tuple[Floats, Floats]:
@@ -214,7 +212,6 @@ class Recall:
 
     @property
     def answer_tokens(self) -> float:
-        """Tokens of an answer, on average."""
         return self._experience.answer_tokens
 
     def saw_tokens(self, tokens: Sequence[int]) -> bool:

@@ -150,7 +150,6 @@ class Goodput:
         return prices.copy() if self._is_blind else prices / max(float(prices.max()), _TINY)
 
     def state(self) -> dict[str, Any]:
-        """The state as plain JSON, with the statistics shared with other requests."""
         bins = {name: bins.state() for name, bins in self._bins.items()}
         tables = {name: table.state() for name, table in self._tables.items()}
         return dump(self, _FIELDS) | {"_bins": bins, "_tables": tables}
@@ -195,7 +194,6 @@ class Goodput:
         self._left = left if evidence.num_left is None else min(evidence.num_left, left)
 
     def _score(self, name: str, row: int, scores: Scores) -> None:
-        """Add one drafter's scores."""
         alphas, recall = scores.alphas.tolist(), self._recall
         if scores.matches is None:
             self._rates.add(row, alphas, scores.weight)

@@ -68,7 +68,6 @@ class PlanCosts:
         self.seconds: Floats = forward_s + self.lengths * self.draft_s[self.drafters]
 
     def state(self) -> dict[str, Any]:
-        """The latest costs as plain JSON."""
         kept = dump(self, ("target_s", "draft_s", "read_s", "batch_s"))
         return kept | {"names": list(self.names)}
 

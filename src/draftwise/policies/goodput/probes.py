@@ -56,7 +56,6 @@ def _place(means: Any, weights: Any) -> Any:
 
 @functools.cache
 def _unknown() -> Floats:
-    """[A] the row of ``_beliefs`` for an unknown drafter."""
     row: Floats = _beliefs()[_place(PRIOR, PRIOR_WEIGHT)]
     return row
 
