@@ -43,8 +43,8 @@ def test_bins_by_hand() -> None:
     assert (bins.num[middle], bins.den[middle]) == pytest.approx((0.995 + 0.5, 1.995))
     assert (bins.next_num[middle], bins.next_den[middle]) == (0.0, 1.0)
     assert (bins.num[high], bins.den[high], bins.next_den[high]) == (0.0, 1.0, 0.0)
-    assert bins.accepted(middle) == pytest.approx((1.495 + 3 * 0.725) / 4.995)
-    assert bins.accepted_next(middle) == pytest.approx((0 + 3 * (0.14 + 0.75 * 0.69)) / 4)
+    assert bins.own.rate(middle) == pytest.approx((1.495 + 3 * 0.725) / 4.995)
+    assert bins.after.rate(middle) == pytest.approx((0 + 3 * (0.14 + 0.75 * 0.69)) / 4)
     assert sum(bins.den) == pytest.approx(2.995)
 
 

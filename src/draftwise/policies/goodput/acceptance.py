@@ -16,22 +16,16 @@ from draftwise.types import Bools, Floats
 
 PRIOR = 0.55
 """Prior acceptance of a drafter."""
-
 PRIOR_WEIGHT = 2.0
 """Weight of a prior, in alphas."""
-
 POOL_WEIGHT = 4.0
 """Weight of the prior against the alphas of all LM drafters together."""
-
 GOOD_POOL = 0.2
 """Mean acceptance of all LM drafters below which the prior of an unknown one is reduced."""
-
 FAST_DISCOUNT = 0.8
 """Discount of the fast rate for each alpha: a memory of five alphas."""
-
 FAST_ODDS = math.log(0.12 / 0.88)
 """Prior log odds of the fast rate against the slow one."""
-
 ERROR_WEIGHT = 3.0
 """Log odds per unit of squared error by which one rate predicts better than the other."""
 
@@ -129,24 +123,20 @@ class Rates(Kept):
 
 CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
 """Borders of the nine bins of a drafter's largest probability."""
-
 BIN_WEIGHT = 3.0
 """Weight of a bin's prior, in alphas."""
-
 BIN_DISCOUNT = 0.995
 """Discount of a bin's sums for each new alpha."""
-
 _EDGES = (0.0, *CONFIDENCES, 1.0)
 _CENTRES = tuple((low + high) / 2 for low, high in pairwise(_EDGES))
 NUM_SIBLINGS = 7
 """Most siblings of a token."""
-
 _SHARES = tuple(
-    tuple(share * (1.0 - centre) for share in (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03))
+    share * (1.0 - centre)
     for centre in _CENTRES
+    for share in (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
 )
-"""Prior probability that the first, second, .. sibling is accepted, by bin."""
-
+"""Prior probability that the first, second, .. sibling is accepted, by bin and rank."""
 _NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)
 """Prior acceptance of the token after one of each bin."""
 
@@ -160,36 +150,50 @@ def bin_of(confidence: float) -> int:
     return bisect_right(CONFIDENCES, confidence)
 
 
-_OWN, _OF_SIBLINGS = ("num", "den", "next_num", "next_den"), ("kept", "seen")
+_OWN = ("num", "den", "next_num", "next_den")
 
 
-def _none_kept() -> list[float]:
-    return [0.0] * (len(_CENTRES) * NUM_SIBLINGS)
+@dataclass(slots=True)
+class Ratios:
+    """Discounted means of alphas by row, each with a prior.
 
+    priors: by row. weight: of a prior, in alphas. num, den: discounted sums of alphas and of their
+    weights.
+    """
 
-def _empty() -> list[float]:
-    return [0.0] * len(_CENTRES)
+    priors: Sequence[float]
+    weight: float = BIN_WEIGHT
+    num: list[float] = field(default_factory=list)
+    den: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.num, self.den = (part or [0.0] * len(self.priors) for part in (self.num, self.den))
+
+    def count(self, row: int, alpha: float) -> None:
+        """Add an alpha."""
+        self.num[row] = BIN_DISCOUNT * self.num[row] + alpha
+        self.den[row] = BIN_DISCOUNT * self.den[row] + 1.0
+
+    def rate(self, row: int) -> float:
+        return (self.num[row] + self.weight * self.priors[row]) / (self.den[row] + self.weight)
 
 
 @dataclass(slots=True)
 class Bins:
-    """One drafter's discounted sums of alphas and of their weights, by bin of confidence.
+    """One drafter's acceptance by bin of confidence.
 
-    num, den: of the token itself. next_num, next_den: of the token after it. kept, seen: of its
-    siblings, by bin and rank. wide: mean worth of a token's siblings less their price, in tokens.
+    own: of the token itself. after: of the token after it. ranks: of its siblings, by bin and rank.
+    wide: mean worth of a token's siblings less their price, in tokens.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])
-    >>> round(bins.accepted(7), 3), round(bins.accepted_next(7), 3)
+    >>> round(bins.own.rate(7), 3), round(bins.after.rate(7), 3)
     (0.981, 0.549)
     """
 
-    num: list[float] = field(default_factory=_empty)
-    den: list[float] = field(default_factory=_empty)
-    next_num: list[float] = field(default_factory=_empty)
-    next_den: list[float] = field(default_factory=_empty)
-    kept: list[float] = field(default_factory=_none_kept)
-    seen: list[float] = field(default_factory=_none_kept)
+    own: Ratios = field(default_factory=lambda: Ratios(_CENTRES))
+    after: Ratios = field(default_factory=lambda: Ratios(_NEXT))
+    ranks: Ratios = field(default_factory=lambda: Ratios(_SHARES))
     wide: float = 0.0
 
     def add(self, confidences: Sequence[float], alphas: Sequence[float]) -> None:
@@ -203,61 +207,48 @@ class Bins:
                 before = -1
                 continue
             if before >= 0:
-                self.next_num[before] = BIN_DISCOUNT * self.next_num[before] + alpha
-                self.next_den[before] = BIN_DISCOUNT * self.next_den[before] + 1.0
+                self.after.count(before, alpha)
             before = bin_of(confidence)
-            self.num[before] = BIN_DISCOUNT * self.num[before] + alpha
-            self.den[before] = BIN_DISCOUNT * self.den[before] + 1.0
+            self.own.count(before, alpha)
 
     def add_siblings(self, siblings: Sequence[tuple[float, int, bool]]) -> None:
         """Add whether each sibling was accepted; see ``Evidence``."""
         for confidence, rank, is_kept in siblings:
             place = bin_of(confidence) * NUM_SIBLINGS + min(rank, NUM_SIBLINGS) - 1
-            self.kept[place] = BIN_DISCOUNT * self.kept[place] + is_kept
-            self.seen[place] = BIN_DISCOUNT * self.seen[place] + 1.0
+            self.ranks.count(place, is_kept)
 
     def siblings(self, index: int) -> list[float]:
         """Acceptance of the first, second, .. sibling of a token of this bin."""
-        places = slice(index * NUM_SIBLINGS, (index + 1) * NUM_SIBLINGS)
-        return [
-            (kept + BIN_WEIGHT * prior) / (seen + BIN_WEIGHT)
-            for kept, seen, prior in zip(
-                self.kept[places], self.seen[places], _SHARES[index], strict=True
-            )
-        ]
+        places = range(index * NUM_SIBLINGS, (index + 1) * NUM_SIBLINGS)
+        return [self.ranks.rate(place) for place in places]
 
     def add_worth(self, worth: float) -> None:
         """Add the worth of one token's siblings less their price, given that it is reached."""
         self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
 
-    def accepted(self, index: int) -> float:
-        return (self.num[index] + BIN_WEIGHT * _CENTRES[index]) / (self.den[index] + BIN_WEIGHT)
-
-    def accepted_next(self, index: int) -> float:
-        """Acceptance of the token after one of this bin."""
-        held = BIN_WEIGHT * _NEXT[index]
-        return (self.next_num[index] + held) / (self.next_den[index] + BIN_WEIGHT)
-
     def state(self) -> dict[str, Any]:
-        return {"tokens": dump(self, _OWN), "siblings": dump(self, _OF_SIBLINGS)}
+        own, after, ranks = self.own, self.after, self.ranks
+        sums = own.num, own.den, after.num, after.den
+        return {
+            "tokens": dict(zip(_OWN, map(list, sums), strict=True)),
+            "siblings": {"kept": list(ranks.num), "seen": list(ranks.den)},
+        }
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Bins:
         """Restore the result of ``state``; ValueError if it does not fit."""
-        own = tallies(state["tokens"], _OWN, len(_CENTRES))
-        siblings = tallies(state["siblings"], _OF_SIBLINGS, len(_CENTRES) * NUM_SIBLINGS)
-        return cls(own[0], own[1], own[2], own[3], siblings[0], siblings[1])
+        num, den, next_num, next_den = tallies(state["tokens"], _OWN, len(_CENTRES))
+        kept, seen = tallies(state["siblings"], ("kept", "seen"), len(_SHARES))
+        return cls(
+            Ratios(_CENTRES, num=num, den=den), Ratios(_NEXT, num=next_num, den=next_den),
+            Ratios(_SHARES, num=kept, den=seen),
+        )  # fmt: skip
 
 
 MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)
 """Prior acceptance of a retrieved token after a match of 1, 2, 3-4, 5-8, 9-16, 17+ tokens."""
-
 MATCH_WEIGHT = 4.0
 """Weight of a bucket's prior, in alphas."""
-
-MATCH_DISCOUNT = 0.995
-"""Discount of a bucket's sums for each new alpha."""
-
 MATCH_CAP = 17
 """Longer matches share the last bucket."""
 _BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
@@ -273,33 +264,21 @@ def bucket(match: int) -> int:
 
 
 @dataclass(slots=True)
-class MatchTable:
-    """One retrieval drafter's acceptance in six buckets of match length.
+class MatchTable(Ratios):
+    """One retrieval drafter's acceptance in six buckets of match length."""
 
-    prior, rates: prior and current acceptance by bucket. num, den: discounted sums.
-    """
-
-    prior: Sequence[float] = MATCH_PRIORS
+    priors: Sequence[float] = MATCH_PRIORS
     weight: float = MATCH_WEIGHT
-    num: list[float] = field(default_factory=lambda: [0.0] * len(MATCH_PRIORS))
-    den: list[float] = field(default_factory=lambda: [0.0] * len(MATCH_PRIORS))
-    rates: list[float] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.rates = [
-            (num + self.weight * prior) / (den + self.weight)
-            for num, den, prior in zip(self.num, self.den, self.prior, strict=True)
-        ]
+    @property
+    def rates(self) -> list[float]:
+        return [self.rate(row) for row in range(len(MATCH_PRIORS))]
 
     def add(self, alphas: Sequence[float], matches: Sequence[int]) -> None:
         """Add every alpha to the bucket of its match length; alphas without a match are ignored."""
         for alpha, match in zip(alphas, matches, strict=True):
             if match > 0:
-                row = bucket(match)
-                self.num[row] = num = MATCH_DISCOUNT * self.num[row] + alpha
-                self.den[row] = den = MATCH_DISCOUNT * self.den[row] + 1.0
-                held = self.weight * self.prior[row]
-                self.rates[row] = (num + held) / (den + self.weight)
+                self.count(bucket(match), alpha)
 
     def ladder(self, num: int) -> list[float]:
         """Acceptance of a token after a match of 1, 2, .. ``num`` tokens.

@@ -141,7 +141,7 @@ class GoodputMixer:
         chain, which it would displace, is more likely to be accepted.
         """
         index = bin_of(step.max_prob)
-        shares, accepted = self._bins.siblings(index), self._bins.accepted(index)
+        shares, accepted = self._bins.siblings(index), self._bins.own.rate(index)
         width = step.depth + self._num_siblings
         num, worth = self._prices.best_siblings(width, self._reached, shares)
         while num and shares[num - 1] < accepted * self._alpha ** (room - num):
@@ -158,5 +158,5 @@ class GoodputMixer:
             self._reached, self._next = self._reached * self._copied, self._alpha
         else:
             index = bin_of(step.max_prob)
-            self._reached *= self._bins.accepted(index)
-            self._next = self._bins.accepted_next(index)
+            self._reached *= self._bins.own.rate(index)
+            self._next = self._bins.after.rate(index)

@@ -14,16 +14,12 @@ from draftwise.types import Floats
 
 PROBE_TOKENS_PAID = 32
 """Most tokens read by a probe."""
-
 HASTY = 0.25
 """Weight of alphas from a probe that skipped a part of the text."""
-
 CHANGED = 0.02
 """Probability that a drafter's acceptance has changed to that of an unknown one."""
-
 FIRST_LOOKS = 3
 """Most probes before the first round of a request that has statistics of other requests."""
-
 ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
 """Acceptances at which expected gains are summed."""
 
