@@ -21,22 +21,21 @@ DueFeedback = list[tuple[Decision, Feedback]]
 
 
 class FeedbackBuilder(Protocol):
-    """Turns evidence into feedback, now or later; one for each request."""
+    """Turns evidence into feedback, now or later; one for each request.
+
+    panoramic: whether the engine must score every drafter on the verified text; every: in how many
+    rounds it must do so once, which may change from round to round. compares_rules: whether a
+    drafter's other rules are asked where they would have stopped.
+    """
 
     @property
-    def panoramic(self) -> bool:
-        """Whether the engine must score every drafter on the verified text."""
-        ...
+    def panoramic(self) -> bool: ...
 
     @property
-    def every(self) -> int:
-        """In how many rounds it must do so once; may change from round to round."""
-        ...
+    def every(self) -> int: ...
 
     @property
-    def compares_rules(self) -> bool:
-        """Whether a drafter's other rules are asked where they would have stopped."""
-        ...
+    def compares_rules(self) -> bool: ...
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
         """What the policy may learn now, in order; empty while it has to wait."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -111,12 +112,9 @@ class RewardEvaluator:
         self, most: int | None = None, reward: Reward | None = None
     ) -> dict[int, float]:
         """The value of the plan ``none``: no draft, one token; the rest as in ``scored``."""
-        longest = self._longest(most)
+        rest = self._longest(most), _EMPTY, _EMPTY, _EMPTY, 0, 0
         return {
-            index: self._judge(
-                Outcome(self.plans[index], longest, _EMPTY, _EMPTY, _EMPTY, 0, 0),
-                reward or self.reward,
-            )
+            index: self._judge(Outcome(self.plans[index], *rest), reward or self.reward)
             for index in self._of.get(NONE, [])
         }
 
@@ -148,9 +146,7 @@ class RewardEvaluator:
     ) -> float:  # fmt: skip
         """The value of a plan whose accepted count is known from the played draft."""
         scores = evidence.scores.get(evidence.plan.drafter)
-        alphas, ratios = _EMPTY, _EMPTY
-        if scores is not None:
-            alphas, ratios = tail(scores, evidence.emitted_start)
+        alphas, ratios = tail(scores, evidence.emitted_start)
         outcome = Outcome(
             self.plans[index], self.max_length, alphas, ratios, evidence.drafted_alphas,
             num_drafted, min(evidence.num_accepted, num_drafted), seconds,
@@ -160,9 +156,7 @@ class RewardEvaluator:
     def _judge(self, outcome: Outcome, reward: Reward | None) -> float:
         """The reward's value, rounding errors at 0 and 1 removed; nan without a reward."""
         value = math.nan if reward is None else reward(outcome)
-        if -_ROUNDING <= value < 0.0:
-            return 0.0
-        return 1.0 if 1.0 < value <= 1.0 + _ROUNDING else value
+        return min(max(value, 0.0), 1.0) if -_ROUNDING <= value <= 1.0 + _ROUNDING else value
 
 
 def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
@@ -196,12 +190,11 @@ def cut(plan: Plan, most: int) -> Plan:
     return plan if plan.length <= most else Plan(plan.drafter, most, plan.rule)
 
 
-def tail(scores: Scores, position: int) -> tuple[Floats, Floats]:
+def tail(scores: Scores | None, position: int) -> tuple[Floats, Floats]:
     """alphas and ratios from a position of the text on; empty if the scores start after it."""
-    skip = position - scores.start
-    if skip < 0:
+    if scores is None or position < scores.start:
         return _EMPTY, _EMPTY
-    return scores.alphas[skip:], scores.ratios[skip:]
+    return scores.alphas[position - scores.start :], scores.ratios[position - scores.start :]
 
 
 class ScoreHistory:
@@ -236,11 +229,9 @@ class ScoreHistory:
 
     def run(self, name: str, start: int, num: int) -> tuple[Floats, Floats]:
         """alphas and ratios of the positions from ``start`` on that are known without a gap."""
-        found, pairs = [], self._pairs[name]
-        for position in range(start, start + num):
-            if position not in pairs:
-                break
-            found.append(pairs[position])
+        pairs = self._pairs[name]
+        known = takewhile(pairs.__contains__, range(start, start + num))
+        found = [pairs[position] for position in known]
         columns = np.array(found, dtype=np.float64).reshape(len(found), 2)
         return columns[:, 0], columns[:, 1]
 

@@ -264,11 +264,10 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request as the engine takes it: ``n`` asks a prompt, prompt by prompt."""
+    """A request as the engine takes it: one ask for each answer, prompt by prompt."""
 
     prompts: Sequence[Prompt]
     asks: Sequence[GenerationRequest]
-    n: int
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -350,7 +349,7 @@ class RequestParser:
                 asks.append(
                     GenerationRequest(prompt.tokens, options | each, min(deadlines, default=None))
                 )
-        return ParsedRequest(prompts, asks, body.n)
+        return ParsedRequest(prompts, asks)
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
         num, limits, positions = len(prompt.tokens), self.limits, self.codec.max_positions

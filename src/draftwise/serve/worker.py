@@ -48,7 +48,7 @@ class Observer:
 class RequestHandle:
     """An answer on its way. State: the reader of its request, once the engine has it, and times.
 
-    waited_s: until its first token; took_s: until its end; finish_reason: how it ended.
+    took_s: until its end; finish_reason: how it ended.
     """
 
     id: int
@@ -59,7 +59,6 @@ class RequestHandle:
     began_s: float | None = None
     last_s: float = 0.0
     num_tokens: int = 0
-    waited_s: float = 0.0
     took_s: float = 0.0
     finish_reason: str = ""
 
@@ -316,7 +315,6 @@ class Worker:
         now, handle.finish_reason = self._clock(), part.finish_reason or ""
         handle.took_s = now - handle.came_s
         self._mean_s += 0.1 * (handle.took_s - self._mean_s)
-        handle.waited_s = (now if handle.began_s is None else handle.began_s) - handle.came_s
         for observer in self._observers:
             observer.saw_end(handle)
         with self._condition:

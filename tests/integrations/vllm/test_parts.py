@@ -18,10 +18,15 @@ from draftwise.errors import DraftwiseError
 from draftwise.integrations import vllm as room
 from draftwise.integrations.vllm import metrics, plugin
 from draftwise.integrations.vllm.nothing import NullProposer
-from draftwise.integrations.vllm.options import PluginOptions, parse_options
+from draftwise.integrations.vllm.options import (
+    PluginOptions,
+    Tenants,
+    Wishes,
+    parse_options,
+    wishes_of,
+)
 from draftwise.integrations.vllm.refusals import NULL_PROPOSER, advice, check_server, limits_of
 from draftwise.integrations.vllm.repair import checked, expand_batch_to_tokens, is_right
-from draftwise.integrations.vllm.requests import Tenants, Wishes, wishes_of
 from draftwise.integrations.vllm.state import StateFile, about_of, state_path
 from draftwise.integrations.vllm.upkeep import Upkeep
 from integrations.vllm.fakes import FakeEngine, FakeRequest
@@ -198,7 +203,7 @@ def test_bad_wishes_are_named() -> None:
 
 
 def test_tenants_are_told_apart_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.integrations.vllm.requests.MOST_TENANTS", 3)
+    monkeypatch.setattr("draftwise.integrations.vllm.options.MOST_TENANTS", 3)
     tenants = Tenants()
 
     def number(salt: str | None) -> int:

@@ -16,8 +16,16 @@ from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.metrics import Counts
-from draftwise.integrations.vllm.options import MODEL, RETRIEVAL
-from draftwise.integrations.vllm.requests import Kind, Tenants, Wishes, kind_of, room_of, wishes_of
+from draftwise.integrations.vllm.options import (
+    MODEL,
+    RETRIEVAL,
+    Kind,
+    Tenants,
+    Wishes,
+    kind_of,
+    room_of,
+    wishes_of,
+)  # fmt: skip
 
 logger = logging.getLogger("vllm.draftwise")
 

@@ -18,7 +18,7 @@ from typing import Any
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.capabilities import check_capabilities
 from draftwise.integrations.vllm.metrics import open_folder
-from draftwise.integrations.vllm.options import parse_options
+from draftwise.integrations.vllm.options import parse_options, wishes_of
 from draftwise.integrations.vllm.refusals import (
     MODEL_METHODS,
     NULL_PROPOSER,
@@ -28,7 +28,6 @@ from draftwise.integrations.vllm.refusals import (
     is_null,
 )
 from draftwise.integrations.vllm.repair import checked
-from draftwise.integrations.vllm.requests import wishes_of
 from draftwise.integrations.vllm.state import check_path
 
 logger = logging.getLogger("vllm.draftwise")
