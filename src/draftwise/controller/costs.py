@@ -121,16 +121,13 @@ def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> flo
     factor = 1.0
     if run + 1 < SCALE_STEPS:
         return factor
-    low, high = ratio, ratio
-    for i in range(SCALE_STEPS):
-        low, high = min(low, scalars[RATIOS + i]), max(high, scalars[RATIOS + i])
+    recent = scalars[RATIOS:]
+    low, high = recent.min(), recent.max()
     if low > 1 + SCALE_CHANGE or high < 1 / (1 + SCALE_CHANGE):
         # the mildest change: the rest follows with the next steps
         factor = low if low > 1.0 else high
-        for i in range(len(mean)):
-            mean[i] *= factor
-            for j in range(len(mean)):
-                spread[i, j] *= factor * factor
+        mean *= factor
+        spread *= factor * factor
         scalars[PLAIN] *= factor
         scalars[VARIANCE] *= factor * factor
         scalars[RUN] = 0

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from draftwise.chat import Prompt, check_size, encode, render
 from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
@@ -237,10 +238,7 @@ class Codec:
 @lru_cache(maxsize=1)
 def _byte_letters() -> dict[str, int]:
     """The letters by which byte-level vocabularies spell bytes (GPT-2's table)."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    letters = {chr(byte): byte for byte in shown}
-    return letters | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _turn(message: Message) -> dict[str, Any]:
