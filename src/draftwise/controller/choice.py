@@ -31,7 +31,7 @@ from draftwise.controller.acceptance import (
     Slots,
     new_slots,
     new_tables,
-)  # fmt: skip
+)
 from draftwise.controller.compiled import compiled, warms_up
 from draftwise.types import Floats, Ints
 

@@ -41,9 +41,14 @@ class Guard:
         self._probe_s = 0.0
         self._is_open = False
 
-    def observe(self, tokens_per_request: float, seconds: float, plain_s: float) -> None:
-        """Book a step; plain_s: seconds of the same step without drafts."""
-        credit = self._credit * plain_s
+    def observe(
+        self, tokens_per_request: float, seconds: float, plain_s: float, num_shares: float = 1.0
+    ) -> None:
+        """Book a step; plain_s: seconds of the same step without drafts.
+
+        num_shares: parts of the credit of which the account holds one.
+        """
+        credit = self._credit / num_shares * plain_s
         if not self._is_open:
             self.balance, self._is_open = self.balance + credit, True
         worth = tokens_per_request * plain_s

@@ -75,8 +75,6 @@ CATCH_UP = 64  # ``extend`` indexes a text with at most this many pending tokens
 ADDRESS, CAPACITY, LENGTH, INDEXED, TENANT = range(5)  # columns of the table of running texts
 NUM_COLUMNS = 8  # a row fills a cache line
 
-NOT_OPEN, BAD_COUNTS, BAD_TOKEN, BAD_NUM_DRAFTED = -1, -2, -3, -4
-
 _FACTOR, _SPREAD, _WORD = map(_hash, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1))
 _WRAP = 0xFFFFFFFF
 # arguments: numba compiles a function once more for each literal
@@ -332,28 +330,32 @@ def index_texts(table: Ints, max_tokens: int) -> tuple[int, bool]:
 
 
 @compiled
-def is_open(table: Ints, slot: int) -> bool:
-    return 0 <= slot < len(table) and table[slot, CAPACITY] > 0
+def check_open(table: Ints, slot: int) -> None:
+    if not (0 <= slot < len(table) and table[slot, CAPACITY] > 0):
+        raise ValueError("a slot is not open")
 
 
 @compiled
-def refuse_extension(
+def check_tokens(tokens: Int32, num: int) -> None:
+    for i in range(num):
+        if tokens[i] < 0:
+            raise ValueError("token ids must not be negative")
+
+
+@compiled
+def check_extension(
     table: Ints, slots: Ints, counts: Ints, num: int, tokens: Int32, num_tokens: int
-) -> int:
-    """A negative code of refusal for bad arguments of ``extend``; otherwise 0."""
+) -> None:
     total = 0
     for i in range(num):
-        if not is_open(table, slots[i]):
-            return NOT_OPEN
+        check_open(table, slots[i])
         if counts[i] < 0:
-            return BAD_COUNTS
+            total = -1
+            break
         total += counts[i]
     if total != num_tokens:
-        return BAD_COUNTS
-    for i in range(num_tokens):
-        if tokens[i] < 0:
-            return BAD_TOKEN
-    return 0
+        raise ValueError("counts must not be negative and must add up to the number of tokens")
+    check_tokens(tokens, num_tokens)
 
 
 @compiled
@@ -371,11 +373,9 @@ def extend(
 ) -> int:
     """Append tokens to texts from row ``first`` on; return the first row that lacks room, or num.
 
-    Wrong input appends nothing and returns a code of refusal.
+    Wrong input appends nothing and raises ValueError.
     """
-    code = refuse_extension(table, slots, counts, num, tokens, num_tokens)
-    if code < 0:
-        return code
+    check_extension(table, slots, counts, num, tokens, num_tokens)
     at = 0
     fetch_ends(table, slots, num)
     for i in range(num):
@@ -417,17 +417,12 @@ def remember(ring: Ring, newest: int, tenant: int, text: Int32, start: int, end:
 
 
 @compiled
-def refuse_proposal(table: Ints, slots: Ints, num: int, drafts: Int32, num_drafted: Ints) -> int:
-    """A negative code of refusal for bad arguments of ``propose``; otherwise 0."""
+def check_proposal(table: Ints, slots: Ints, num: int, drafts: Int32, num_drafted: Ints) -> None:
     for i in range(num):
-        if not is_open(table, slots[i]):
-            return NOT_OPEN
+        check_open(table, slots[i])
         if not 0 <= num_drafted[i] <= drafts.shape[1]:
-            return BAD_NUM_DRAFTED
-        for j in range(num_drafted[i]):
-            if drafts[i, j] < 0:
-                return BAD_TOKEN
-    return 0
+            raise ValueError("num_drafted must be between 0 and the width of drafts")
+        check_tokens(drafts[i], num_drafted[i])
 
 
 @compiled
@@ -483,15 +478,13 @@ def propose(
     table: Ints, slots: Ints, limits: Ints, num: int, drafts: Int32, num_drafted: Ints,
     only_after: bool, ring: Ring, newest: int, tokens: Int32, found: Int32,
     shared: NDArray[np.bool_],
-) -> int:  # fmt: skip
-    """Propose after each text and its draft; return 0, or a code of refusal without any change.
+) -> None:  # fmt: skip
+    """Propose after each text and its draft; ValueError for wrong input, without any change.
 
     found (output): [4, rows] number of tokens, match, hits, agree. only_after: rows without a
     draft get no proposal.
     """
-    code = refuse_proposal(table, slots, num, drafts, num_drafted)
-    if code < 0:
-        return code
+    check_proposal(table, slots, num, drafts, num_drafted)
     endings = np.empty((num, LONGEST_MATCH), np.int32)
     num_endings = np.empty(num, np.int64)
     heads = np.empty((num, 2 * NUM_ORDERS), np.int64)
@@ -528,4 +521,3 @@ def propose(
         found[0, i] = min(count, max(0, limits[i]))
         found[1, i], found[2, i], found[3, i] = match, hits, agree
         shared[i] = longer > 0
-    return 0

@@ -27,12 +27,6 @@ PROMPT_TAIL = 8
 
 Numbers: TypeAlias = Sequence[int] | Ints
 Tokens: TypeAlias = Sequence[int] | Int32
-_REFUSALS = {
-    kernels.NOT_OPEN: "a slot is not open",
-    kernels.BAD_COUNTS: "counts must not be negative and must add up to the number of tokens",
-    kernels.BAD_TOKEN: "token ids must not be negative",
-    kernels.BAD_NUM_DRAFTED: "num_drafted must be between 0 and the width of drafts",
-}
 
 
 @dataclass(frozen=True)
@@ -206,7 +200,6 @@ class RetrievalIndex:
             done = kernels.extend(
                 self._table, self._slots, self._counts, num, self._tokens, num_tokens, done
             )
-            _check(done)
             if done == num:
                 return
             self._grow(int(self._slots[done]))
@@ -237,11 +230,10 @@ class RetrievalIndex:
         self._slots[:num] = slots
         self._counts[:num] = limits
         tokens, found, shared = self._answers[is_after]
-        code = kernels.propose(
+        kernels.propose(
             self._table, self._slots, self._counts, num, drafts, num_drafted, is_after,
             self._ring, self._newest, tokens, found, shared,
         )  # fmt: skip
-        _check(code)
         num_tokens, match, hits, agree = found[:, :num]
         return Proposals(tokens[:num], num_tokens, match, hits, agree, shared[:num])
 
@@ -269,11 +261,6 @@ def power_of_two(least: int) -> int:
 def capacity_for(num_tokens: int) -> int:
     """Capacity of a new text: it can grow by half before it has to move."""
     return power_of_two(num_tokens + num_tokens // 2 + 64)
-
-
-def _check(code: int) -> None:
-    if code < 0:
-        raise ValueError(_REFUSALS[code])
 
 
 @warms_up

@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +161,9 @@ def _device_name() -> str:
         return name
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = platform.processor() or platform.machine()
-    try:
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        found = next(
-            (x.partition(":")[2].strip() for x in lines if x.startswith("model name")), found
-        )
-    except OSError:
-        pass
+        names = (x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
+        found = next(names, found)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return f"{name}, {found}, {cores} cores, {threads or 'all'} threads"
