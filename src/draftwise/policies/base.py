@@ -8,10 +8,11 @@ that its docstring gives raises ValueError. Values and what is computed from the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
-from draftwise.policies.state import Kept, in_range
+from draftwise.policies.state import Fields, Kept, in_range
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 
@@ -140,7 +141,7 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
 class Counting(Kept, ABC):
     """Counts what was seen, and estimates each plan by its mean."""
 
-    KEPT = ("tally",)
+    KEPT: ClassVar[Fields] = ("tally",)
 
     def __init__(self, num_plans: int) -> None:
         self._num_plans, self._tally = num_plans, Tally(num_plans)
@@ -169,7 +170,7 @@ class Greedy(Counting):
 class Drawn(Counting):
     """Plays a plan drawn from ``probabilities``, which a subclass gives."""
 
-    KEPT = ("tally", "rng")
+    KEPT: ClassVar[Fields] = ("tally", "rng")
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans)

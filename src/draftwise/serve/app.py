@@ -254,6 +254,7 @@ async def _read(service: Service, request: Request, kind: type[_Body]) -> _Body:
     if not re.fullmatch(r"application/(json|.*\+json)", given):
         raise no_object()
     raw = await request.body()
+    made: _Body | Refused
     request.state.is_heavy = len(raw) > LARGE_BODY
     if request.state.is_heavy:
         made = await service.heavy.run(_parsed, kind, raw)

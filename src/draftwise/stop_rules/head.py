@@ -113,7 +113,7 @@ def _shaped(tensor: Array, shape: tuple[int, ...]) -> Array:
 def _read_safetensors(path: Path) -> dict[str, Array]:
     """Every tensor as float32, bfloat16 included, which numpy does not know."""
     found: dict[str, Array] = {}
-    for name, entry in deserialize(path.read_bytes()):
+    for name, entry in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"{name} is of type {entry['dtype']}")
         raw = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])

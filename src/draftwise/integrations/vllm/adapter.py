@@ -267,7 +267,7 @@ class Adapter:
     def _judged(self, names: Sequence[str], verified: Sequence[int]) -> list[Sequence[int]]:
         """Overlapping steps: 0 for each accepted token, 1 for the bonus token."""
         self.controller.plays(names, verified)
-        emitted = []
+        emitted: list[Sequence[int]] = []
         for id_, num in zip(names, verified, strict=True):
             self._rows[id_].num_model = num
             emitted.append([0] * min(self._lengths[id_] - 1, num) + [1])
