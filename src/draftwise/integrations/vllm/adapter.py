@@ -34,20 +34,21 @@ PAUSE_S = 0.05
 
 
 def fused(method: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a method of the adapter: the first exception disables drafting for good.
+    """Decorate methods of an object: their first exception disables them for good.
 
-    An error in draftwise must not end the answers of a whole server.
+    An error in draftwise must not end the answers of a whole server. The object has the attributes
+    ``has_failed``, and ``failure``, what is logged.
     """
 
     @functools.wraps(method)
-    def call(self: Adapter, *args: Any) -> None:
+    def call(self: Any, *args: Any) -> None:
         if self.has_failed:
             return
         try:
             method(self, *args)
         except Exception:
             self.has_failed = True
-            logger.exception("draftwise failed: nothing is drafted until the server is restarted")
+            logger.exception(self.failure)
 
     return call
 
@@ -75,6 +76,8 @@ class Adapter:
     requests: vLLM's table of running and waiting requests, by id. overlapping: whether a step is
     scheduled before the previous one has ended, as in vLLM's AsyncScheduler.
     """
+
+    failure = "draftwise failed: nothing is drafted until the server is restarted"
 
     def __init__(
         self, controller: Controller, requests: Mapping[str, Any], max_model_len: int,

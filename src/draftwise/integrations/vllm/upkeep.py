@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from draftwise.integrations.vllm.adapter import Adapter
+from draftwise.integrations.vllm.adapter import Adapter, fused
 from draftwise.integrations.vllm.metrics import Exporter, Figure, as_text
 from draftwise.integrations.vllm.options import DRAFTERS
 from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
@@ -27,6 +27,8 @@ class Upkeep:
     step, then at growing intervals of at most a minute, and when the engine becomes idle.
     """
 
+    failure = "draftwise failed to save or to count: neither is done any more"
+
     def __init__(
         self, adapter: Adapter, clock: Callable[[], float], file: StateFile | None = None,
         exporter: Exporter | None = None, figures: Path | None = None,
@@ -38,7 +40,7 @@ class Upkeep:
         self._exported_s = self._logged_s = clock()
         self._timer = SaveTimer(self._logged_s)
         self._saved_steps = 0
-        self._has_failed = False
+        self.has_failed = False
         self._logged = sums_of(adapter)
 
     def load(self) -> None:
@@ -57,17 +59,9 @@ class Upkeep:
         num = self._adapter.controller.costs.num_steps
         logger.info("draftwise: prices of %d steps and acceptance from %s", num, self._file.path)
 
+    @fused
     def tick(self) -> None:
         """Call after a step. An error is logged and ends the upkeep, not the engine."""
-        if self._has_failed:
-            return
-        try:
-            self._tick()
-        except Exception:
-            self._has_failed = True
-            logger.exception("draftwise failed to save or to count: neither is done any more")
-
-    def _tick(self) -> None:
         now, is_idle = self._clock(), not self._adapter.num_running
         if now - self._exported_s >= EXPORT_EVERY_S or is_idle:
             self._exported_s = now
