@@ -40,12 +40,12 @@ def test_bins_by_hand() -> None:
     bins = Bins()
     bins.add([0.7, 0.95, NAN, 0.7], [1.0, 0.0, 1.0, 0.5])
     middle, high = bin_of(0.7), bin_of(0.95)
-    assert (bins.num[middle], bins.den[middle]) == pytest.approx((0.995 + 0.5, 1.995))
-    assert (bins.next_num[middle], bins.next_den[middle]) == (0.0, 1.0)
-    assert (bins.num[high], bins.den[high], bins.next_den[high]) == (0.0, 1.0, 0.0)
+    assert (bins.own.num[middle], bins.own.den[middle]) == pytest.approx((0.995 + 0.5, 1.995))
+    assert (bins.after.num[middle], bins.after.den[middle]) == (0.0, 1.0)
+    assert (bins.own.num[high], bins.own.den[high], bins.after.den[high]) == (0.0, 1.0, 0.0)
     assert bins.own.rate(middle) == pytest.approx((1.495 + 3 * 0.725) / 4.995)
     assert bins.after.rate(middle) == pytest.approx((0 + 3 * (0.14 + 0.75 * 0.69)) / 4)
-    assert sum(bins.den) == pytest.approx(2.995)
+    assert sum(bins.own.den) == pytest.approx(2.995)
 
 
 def test_gain_by_hand() -> None:
