@@ -1,6 +1,6 @@
 """Stop where a trained head believes that some token of the draft will be rejected (SpecDec++).
 
-Heads on disk have SpecDec++'s layout, and are read with numpy alone: ``config.json``
+Heads on disk have SpecDec++'s layout, and are read without torch: ``config.json``
 (``hidden_size``, ``num_layers``) and ``model.safetensors`` with the keys
 ``model.{i}.linear.weight`` and ``.bias`` of the residual layers i < num_layers, then
 ``model.{num_layers}.weight`` [2, D] and ``.bias`` [2]; class 1 is "accepted".
