@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from draftwise.errors import BadValue
+from draftwise.errors import BadValue, DraftwiseError, shown
 
 LARGE = 1e6
 """The largest scale of an option: its square, and a sum of many, stay finite."""
@@ -145,6 +145,14 @@ def path(name: str, value: Any) -> Path:
 def optional(check: Callable[..., Any], name: str, value: Any, *bounds: Any) -> Any:
     """What ``check`` makes of a value; None stays None."""
     return None if value is None else check(name, value, *bounds)
+
+
+def known(kind: str, name: Any, names: Collection[str], kinds: str = "") -> None:
+    """Raise DraftwiseError, which lists the names, for what is none. kinds: the plural of kind."""
+    if name not in names:
+        raise DraftwiseError(
+            f"unknown {kind} {shown(name)}; the {kinds or kind + 's'} are: {', '.join(names)}"
+        )
 
 
 def _range(least: float | None, most: float | None, note: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from draftwise.checks import string, strings, wholes
+from draftwise.checks import known, string, strings, wholes
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 MAX_LENGTH = 16
@@ -128,8 +128,7 @@ def parse_tree(text: str) -> TreeShape | None:
 
 def preset(name: str) -> Preset:
     """The preset of this name; DraftwiseError lists the valid ones."""
-    if name not in PRESETS:
-        raise DraftwiseError(f"unknown preset {name!r}; the presets are: {', '.join(PRESETS)}")
+    known("preset", name, PRESETS)
     return PRESETS[name]
 
 

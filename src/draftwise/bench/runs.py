@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from draftwise.bench.methods import check_methods, default_methods
 from draftwise.bench.suites import Suite, load_suite
+from draftwise.checks import known
 from draftwise.files import write_text
 from draftwise.types import DraftwiseError
 
@@ -56,28 +58,21 @@ class BenchSettings:
 
 def prepare(wanted: BenchSettings) -> tuple[Suite, RunStore]:
     """All that can be refused before a model is loaded; raises DraftwiseError."""
-    for name, value in (("tokens", wanted.tokens), ("repeats", wanted.repeats)):
-        if value < 1:
+    for name in ("tokens", "repeats", "prompts"):
+        value = getattr(wanted, name)
+        if value is not None and value < 1:
             raise DraftwiseError(f"--{name} {value}: it must be 1 or more")
-    if wanted.prompts is not None and wanted.prompts < 1:
-        raise DraftwiseError(f"--prompts {wanted.prompts}: it must be 1 or more")
-    if wanted.clock not in CLOCKS:
-        raise DraftwiseError(f"unknown clock {wanted.clock!r}; the clocks are: {', '.join(CLOCKS)}")
+    known("clock", wanted.clock, CLOCKS)
     check_methods(wanted.methods)
     suite = load_suite(wanted.suite, wanted.prompts, wanted.domains)
     store = RunStore(wanted.out)
-    earlier = store.settings()
-    shared = wanted.settings(suite)
-    if earlier is not None:
-        for key, value in shared.items():
+    if (earlier := store.settings()) is not None:
+        for key, value in wanted.settings(suite).items():
             if earlier.get(key) != value:
                 raise DraftwiseError(
                     f"{wanted.out} holds a bench with other {key}; give another --out, or remove it"
                 )
     return suite, store
-
-
-FILE = "runs.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +122,7 @@ class RunStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._path = folder / FILE
+        self._path = folder / "runs.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._path.open("a").close()
@@ -142,10 +137,10 @@ class RunStore:
             return None
         try:
             found: dict[str, Any] = json.loads(first)["settings"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DraftwiseError(f"{self._path} is no file of a bench: give another --out") from (
-                error
-            )
+        except (ValueError, KeyError, TypeError):
+            raise DraftwiseError(
+                f"{self._path} is no file of a bench: give another --out"
+            ) from None
         return found
 
     def begin(self, settings: Mapping[str, Any]) -> None:
@@ -163,9 +158,8 @@ class RunStore:
 
     def add(self, runs: Sequence[Run]) -> None:
         """Append the runs of one turn, to the disk and not only to the file."""
-        text = "".join(_line(run) + "\n" for run in runs)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines(_line(run) + "\n" for run in runs)
             file.flush()
             os.fsync(file.fileno())
 
@@ -196,7 +190,5 @@ def rounded(value: Any) -> Any:
 
 def whole_turns(runs: Sequence[Run], num_methods: int) -> list[Run]:
     """Only the turns in which every method answered: the others cannot be compared."""
-    counts: dict[tuple[int, int], int] = {}
-    for run in runs:
-        counts[run.repeat, run.item] = counts.get((run.repeat, run.item), 0) + 1
+    counts = Counter((run.repeat, run.item) for run in runs)
     return [run for run in runs if counts[run.repeat, run.item] == num_methods]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from draftwise.cli.show import painted as painted
     from draftwise.cli.show import percentages as percentages
     from draftwise.cli.show import total as total
-    from draftwise.cli.training import claim as claim
+    from draftwise.cli.train import claim as claim
     from draftwise.settings import DTYPES as DTYPES
 
 __getattr__, __dir__ = exports(__name__)

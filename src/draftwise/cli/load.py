@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from draftwise import presets, registry, zoo
+from draftwise.checks import known
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
 from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.files import holding, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
-from draftwise.settings import DTYPES, Settings
+from draftwise.settings import DTYPES, Hardware, Settings
 from draftwise.specs import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
@@ -54,24 +55,22 @@ def check(wanted: Settings) -> None:
             f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
             " add --scope auto, --scope session, or --scope task:LABEL"
         )
-    check_models(wanted.target, wanted.drafters or (), wanted.dtype, wanted.device, wanted.threads)
+    check_models(wanted.target, wanted.drafters or (), wanted)
     if wanted.state is not None:
         _check_state(wanted.state)
 
 
 def _check_policy(setting: presets.Preset) -> None:
     """Refuse what is refused for one drafter and for many: how many there will be is not known."""
-    refused: DraftwiseError | None = None
+    refusals = []
     for num in (1, 8):
         plans = setting.plans([f"drafter{n}" for n in range(num)])
         try:
             registry.make_policy(setting.policy, len(plans), plans=plans)
-        except DraftwiseError as error:
-            refused = refused or error
-        else:
             return
-    if refused is not None:
-        raise refused
+        except DraftwiseError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _check_state(state: Path) -> None:
@@ -86,22 +85,24 @@ def _check_state(state: Path) -> None:
         raise DraftwiseError(f"--state {state}: it cannot be read and written")
 
 
-def check_models(
-    target: str, drafters: Sequence[str], dtype: str, device: str, threads: int
-) -> None:
+def check_models(target: str, drafters: Sequence[str], hardware: Hardware) -> None:
     """Refuse at once, before torch is imported, models that are not there or cannot be computed.
 
     Raises DraftwiseError.
     """
-    if dtype not in DTYPES:
-        raise DraftwiseError(f"unknown dtype {dtype!r}; the dtypes are: {', '.join(DTYPES)}")
+    dtype, device = hardware.dtype, hardware.device
+    known("dtype", dtype, DTYPES)
     check_device(device)
     if dtype in {"int8", "int4"} and device.partition(":")[0] not in {"auto", "cpu"}:
         raise DraftwiseError(f"--dtype {dtype} is for CPUs: add --device cpu, or leave it out")
     check_target(target)
     for spec in drafters:
         check_spec(spec)
-    check_threads(threads)
+    most = 16 * (os.cpu_count() or 1)
+    if not 1 <= hardware.threads <= most:
+        raise DraftwiseError(
+            f"--threads {hardware.threads}: it must be 1 to {most} on this machine"
+        )
 
 
 def check_target(target: str) -> None:
@@ -299,13 +300,6 @@ def _num_gpus() -> int:
     except (OSError, AttributeError):
         return 0
     return count.value
-
-
-def check_threads(threads: int) -> None:
-    """Refuse a number of threads that this machine cannot start; raises DraftwiseError."""
-    most = 16 * (os.cpu_count() or 1)
-    if not 1 <= threads <= most:
-        raise DraftwiseError(f"--threads {threads}: it must be 1 to {most} on this machine")
 
 
 def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:

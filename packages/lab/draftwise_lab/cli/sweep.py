@@ -10,7 +10,7 @@ import typer
 
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli import training as t
+from draftwise.cli import train as t
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.prompts import read_batch
 from draftwise.cli.show import Bars
