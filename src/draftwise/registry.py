@@ -103,7 +103,7 @@ TABLES: Mapping[str, Table] = {
 }
 """The tables by the kind of what is in them."""
 
-_FILLED: Mapping[str, frozenset[str]] = {
+FILLED: Mapping[str, frozenset[str]] = {
     "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),
     "reward": frozenset(),
     "feedback": frozenset({"plans", "reward"}),
@@ -263,7 +263,7 @@ def _options_of(kind: str, table: Table, name: str) -> tuple[Callable[..., Any],
     """What ``name`` stands for, and the type of each option that a spec may set."""
     factory = lookup(kind, table, name)
     parameters, hints = _signature(factory)
-    return factory, {key: hints.get(key, str) for key in parameters if key not in _FILLED[kind]}
+    return factory, {key: hints.get(key, str) for key in parameters if key not in FILLED[kind]}
 
 
 @functools.cache

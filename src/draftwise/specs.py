@@ -14,13 +14,11 @@ from draftwise import checks, zoo
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.nn.folder import place
 from draftwise.real.bundled import own_specs
-from draftwise.registry import DRAFTERS, parse_options
+from draftwise.registry import DRAFTERS, FILLED, parse_options
 
 ZOO = "zoo"
 BUNDLED = (ZOO, "smollm2", "gemma3")
 """Targets with drafters of their own: each is a spec of all of them, ``smollm2:NAME`` of one."""
-GIVEN = frozenset({"self", "name", "vocab_size", "target"})
-"""Parameters of drafters that are filled in: they are not written in specs."""
 LM_OPTIONS = {"window": "int", "sink": "int"}
 """Options of ``lm:PATH``, and their types."""
 
@@ -143,7 +141,7 @@ def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
             None if default is None else ast.unparse(default),
         )
         for arg, default in zip(given, defaults, strict=True)
-        if arg.arg not in GIVEN
+        if arg.arg not in FILLED["drafter"] | {"self"}
     }
     return options, (ast.get_docstring(found) or "").split("\n")[0]
 

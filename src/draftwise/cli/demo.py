@@ -109,7 +109,6 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
 
 WIDE = 100
 """Columns from which on the panels stand side by side."""
-
 _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 
@@ -143,10 +142,14 @@ class Stage:
         room = height - 6 if is_wide else height // len(self._lanes) - 4
         room = max(_FEWEST_LINES, min(_MOST_LINES, room))
         inside = (width // len(self._lanes) if is_wide else width) - 4
-        texts = [self._tail(lane, inside, room) for lane in self._lanes]
-        lines = max(text.plain.count("\n") + 1 for text in texts) if is_last else room
+        wrapped = [
+            painted(lane.pieces, self._styles).wrap(self._console, inside)[-room:]
+            for lane in self._lanes
+        ]
+        lines = max(1, *map(len, wrapped)) if is_last else room
         panels = [
-            self._panel(lane, text, lines) for lane, text in zip(self._lanes, texts, strict=True)
+            self._panel(lane, Text("\n").join(text), lines)
+            for lane, text in zip(self._lanes, wrapped, strict=True)
         ]
         if not is_wide:
             return Group(*panels)
@@ -155,11 +158,6 @@ class Stage:
             grid.add_column(ratio=1)
         grid.add_row(*panels)
         return grid
-
-    def _tail(self, lane: Lane, width: int, lines: int) -> Text:
-        """The last lines of a lane's text, as they wrap at this width."""
-        wrapped = painted(lane.pieces, self._styles).wrap(self._console, width)
-        return Text("\n").join(wrapped[-lines:])
 
     def _panel(self, lane: Lane, text: Text, lines: int) -> Panel:
         plain = self._lanes[0]
@@ -183,12 +181,11 @@ class Lane:
     """One decoder's answer while it grows, and the engine's seconds it has used."""
 
     def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
+        # torch, which a refusal does not wait for
+        from draftwise.engine.attribution import SourceAttribution
+
         self.title, self._generation = title, generation
         self._rounds = iter(generation)
-        from draftwise.engine.attribution import (
-            SourceAttribution,  # torch, which a refusal does not wait for
-        )
-
         self._painter = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
         self.seconds, self.num_tokens, self.num_rounds = 0.0, 0, 0
@@ -238,28 +235,28 @@ class Pair:
     plain: Result
     fast: Result
 
-    @property
-    def is_identical(self) -> bool:
-        return self.plain.tokens == self.fast.tokens
-
 
 def report(
     pairs: Sequence[Pair], styles: Mapping[str, str], title: str, is_greedy: bool
 ) -> RenderableType:
-    """All tables, one below the other."""
+    """All tables, one below the other: speeds, writers, phases; then output and memory."""
     fast = total([pair.fast.stats for pair in pairs])
-    return Group(
-        _speeds(pairs, title, is_greedy),
-        "",
-        _writers(pairs, fast, styles),
-        "",
-        _phases(fast),
-        "",
-        *_facts(pairs, is_greedy),
-    )
+    phases = Table(box=None, padding=(0, 1))
+    phases.add_column("time by phase")
+    parts = shares(fast.seconds_by_phase)
+    for phase in parts:
+        phases.add_column(phase, justify="right")
+    phases.add_row("", *(f"{part:.1%}" for part in parts.values()))
+    facts = [Text(" output: same distribution (sampled)", "bold")]
+    if is_greedy:
+        facts = [Text.assemble((" output identical: ", "bold"), _same(*pairs))]
+    if (peak := peak_memory_bytes()) is not None:
+        facts.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
+    speeds, writers = _speeds(pairs, fast, title, is_greedy), _writers(pairs, fast, styles)
+    return Group(speeds, "", writers, "", phases, "", *facts)
 
 
-def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
+def _speeds(pairs: Sequence[Pair], fast: Stats, title: str, is_greedy: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("prompt", no_wrap=True)
     rates = ("plain\ntok/s", f"{title}\ntok/s")
@@ -269,11 +266,10 @@ def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
         table.add_column("same\ntext", no_wrap=True)
     for pair in pairs:
         cells = _cells(pair.domain, pair.plain.stats, pair.fast.stats)
-        table.add_row(*cells, *([_yes(pair.is_identical)] if is_greedy else []))
+        table.add_row(*cells, *([_same(pair)] if is_greedy else []))
     table.add_section()
     plain = total([pair.plain.stats for pair in pairs])
-    fast = total([pair.fast.stats for pair in pairs])
-    whole = [_yes(all(pair.is_identical for pair in pairs))] if is_greedy else []
+    whole = [_same(*pairs)] if is_greedy else []
     table.add_row(*_cells("all", plain, fast), *whole, style="bold")
     return table
 
@@ -291,8 +287,9 @@ def _cells(name: str, plain: Stats, fast: Stats) -> list[str]:
     ]
 
 
-def _yes(is_so: bool) -> Text:
-    return Text("yes", "green") if is_so else Text("NO", "bold red")
+def _same(*pairs: Pair) -> Text:
+    are_same = all(pair.plain.tokens == pair.fast.tokens for pair in pairs)
+    return Text("yes", "green") if are_same else Text("NO", "bold red")
 
 
 def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
@@ -315,28 +312,6 @@ def _bar(part: float, style: str) -> Text:
     eighths = round(part * _BAR * 8)
     blocks = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return Text.assemble((blocks, style), " " if blocks else "", f"{part:.0%}")
-
-
-def _phases(fast: Stats) -> Table:
-    """Which share of draftwise's seconds each phase of the round had."""
-    table = Table(box=None, padding=(0, 1))
-    table.add_column("time by phase")
-    parts = shares(fast.seconds_by_phase)
-    for phase in parts:
-        table.add_column(phase, justify="right")
-    table.add_row("", *(f"{part:.1%}" for part in parts.values()))
-    return table
-
-
-def _facts(pairs: Sequence[Pair], is_greedy: bool) -> list[RenderableType]:
-    """One line each: whether the words are the same, and what it took."""
-    same = _yes(all(pair.is_identical for pair in pairs)) if is_greedy else Text("")
-    verdict = "output identical: " if is_greedy else "output: same distribution (sampled)"
-    lines = [Text.assemble((f" {verdict}", "bold"), same)]
-    peak = peak_memory_bytes()
-    if peak is not None:
-        lines.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
-    return list(lines)
 
 
 def peak_memory_bytes() -> int | None:
@@ -371,14 +346,9 @@ def demo(
 ) -> None:
     """Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."""
     wanted = Settings(
-        **asdict(hardware),
-        target=target,
-        drafters=drafter,
-        compile=compile_,
-        preset=preset,
-        policy=policy,
-        seed=seed,
-    )
+        **asdict(hardware), target=target, drafters=drafter, compile=compile_, preset=preset,
+        policy=policy, seed=seed,
+    )  # fmt: skip
     params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
     with quiet():
         with refused_values():
@@ -390,9 +360,9 @@ def demo(
             chosen = choose_prompts(prompts, fast.tokenizer)
         with graceful() as is_stopped:
             show = Show(fast, preset, params)
-            show.conclude(show.run(chosen, is_stopped))
+            show.run(chosen, is_stopped)
             if svg is not None:
-                show.save(svg)
+                show.film.save_svg(str(svg), title="draftwise demo")
         if is_stopped():
             say("interrupted", style="yellow")
             raise SystemExit(INTERRUPTED)
@@ -413,16 +383,18 @@ class Show:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
         self._params, self._console = params, Output()
         width, height = _PICTURE_SIZE
-        self._film = Console(
+        self.film = Console(
             record=True, file=io.StringIO(), force_terminal=True, width=width, height=height
         )
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
-    def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> list[Pair]:
-        """Race on each prompt; returns what was finished."""
+    def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> None:
+        """Race on each prompt; then the tables of what was finished."""
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
-        self._warm_up(prompts[0])
+        for speculator in (self._plain, self._fast):  # neither pays for allocator and lazy imports
+            short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
+            speculator.generate(prompts[0].prompt, short)
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
             self._introduce(f"{number}/{len(prompts)} {asked.domain}", asked.text)
@@ -433,26 +405,13 @@ class Show:
             if is_stopped():
                 break
             pairs.append(Pair(asked.domain, plain.result(), fast.result()))
-        return pairs
-
-    def conclude(self, pairs: Sequence[Pair]) -> None:
         if pairs:
             is_greedy = self._params.sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))
 
-    def save(self, path: Path) -> None:
-        """Write what was shown as one picture; OSError."""
-        self._film.save_svg(str(path), title="draftwise demo")
-
     def _print(self, shown: RenderableType) -> None:
         self._console.print(shown)
-        self._film.print(shown)
-
-    def _warm_up(self, asked: DemoPrompt) -> None:
-        """The first calls pay for the allocator and lazy imports: neither lane should."""
-        for speculator in (self._plain, self._fast):
-            short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
-            speculator.generate(asked.prompt, short)
+        self.film.print(shown)
 
     def _lane(self, speculator: Speculator, title: str, asked: DemoPrompt) -> Lane:
         generation = speculator.start(asked.prompt, self._params)
@@ -479,4 +438,4 @@ class Show:
             for lane in lanes:
                 self._console.print(Text(f"--- {lane.title}: {lane.tok_per_s:.1f} tok/s"))
             self._console.print(painted(lanes[-1].pieces, {}), soft_wrap=True)
-        self._film.print(Stage(self._film, lanes, self._styles).picture(is_last=True))
+        self.film.print(Stage(self.film, lanes, self._styles).picture(is_last=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,8 +11,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from draftwise import presets, registry, zoo
 from draftwise.checks import known
@@ -39,10 +36,7 @@ PATIENCE_S = 2.0
 
 
 def check(wanted: Settings) -> None:
-    """Refuse at once what needs no model to be refused: names, options, files, devices.
-
-    Raises DraftwiseError that lists what is valid.
-    """
+    """Refuse at once what needs no model to be refused: names, options, files, devices."""
     setting = wanted.learning
     plans = setting.plans(["drafter"])
     _check_policy(setting)
@@ -86,10 +80,7 @@ def _check_state(state: Path) -> None:
 
 
 def check_models(target: str, drafters: Sequence[str], hardware: Hardware) -> None:
-    """Refuse at once, before torch is imported, models that are not there or cannot be computed.
-
-    Raises DraftwiseError.
-    """
+    """Refuse, before torch is imported, models that are not there or cannot be computed."""
     dtype, device = hardware.dtype, hardware.device
     known("dtype", dtype, DTYPES)
     check_device(device)
@@ -106,7 +97,7 @@ def check_models(target: str, drafters: Sequence[str], hardware: Hardware) -> No
 
 
 def check_target(target: str) -> None:
-    """Refuse a target that is not there, or whose files are damaged; raises DraftwiseError."""
+    """Refuse a target that is not there, or whose files are damaged."""
     if target == ZOO:
         zoo.target_path()
     elif is_pretrained(target):
@@ -123,7 +114,7 @@ def check_target(target: str) -> None:
 def check_chat(target: str, template: Path | None = None) -> None:
     """Refuse a target without a chat template, and a template that cannot be read.
 
-    Raises DraftwiseError. What is unpacked or fetched first is asked when it is there.
+    What is unpacked or fetched first is asked when it is there.
     """
     if template is not None:
         read_template(template)
@@ -141,7 +132,6 @@ def check_chat(target: str, template: Path | None = None) -> None:
 
 
 def check_template(target: str, tokenizer: Any = None) -> None:
-    """Raise DraftwiseError where a model's tokenizer has no chat template."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise DraftwiseError(
             f"{target} has no chat template: it may be a base model, which continues text. Give "
@@ -199,61 +189,42 @@ def check_hub(model: str) -> None:
     if cached(model) is not None:
         return
     from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     said = f"there is no folder {model}, and no model of that name was fetched from the hub before"
     if constants.HF_HUB_OFFLINE:
         raise DraftwiseError(f"{said}; HF_HUB_OFFLINE forbids to fetch one")
-    if not _is_reachable(constants.ENDPOINT):
+    answers: list[Exception | None] = []
+
+    def ask() -> None:
+        from huggingface_hub import HfApi
+
+        try:
+            HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=PATIENCE_S)
+            answers.append(None)
+        except Exception as error:
+            answers.append(error)
+
+    # a thread of its own: looking up a name has no time limit
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(2 * PATIENCE_S)
+    answer = answers[0] if answers else OSError()
+    if not isinstance(answer, HfHubHTTPError | ValueError | None):
         raise DraftwiseError(
             f"{said}; {constants.ENDPOINT} cannot be reached now. Name a folder or a .gguf file, "
             "or go online"
         )
-    if not _exists(model):
+    # of other answers, loading says more
+    if isinstance(answer, RepositoryNotFoundError) and answer.response.status_code in {401, 404}:
         raise DraftwiseError(
             f"there is no folder {model}, and {constants.ENDPOINT} has no public model {model}: "
             "check the name; for a private one, log in (hf auth login)"
         )
 
 
-def _is_reachable(endpoint: str) -> bool:
-    """Whether something listens there, or at the proxy on the way, within ``PATIENCE_S``."""
-    parts = urlsplit(endpoint)
-    proxy = os.environ.get("ALL_PROXY") or getproxies().get(parts.scheme)
-    if proxy:
-        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    answers: list[bool] = []
-
-    def ask() -> None:
-        try:
-            socket.create_connection((parts.hostname or "", port), PATIENCE_S).close()
-            answers.append(True)
-        except OSError:
-            answers.append(False)
-
-    # a thread of its own: looking up a name has no time limit
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(PATIENCE_S)
-    return bool(answers) and answers[0]
-
-
-def _exists(model: str) -> bool:
-    """Whether the hub knows the model; True where it does not say."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        HfApi().model_info(model, timeout=PATIENCE_S)
-    except RepositoryNotFoundError as error:
-        return getattr(error.response, "status_code", 404) not in {401, 404}
-    except Exception:  # whatever else is wrong with the hub, loading says it better
-        return True
-    return True
-
-
 def check_device(device: str) -> None:
-    """Refuse a device that this machine or its torch does not have; raises DraftwiseError."""
+    """Refuse a device that this machine or its torch does not have."""
     kind, _, rest = device.partition(":")
     if kind == "map":
         if rest not in MAPS:

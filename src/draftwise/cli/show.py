@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -202,27 +202,6 @@ def broken(name: str, width: int) -> str:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
-
-
-def rate(value: float) -> str:
-    """Four digits, and never a power of ten.
-
-    >>> rate(72.3149), rate(12345.6)
-    ('72.31', '12346')
-    """
-    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
-
-
-def signed(regret: float) -> str:
-    """A regret with its sign, without a minus zero."""
-    return f"{round(regret, 1) + 0.0:+.1f}"
-
-
-def regret_note(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the column ``regret`` says; empty where there is none."""
-    if not any("regret" in row for row in rows.values()):
-        return ""
-    return "regret: rounds more (-: fewer) than the policy's best fixed plan in hindsight"
 
 
 def shares(counts: Mapping[str, float]) -> dict[str, float]:
