@@ -17,12 +17,14 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from draftwise.checks import known
 from draftwise.errors import BadValue, shown
 from draftwise.feedback import FeedbackBuilder
 from draftwise.protocols import Policy, Reward, StopRule
@@ -182,20 +184,17 @@ def make_policy(
         "rng": np.random.default_rng(seed),
         "plans": plans,
         "request_tokens": request_tokens,
-        "make_base": partial(_make_base, num_plans, plans, request_tokens),
+        # no closure: policies are pickled
+        "make_base": partial(
+            _make_base, num_plans=num_plans, plans=plans, request_tokens=request_tokens
+        ),
     }
     policy: Policy = build("policy", POLICIES, spec, given)
     return policy
 
 
-def _make_base(  # no closure: policies are pickled
-    num_plans: int,
-    plans: Sequence[Plan] | None,
-    request_tokens: int | None,
-    spec: str,
-    rng: np.random.Generator,
-) -> Policy:
-    return make_policy(spec, num_plans, rng, plans=plans, request_tokens=request_tokens)
+def _make_base(spec: str, rng: np.random.Generator, **of_request: Any) -> Policy:
+    return make_policy(spec, seed=rng, **of_request)
 
 
 def make_reward(spec: str) -> Reward:
@@ -228,8 +227,8 @@ def make_guide(
     given = {
         "rng": rng,
         "home": home,
-        "make_rule": functools.partial(make_guide, seed=rng, home=home),
-        "make_bandit": functools.partial(make_policy, seed=rng),
+        "make_rule": partial(make_guide, seed=rng, home=home),
+        "make_bandit": partial(make_policy, seed=rng),
     }
     guide: StopRule = build("guide", GUIDES, spec, given)
     return guide
@@ -277,9 +276,7 @@ def _signature(
 
 def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
     """The class or function that ``name`` stands for; DraftwiseError lists the valid names."""
-    if name not in table:
-        valid = ", ".join(table)
-        raise DraftwiseError(f"unknown {kind} {shown(name)}; the {kind} names are: {valid}")
+    known(kind, name, table, f"{kind} names")
     found: Callable[..., Any] = table[name][0]
     if isinstance(found, str):
         module, _, attribute = found.partition(":")
@@ -313,10 +310,8 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
         raise DraftwiseError(f"{owner}: {key} is {shown(text)}; write true or false")
     for kind in (int, float):
         if kind in kinds:
-            try:
+            with suppress(ValueError):
                 return kind(text)
-            except ValueError:
-                continue
     if str in kinds:
         return text
     wanted = " or ".join(sorted(k.__name__ for k in kinds if k is not type(None)))
@@ -324,5 +319,4 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
 
 
 def _kinds(hint: Any) -> set[Any]:
-    """The types that an annotation allows."""
     return set(typing.get_args(hint)) if typing.get_args(hint) else {hint}

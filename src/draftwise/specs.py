@@ -6,7 +6,6 @@ import ast
 import functools
 import operator
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -91,24 +90,15 @@ def _check_one(given: str, name: str, spec: str) -> None:
     options = {option: hint for option, (hint, _) in signature(where)[0].items()}
     found = parse_options(f"drafter {kind!r}", rest, _types(options))
     if "prompt_lookup_min" in options:
-        _check_sizes(found)
-    for option in ("path", "file"):
-        if file := found.get(option):
-            _check_file(kind, file)
-
-
-def _check_sizes(found: dict[str, Any]) -> None:
-    least, most = found.get("prompt_lookup_min", 1), found.get("prompt_lookup_max", 8)
-    if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
-        raise BadValue("prompt_lookup_min", least, f"at most prompt_lookup_max, which is {most}")
-
-
-def _check_file(kind: str, text: str) -> None:
-    """Heads lie in folders, at home or on the hub; datastores are files."""
-    path = Path(text).expanduser()
-    is_local = kind == "datastore" or text.startswith((".", "/", "~")) or text.count("/") != 1
-    if is_local and not path.exists():
-        raise DraftwiseError(f"drafter {kind!r}: there is no {text}")
+        least, most = found.get("prompt_lookup_min", 1), found.get("prompt_lookup_max", 8)
+        if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
+            must = f"at most prompt_lookup_max, which is {most}"
+            raise BadValue("prompt_lookup_min", least, must)
+    # heads lie in folders, at home or on the hub; datastores are files
+    if file := found.get("path") or found.get("file"):
+        is_local = kind == "datastore" or file.startswith((".", "/", "~")) or file.count("/") != 1
+        if is_local and not Path(file).expanduser().exists():
+            raise DraftwiseError(f"drafter {kind!r}: there is no {file}")
 
 
 def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
@@ -118,23 +108,12 @@ def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
     imports torch, which takes seconds.
     """
     module, _, name = where.partition(":")
-    spec = find_spec(f"draftwise.{module}")
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
-    found = next(
-        node
-        for node in tree.body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
-    )
-    maker = found
-    if isinstance(found, ast.ClassDef):
-        made = (n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-        maker = next(made)
-    assert isinstance(maker, ast.FunctionDef)
-    given = [*maker.args.args, *maker.args.kwonlyargs]
-    missing = len(maker.args.args) - len(maker.args.defaults)
-    defaults = [*[None] * missing, *maker.args.defaults, *maker.args.kw_defaults]
+    source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    found = _named(ast.parse(source.read_text("utf-8")), name)
+    made = _named(found, "__init__") if isinstance(found, ast.ClassDef) else found
+    given = [*made.args.args, *made.args.kwonlyargs]
+    missing = len(made.args.args) - len(made.args.defaults)
+    defaults = [*[None] * missing, *made.args.defaults, *made.args.kw_defaults]
     options = {
         arg.arg: (
             "str" if arg.annotation is None else ast.unparse(arg.annotation),
@@ -144,6 +123,11 @@ def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
         if arg.arg not in FILLED["drafter"] | {"self"}
     }
     return options, (ast.get_docstring(found) or "").split("\n")[0]
+
+
+def _named(body: Any, name: str) -> Any:
+    """The class or function of this name in a module or class."""
+    return next(node for node in body.body if getattr(node, "name", None) == name)
 
 
 def _types(hints: dict[str, str]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import torch
 
 from draftwise.bench.methods import LOOKUP, Ours, Peer
 from draftwise.drafters.lm import LMDrafter
-from draftwise.drafters.protocol import Drafter
 from draftwise.drafters.suffix import SuffixDrafter
 from draftwise.engine.records import Round
 from draftwise.speculator import Speculator
@@ -79,29 +78,27 @@ class OurContestant:
     def _make(self) -> Speculator:
         base, spec = self._base, self._spec
         wanted = [d for d in base.drafters if spec.drafter in {None, d.name}]
-        drafters = [_fresh(d) for d in wanted] if spec.setting.lengths else []
-        return Speculator(base.target, base.tokenizer, drafters, spec.setting)
-
-
-def _fresh(drafter: Drafter) -> Drafter:
-    """Models and datastores are shared; a memory of past answers is each contestant's own."""
-    return drafter.forgetful() if isinstance(drafter, SuffixDrafter) else drafter
+        if not spec.setting.lengths:
+            wanted = []
+        # models and datastores are shared; a memory of past answers is each contestant's own
+        own = [d.forgetful() if isinstance(d, SuffixDrafter) else d for d in wanted]
+        return Speculator(base.target, base.tokenizer, own, spec.setting)
 
 
 def counts(replies: Sequence[TimedReply]) -> dict[str, Any]:
     """The fields of a run that only draftwise knows."""
-    rounds = [round_ for reply in replies for round_ in reply.rounds]
+    rounds = [r for reply in replies for r in reply.rounds]
     if not rounds:
         return {}
     phases: Counter[str] = Counter()
-    for round_ in rounds:
-        phases.update(round_.seconds)
+    for one in rounds:
+        phases.update(one.seconds)
     return {
-        "num_drafted": sum(round_.num_drafted for round_ in rounds),
-        "num_accepted": sum(round_.num_accepted for round_ in rounds),
+        "num_drafted": sum(r.num_drafted for r in rounds),
+        "num_accepted": sum(r.num_accepted for r in rounds),
         "phases": dict(phases),
-        "pulls": dict(Counter(round_.plan.drafter for round_ in rounds)),
-        "round_s": [round(sum(round_.seconds.values()), 7) for round_ in rounds],
+        "pulls": dict(Counter(r.plan.drafter for r in rounds)),
+        "round_s": [round(sum(r.seconds.values()), 7) for r in rounds],
     }
 
 
@@ -146,13 +143,16 @@ class PeerContestant:
     def __init__(self, spec: Peer, base: Speculator, asked: Asked) -> None:
         self.name, self._asked = spec.name, asked
         self._model = base.target.module
-        self._options: dict[str, Any] = _sampling(asked)
+        self._options: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "do_sample": False}
+        if heat := asked.temperature:
+            self._options |= {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0}
         self._assistant: Any = None
         self._config: Any = None
         if spec.drafter == LOOKUP:
             self._options["prompt_lookup_num_tokens"] = spec.length
         elif spec.drafter is not None:
-            self._assistant = _module(base, spec.drafter)
+            models = {d.name: d.model for d in base.drafters if isinstance(d, LMDrafter)}
+            self._assistant = models[spec.drafter].module
             self._options["assistant_model"] = self._assistant
             self._config = copy.deepcopy(self._assistant.generation_config)
             self._config.num_assistant_tokens = spec.length
@@ -198,18 +198,3 @@ class _RoundCounter:
 
     def end(self) -> None:
         """The answer is complete."""
-
-
-def _sampling(asked: Asked) -> dict[str, Any]:
-    """The same drawing as draftwise's, in transformers' words."""
-    options: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "do_sample": False}
-    if asked.temperature > 0:
-        options |= {"do_sample": True, "temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
-    return options
-
-
-def _module(base: Speculator, name: str) -> Any:
-    for drafter in base.drafters:
-        if drafter.name == name and isinstance(drafter, LMDrafter):
-            return drafter.model.module
-    raise AssertionError(f"{name} was checked to be a model")

@@ -136,26 +136,17 @@ def make_sheet(
     runs: Sequence[Run], methods: Sequence[str], *, can_compare: bool, clock: str = "wall"
 ) -> Sheet:
     """Arrays of whole turns. can_compare: whether answers must be the same, token for token."""
-    items = sorted({run.item for run in runs})
-    place = {item: index for index, item in enumerate(items)}
-    seconds: dict[tuple[int, int], list[float]] = {}
-    tokens: dict[tuple[int, int], list[float]] = {}
-    domains = [""] * len(items)
-    by_method: dict[str, list[Run]] = {name: [] for name in methods}
+    by_method = {name: [run for run in runs if run.method == name] for name in methods}
+    domains = {run.item: run.domain for run in sorted(runs, key=lambda run: run.item)}
+    facts: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for run in runs:
-        key = (methods.index(run.method), place[run.item])
-        seconds.setdefault(key, []).append(run.by_clock(clock))
-        tokens.setdefault(key, []).append(run.num_tokens)
-        domains[place[run.item]] = run.domain
-        by_method[run.method].append(run)
-    shape = (len(methods), len(items))
-    timing = Timing(
-        list(methods),
-        np.array([np.median(seconds[m, i]) for m, i in np.ndindex(shape)]).reshape(shape),
-        np.array([np.median(tokens[m, i]) for m, i in np.ndindex(shape)]).reshape(shape),
-        {name: share == 1.0 for name, share in same_tokens(by_method).items()},
-    )
-    return Sheet(timing, domains, by_method, can_compare, clock)
+        found = facts.setdefault((run.method, run.item), [])
+        found.append((run.by_clock(clock), run.num_tokens))
+    medians = [[np.median(facts[name, item], axis=0) for item in domains] for name in methods]
+    seconds, tokens = np.moveaxis(np.array(medians), -1, 0)
+    identical = {name: share == 1.0 for name, share in same_tokens(by_method).items()}
+    timing = Timing(list(methods), seconds, tokens, identical)
+    return Sheet(timing, list(domains.values()), by_method, can_compare, clock)
 
 
 def same_tokens(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
@@ -189,7 +180,7 @@ def _row(sheet: Sheet, name: str, same: float) -> Row:
     runs = sheet.runs[name]
     tokens = sum(run.num_tokens for run in runs)
     num_rounds = sum(sum(run.num_rounds) for run in runs)
-    row = {
+    row: Row = {
         "tok_per_s": sheet.timing.tok_per_s(name),
         "mat": tokens / num_rounds if num_rounds else 0.0,
         "speedup": sheet.timing.compare(name, PLAIN).as_json(),

@@ -26,6 +26,7 @@ from draftwise.bench.methods import Known, Ours, default_methods, expand, parse_
 from draftwise.bench.results import make_sheet, results, turns
 from draftwise.bench.runs import BenchSettings, Run, RunStore, rounded
 from draftwise.bench.suites import Item, Suite
+from draftwise.chat import render
 from draftwise.drafters.lm import LMDrafter
 from draftwise.files import write_text
 from draftwise.speculator import Speculator
@@ -74,19 +75,13 @@ class Encoder:
         """Ids of the next turn, after the turns and answers before it."""
         said = [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in answers]
         asked = item.turns[: len(answers) + 1]
+        parts = [*(part for pair in zip(asked, said, strict=False) for part in pair), asked[-1]]
         if item.category and getattr(self._tokenizer, "chat_template", None):
-            messages = [{"role": "user", "content": asked[0]}]
-            for answer, turn in zip(said, asked[1:], strict=True):
-                messages.append({"role": "assistant", "content": answer})
-                messages.append({"role": "user", "content": turn})
-            text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            roles = itertools.cycle(("user", "assistant"))
+            messages = [{"role": next(roles), "content": part} for part in parts]
+            ids = render(messages, self._tokenizer).tokens
         else:
-            between = [part for pair in zip(asked, said, strict=False) for part in pair]
-            text = "\n\n".join([*between, asked[-1]]) if answers else asked[0]
-            ids = self._tokenizer(text)["input_ids"]
+            ids = self._tokenizer("\n\n".join(parts))["input_ids"]
         if not ids:
             raise DraftwiseError(f"item {item.id} of {item.domain} is empty: nothing to continue")
         if len(ids) > self._room:
@@ -202,148 +197,104 @@ class ContestResult:
 
 
 def measure(
-    wanted: BenchSettings,
-    suite: Suite,
-    store: RunStore,
-    base: Speculator,
-    goes_on: GoesOn,
-    report: Report,
-    studio: Any = None,
-) -> ContestResult | None:
+    wanted: BenchSettings, suite: Suite, store: RunStore, base: Speculator, goes_on: GoesOn,
+    report: Report, studio: Any = None,
+) -> ContestResult | None:  # fmt: skip
     """Measure what is missing, and sum up what there is; None if not one turn is whole.
 
     studio: the lab's module ``draftwise_lab.bench.studio``; None = the group ``fixed`` is empty.
     """
-    return _Session(wanted, suite, store, base, goes_on, report, studio).measure()
-
-
-class _Session:
-    """What ``measure`` is given, and the encoder of its prompts."""
-
-    def __init__(
-        self,
-        wanted: BenchSettings,
-        suite: Suite,
-        store: RunStore,
-        base: Speculator,
-        goes_on: GoesOn,
-        report: Report,
-        studio: Any,
-    ) -> None:
-        self._wanted, self._suite, self._store, self._base = wanted, suite, store, base
-        self._goes_on, self._report, self._studio = goes_on, report, studio
-        self._asked = Asked(wanted.tokens, wanted.temperature)
-        self._encoder = Encoder(base, self._asked)
-
-    def measure(self) -> ContestResult | None:
-        wanted, items = self._wanted, self._suite.items
-        settings = self._store.settings() or self._begin()
-        if settings is None:
-            return None
-        methods: list[str] = settings["methods"]
-        contestants, _ = make_contestants(methods, self._base, self._asked, methods)
-        done = self._store.load(len(methods))
-        total = wanted.repeats * len(items) * len(methods)
-        contest = Contest(contestants, items, self._encoder, self._store, wanted.seed)
-        try:
-            contest.run(
-                wanted.repeats, done, self._goes_on, self._counter("measuring", total, done)
-            )
-        finally:
-            measured = self._sum_up(settings)
-        return measured
-
-    def _counter(self, what: str, total: int, done: Sequence[Run] = ()) -> Callable[[], None]:
-        """A function that reports one more as done each time it is called."""
-        numbers = itertools.count(min(len(done), total) + 1)
-        return lambda: self._report(what, next(numbers), total)
-
-    def _begin(self) -> dict[str, Any] | None:
-        """Look at the drafters, and settle which methods are compared; None if ended early."""
-        known = self._first_look()
+    items, asked = suite.items, Asked(wanted.tokens, wanted.temperature)
+    encoder, settings = Encoder(base, asked), store.settings()
+    dtype, device = str(base.target.dtype).removeprefix("torch."), str(base.target.device)
+    made_on = environment(wanted.threads, dtype=dtype, device=device)
+    now = {"environment": made_on, "command": command()}
+    if settings is None:
+        questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]
+        known = _first_look(wanted, questions, base, goes_on, report, studio)
         if known is None:
             return None
-        chosen = self._wanted.methods
-        names = expand(chosen or default_methods(), known)
-        found, left_out = make_contestants(names, self._base, self._asked, chosen)
-        settings = self._wanted.settings(self._suite) | {
-            "methods": [c.name for c in found],
-            "skipped": left_out,
-            **self._circumstances(),
-        }
-        self._store.begin(settings)
-        return settings
+        names = expand(wanted.methods or default_methods(), known)
+        found, left_out = make_contestants(names, base, asked, wanted.methods)
+        taking_part = {"methods": [each.name for each in found], "skipped": left_out}
+        settings = wanted.settings(suite) | taking_part | now
+        store.begin(settings)
+    methods: list[str] = settings["methods"]
+    contestants, _ = make_contestants(methods, base, asked, methods)
+    done, total = store.load(len(methods)), wanted.repeats * len(items) * len(methods)
+    contest = Contest(contestants, items, encoder, store, wanted.seed)
+    tick = _counter(report, "measuring", total, len(done))
+    try:
+        contest.run(wanted.repeats, done, goes_on, tick)
+    finally:
+        measured = None
+        if runs := store.load(len(methods)):
+            summary = _sum_up(wanted, suite, runs, base, settings, now, encoder.num_cut)
+            path = store.folder / RESULTS
+            write_text(path, json.dumps(summary, indent=1) + "\n")
+            paths = [path, *store.folder.glob(TRACE)]
+            if suite.is_spec_bench and studio is not None:
+                folder = store.folder / "answers"
+                paths += studio.write_answers(folder, items, runs, base.tokenizer)
+            measured = ContestResult(summary, runs, suite, base.tokenizer, paths)
+    return measured
 
-    def _first_look(self) -> Known | None:
-        """The trace of a first look, and what it says; None if it was ended early."""
-        base = self._base
-        if not base.drafters:
-            raise DraftwiseError("a bench needs a drafter: give --drafter")
-        if self._studio is None:
-            models = [drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter)]
-            return Known(
-                [], next(iter(models), None)
-            )  # no fixed plan, the first model as assistant
-        path = self._wanted.out / TRACE
-        questions = [Question(i.domain, self._encoder.prompt(i, [])) for i in self._suite.items]
-        count = self._counter("first look", len(questions))
 
-        def tick() -> bool:
-            count()
-            return self._goes_on()
+def _counter(report: Report, what: str, total: int, num_done: int = 0) -> Callable[[], None]:
+    """A function that reports one more as done each time it is called."""
+    numbers = itertools.count(min(num_done, total) + 1)
+    return lambda: report(what, next(numbers), total)
 
-        if not self._studio.scout(base, questions, self._asked, path, self._wanted.seed, tick):
-            return None
-        found: Known = self._studio.look(path, base, *self._wanted.fixed)
-        return found
 
-    def _sum_up(self, settings: dict[str, Any]) -> ContestResult | None:
-        """Write what was measured so far; None if that is nothing."""
-        wanted, items, tokenizer = self._wanted, self._suite.items, self._base.tokenizer
-        methods: list[str] = settings["methods"]
-        runs = self._store.load(len(methods))
-        if not runs:
-            return None
-        now = self._circumstances()
-        then = {key: settings[key] for key in now}  # of the first turn: what was measured
-        is_exact = wanted.temperature == 0 and then["environment"]["dtype"] in {
-            "float32",
-            "float64",
-        }
-        sheet = make_sheet(runs, methods, can_compare=is_exact, clock=wanted.clock)
-        cpu_share = sum(run.by_clock("cpu") for run in runs) / sum(
-            run.by_clock("wall") for run in runs
-        )
-        found = {
-            "command": then["command"],
-            "suite": wanted.suite,
-            "settings": {key: value for key, value in settings.items() if key not in now}
-            | {
-                "num_items": len(items),
-                "num_items_measured": len({run.item for run in runs}),
-                "repeats": 1 + max(run.repeat for run in runs),
-                "num_prompts_cut": self._encoder.num_cut,
-                "clock": wanted.clock,
-            },
-            "drafters": [drafter.name for drafter in self._base.drafters],
-            "is_complete": len(runs) >= wanted.repeats * len(items) * len(methods),
-            **rounded(results(sheet)),
-            "environment": then["environment"] | {"cpu_share": cpu_share},
-            "last_command": now["command"],
-            "last_commit": now["environment"]["commit"],
-            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
-        folder = self._store.folder
-        path = folder / RESULTS
-        write_text(path, json.dumps(found, indent=1) + "\n")
-        paths = [path, *folder.glob(TRACE)]
-        if self._suite.is_spec_bench and self._studio is not None:
-            paths += self._studio.write_answers(folder / "answers", items, runs, tokenizer)
-        return ContestResult(found, runs, self._suite, tokenizer, paths)
+def _first_look(
+    wanted: BenchSettings, questions: Sequence[Question], base: Speculator, goes_on: GoesOn,
+    report: Report, studio: Any,
+) -> Known | None:  # fmt: skip
+    """The trace of a first look, and what it says; None if it was ended early."""
+    if not base.drafters:
+        raise DraftwiseError("a bench needs a drafter: give --drafter")
+    if studio is None:  # no fixed plan, the first model as assistant
+        models = (drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter))
+        return Known([], next(models, None))
+    path, count = wanted.out / TRACE, _counter(report, "first look", len(questions))
+    asked = Asked(wanted.tokens, wanted.temperature)
 
-    def _circumstances(self) -> dict[str, Any]:
-        """Machine, versions, commit and command."""
-        target = self._base.target
-        dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
-        made_on = environment(self._wanted.threads, dtype=dtype, device=device)
-        return {"environment": made_on, "command": command()}
+    def tick() -> bool:
+        count()
+        return goes_on()
+
+    if not studio.scout(base, questions, asked, path, wanted.seed, tick):
+        return None
+    found: Known = studio.look(path, base, *wanted.fixed)
+    return found
+
+
+def _sum_up(
+    wanted: BenchSettings, suite: Suite, runs: Sequence[Run], base: Speculator,
+    settings: dict[str, Any], now: dict[str, Any], num_cut: int,
+) -> dict[str, Any]:  # fmt: skip
+    """The results of what was measured so far."""
+    methods: list[str] = settings["methods"]
+    then = {key: settings[key] for key in now}  # of the first turn: what was measured
+    is_exact = wanted.temperature == 0 and then["environment"]["dtype"] in {"float32", "float64"}
+    sheet = make_sheet(runs, methods, can_compare=is_exact, clock=wanted.clock)
+    cpu_s, wall_s = (sum(run.by_clock(clock) for run in runs) for clock in ("cpu", "wall"))
+    return {
+        "command": then["command"],
+        "suite": wanted.suite,
+        "settings": {key: value for key, value in settings.items() if key not in now}
+        | {
+            "num_items": len(suite.items),
+            "num_items_measured": len({run.item for run in runs}),
+            "repeats": 1 + max(run.repeat for run in runs),
+            "num_prompts_cut": num_cut,
+            "clock": wanted.clock,
+        },
+        "drafters": [drafter.name for drafter in base.drafters],
+        "is_complete": len(runs) >= wanted.repeats * len(suite.items) * len(methods),
+        **rounded(results(sheet)),
+        "environment": then["environment"] | {"cpu_share": cpu_s / wall_s},
+        "last_command": now["command"],
+        "last_commit": now["environment"]["commit"],
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

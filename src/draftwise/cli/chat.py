@@ -219,7 +219,7 @@ def converse(talk: Conversation, messages: Iterator[str]) -> None:
 
 def obey(talk: Conversation, name: str, rest: str, is_stopped: Callable[[], bool]) -> None:
     """Do what a command says; DraftwiseError for one that does not exist, or has too much to it."""
-    alone = {
+    alone: dict[str, Callable[[], None]] = {
         "continue": partial(talk.go_on, is_stopped), "stats": talk.stats, "plain": talk.plain,
         "reset": talk.reset, "help": talk.help,
     }  # fmt: skip

@@ -25,7 +25,6 @@ from draftwise.cli.load import alone_in, check_chat, check_models, loading
 from draftwise.cli.options import Hardware
 from draftwise.cli.prompts import Given, read_batch
 from draftwise.cli.show import Bars
-from draftwise.engine.prompts import eos_tokens
 from draftwise.files import TRACE_BYTES, any_json, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
 from draftwise.specs import BUNDLED, expand, name_and_spec
@@ -139,6 +138,8 @@ class LoadedTarget:
     @property
     def eos_token_id(self) -> int:
         """The token that ends an answer; -1 where there is none."""
+        from draftwise.engine.prompts import eos_tokens
+
         return next(iter(eos_tokens(self.target, self.tokenizer)), -1)
 
 
