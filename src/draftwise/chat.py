@@ -165,7 +165,6 @@ def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
 
 
 def _joined(number: int, parts: Iterable[Any]) -> str:
-    """The text of content that comes in parts, as OpenAI's API has it."""
     texts: list[str] = []
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) else part

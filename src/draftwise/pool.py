@@ -91,7 +91,6 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
 
 
 def _folder(source: Any) -> Path | None:
-    """Where a model was loaded from, if that is a folder."""
     is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
     return Path(source) if is_folder else None
 

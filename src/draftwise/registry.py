@@ -300,7 +300,6 @@ def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str
 
 
 def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
-    """One option's text as the type that the constructor's annotation asks for."""
     kinds = _kinds(hint)
     if text.lower() == "none" and type(None) in kinds:
         return None

@@ -29,8 +29,6 @@ def read_lengths(text: str | None) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the models are computed with."""
-
     dtype: Any = option(
         "auto",
         f"{', '.join(DTYPES)}; int8 and int4 on CPUs only.",
@@ -134,10 +132,7 @@ class Settings(Hardware):
         known=("auto", "request", "session", "task:"),
     )
     state: Path | None = option(
-        None,
-        "File that keeps shared learning between runs.",
-        panel="Learning",
-        metavar="FILE",
+        None, "File that keeps shared learning between runs.", panel="Learning", metavar="FILE"
     )
     seed: int | None = option(
         None,
@@ -155,6 +150,5 @@ class Settings(Hardware):
         return presets.adjusted(presets.preset(self.preset), **given)
 
     def for_python(self) -> dict[str, Any]:
-        """The arguments of ``Speculator.from_pretrained``."""
         own = {"state", "threads"}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}

@@ -126,7 +126,6 @@ def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
 
 
 def _named(body: Any, name: str) -> Any:
-    """The class or function of this name in a module or class."""
     return next(node for node in body.body if getattr(node, "name", None) == name)
 
 

@@ -201,7 +201,6 @@ class Speculator:
 
     @property
     def plans(self) -> list[Plan]:
-        """The plans from which a policy chooses."""
         return self._learning.plans
 
     @property
@@ -248,7 +247,6 @@ class Speculator:
         return Generation(self._engine, requests, trace)
 
     def _request(self, text: Prompt, params: RequestParams, stream: SeedSequence) -> Request:
-        """The engine's request for one prompt."""
         params.check_vocabulary(self.target.vocab_size)
         ending = ending_of(text, (self.target, self.tokenizer), params)
         base = self.setting if params.preset is None else presets.preset(params.preset)

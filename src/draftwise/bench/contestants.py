@@ -59,7 +59,6 @@ class OurContestant:
             self._speculator = self._make()
 
     def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
-        """Answer a prompt, timed from prompt to last token."""
         start, cpu = time.perf_counter(), time.process_time()
         wall_before, cpu_before = self._speculator.compiling()
         generation = self._speculator.start(
@@ -163,7 +162,6 @@ class PeerContestant:
         """Nothing is remembered but the schedule, which transformers keeps on purpose."""
 
     def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
-        """Answer a prompt, timed from prompt to last token."""
         counter = _RoundCounter()
         ids = torch.tensor([list(prompt)], device=self._model.device)
         torch.manual_seed(seed)

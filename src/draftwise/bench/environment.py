@@ -32,7 +32,6 @@ def environment(threads: int, **more: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of this code, and of the packages that decide the numbers as they are installed."""
     found = {"draftwise": __version__}
     for package in ("torch", "transformers", "numpy"):
         with suppress(PackageNotFoundError):

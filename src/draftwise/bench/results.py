@@ -86,12 +86,10 @@ class Timing:
         return ratio(*self.of(name), *self.of(base))
 
     def tok_per_s(self, name: str) -> float:
-        """Tokens over seconds, all prompts together."""
         tokens, seconds = self.of(name)
         return float(tokens.sum() / seconds.sum())
 
     def only(self, chosen: Bools) -> Timing:
-        """The same for some of the prompts; chosen: [P]."""
         tokens = self.num_tokens[..., chosen]
         return Timing(self.names, self.seconds[:, chosen], tokens, self.identical)
 
@@ -125,7 +123,6 @@ class Sheet:
     clock: str
 
     def only(self, domain: str) -> Sheet:
-        """The same for one domain."""
         chosen = np.array([found == domain for found in self.domains])
         runs = {name: [r for r in found if r.domain == domain] for name, found in self.runs.items()}
         kept = [found for found in self.domains if found == domain]
@@ -171,7 +168,6 @@ def results(sheet: Sheet) -> dict[str, Any]:
 
 
 def rows(sheet: Sheet) -> dict[str, Row]:
-    """A row for every method, over all items of the sheet."""
     same = same_tokens(sheet.runs)
     return {name: _row(sheet, name, same[name]) for name in sheet.timing.names}
 
@@ -194,7 +190,6 @@ def _row(sheet: Sheet, name: str, same: float) -> Row:
 
 
 def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
-    """What only draftwise's own loop tells; None for peers."""
     drafted = [run.num_drafted for run in runs if run.num_drafted is not None]
     accepted = [run.num_accepted for run in runs if run.num_accepted is not None]
     if not drafted:

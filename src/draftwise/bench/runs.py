@@ -144,7 +144,6 @@ class RunStore:
         return found
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings of a new bench."""
         self._path.write_text(json.dumps({"settings": settings}) + "\n", "utf-8")
 
     def load(self, num_methods: int) -> list[Run]:

@@ -38,8 +38,6 @@ TRACE = "trace.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The first turn of an item, as ids."""
-
     domain: str
     prompt: Sequence[int]
 
@@ -72,7 +70,6 @@ class Encoder:
         return len(self._cut)
 
     def prompt(self, item: Item, answers: Sequence[Sequence[int]]) -> list[int]:
-        """Ids of the next turn, after the turns and answers before it."""
         said = [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in answers]
         asked = item.turns[: len(answers) + 1]
         parts = [*(part for pair in zip(asked, said, strict=False) for part in pair), asked[-1]]
@@ -273,7 +270,6 @@ def _sum_up(
     wanted: BenchSettings, suite: Suite, runs: Sequence[Run], base: Speculator,
     settings: dict[str, Any], now: dict[str, Any], num_cut: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """The results of what was measured so far."""
     methods: list[str] = settings["methods"]
     then = {key: settings[key] for key in now}  # of the first turn: what was measured
     is_exact = wanted.temperature == 0 and then["environment"]["dtype"] in {"float32", "float64"}

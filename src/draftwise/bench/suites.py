@@ -154,7 +154,6 @@ def _item(file: Path, number: int, line: str) -> Item:
 
 
 def _turns(entry: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """What an entry asks; None where that is no text."""
     turns = entry.get("turns", [entry.get("prompt")])
     if isinstance(turns, list) and all(isinstance(turn, str) and turn for turn in turns):
         return tuple(turns)

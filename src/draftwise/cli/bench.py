@@ -15,15 +15,7 @@ from rich.text import Text
 from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
-from draftwise.cli.failures import (
-    INTERRUPTED,
-    Output,
-    graceful,
-    note,
-    quiet,
-    refused_values,
-    say,
-)
+from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import alone_in, check, load
 from draftwise.cli.show import Bars, broken
 from draftwise.install import lab_hint
@@ -63,11 +55,7 @@ def bench(
         "zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt).",
         metavar="SUITE",
     ),
-    method: list[str] | None = option(
-        None,
-        _METHODS,
-        metavar="M",
-    ),
+    method: list[str] | None = option(None, _METHODS, metavar="M"),
     is_quick: bool = option(False, "One prompt of each domain, in 5 minutes.", "--quick"),
     target: o.AnyTarget = None,
     drafter: o.Drafters = None,
@@ -145,7 +133,6 @@ def bench(
 
 
 def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
-    """Say what kept it from being done, if anything did."""
     if is_interrupted:
         say(f"interrupted: {out} has what was measured; the same command goes on", style="yellow")
         raise SystemExit(INTERRUPTED)
@@ -154,7 +141,6 @@ def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
 
 
 def _conclude(measured: ContestResult, out: Path, studio: Any, *, as_json: bool) -> None:
-    """The report, then what people or programs read."""
     from draftwise.bench.results import cautions
 
     paths = list(measured.paths)
@@ -217,7 +203,6 @@ def comparisons_table(results: dict[str, Any]) -> Table:
 
 
 def _same(row: dict[str, Any]) -> Text:
-    """Whether all answers were plain decoding's; how many, where they need not be."""
     if row["lossless"] is None:
         return Text(f"{row['same_tokens']:.0%}", "dim")
     return Text("yes", "green") if row["lossless"] else Text("NO", "bold red")

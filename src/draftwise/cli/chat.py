@@ -135,7 +135,6 @@ def messages() -> Iterator[str]:
 
 
 def _is_closed(text: str) -> bool:
-    """Whether this is a whole block."""
     bare = text.strip()
     return bare.startswith(BLOCK) and bare.endswith(BLOCK) and len(bare) >= 2 * len(BLOCK)
 
@@ -198,7 +197,6 @@ def _has_more() -> bool:
 
 
 def converse(talk: Conversation, messages: Iterator[str]) -> None:
-    """Answer each message, or do what a command says, until there are no more."""
     for text in messages:
         named = re.fullmatch(r"/([A-Za-z]+)(?:\s+(.*))?", text.rstrip(), re.DOTALL)
         if named and named[1].lower() in {"quit", "exit", "bye"}:
@@ -302,7 +300,6 @@ class Conversation:
         return self.turns[-1]
 
     def plain(self) -> None:
-        """The last answer again, by plain decoding with the same target."""
         from draftwise.cli.demo import plain_like
 
         last = self._last("compare with")
@@ -468,7 +465,6 @@ def _file(command: str, text: str) -> Path:
 
 
 def _read(file: Path) -> list[Message]:
-    """The conversation in a file; DraftwiseError for what is none, OSError."""
     messages: Any = None
     with suppress(ValueError):
         found = strict_json(read_text(file))

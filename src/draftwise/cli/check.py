@@ -109,7 +109,6 @@ def _parse_widths(text: str) -> list[int]:
 def _answer_all(
     base: Speculator, given: list[Given], num: int, seed: int, report: LosslessnessReport
 ) -> dict[str, int]:
-    """Both answers to every prompt, into the report; rounds, and tokens drafted and accepted."""
     from draftwise.speculator import Speculator
 
     plain = Speculator(base.target, base.tokenizer, [], _PLAIN)
@@ -129,7 +128,6 @@ def _answer_all(
 
 
 def _table(found: dict[str, Any]) -> Table:
-    """A line a width; margins and differences are in logits."""
     title = f"{Path(found['model']).name}, {found['dtype']}, {found['device']}"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for heading in ("forward over", "positions", "argmax", "margin", "max", "logits", "of bound"):
@@ -145,7 +143,6 @@ def _table(found: dict[str, Any]) -> Table:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    """What the table means, and what it does not say."""
     yield from (
         "  argmax: positions where it is not that of a forward over one token; margin, max: logits",
         "  between the two tokens there, median and largest; logits: largest difference of any;",

@@ -197,7 +197,6 @@ class Lane:
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     def step(self) -> None:
-        """One more round, or the end."""
         round_ = next(self._rounds, None)
         text = self._generation.text(0)
         if round_ is None:
@@ -229,8 +228,6 @@ _BAR = 24
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One prompt, answered both ways."""
-
     domain: str
     plain: Result
     fast: Result
@@ -239,7 +236,6 @@ class Pair:
 def report(
     pairs: Sequence[Pair], styles: Mapping[str, str], title: str, is_greedy: bool
 ) -> RenderableType:
-    """All tables, one below the other: speeds, writers, phases; then output and memory."""
     fast = total([pair.fast.stats for pair in pairs])
     phases = Table(box=None, padding=(0, 1))
     phases.add_column("time by phase")
@@ -293,7 +289,6 @@ def _same(*pairs: Pair) -> Text:
 
 
 def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
-    """Rounds and tokens by drafter."""
     pulls = shares(fast.pulls)
     written = shares(Counter(source for pair in pairs for source in pair.fast.sources))
     table = Table(box=None, padding=(0, 1), pad_edge=True)
@@ -308,7 +303,6 @@ def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> T
 
 
 def _bar(part: float, style: str) -> Text:
-    """A bar as long as the part, and the part in figures."""
     eighths = round(part * _BAR * 8)
     blocks = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return Text.assemble((blocks, style), " " if blocks else "", f"{part:.0%}")
@@ -418,7 +412,6 @@ class Show:
         return Lane(title, generation, speculator.tokenizer)
 
     def _introduce(self, title: str, prompt: str) -> None:
-        """Which prompt it is, by its last lines."""
         self._print("")
         self._print(Rule(Text(title, "bold"), align="left", style="bright_black"))
         for line in prompt.rstrip("\n").split("\n")[-_PROMPT_LINES:]:

@@ -96,7 +96,6 @@ class Output(Console):
     """Stdout; a reader that goes away is said as everywhere else, not as rich does it."""
 
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError."""
         raise BrokenPipeError
 
 

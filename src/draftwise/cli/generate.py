@@ -15,14 +15,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, quiet, refused_values, say
-from draftwise.cli.load import (
-    check,
-    check_chat,
-    check_template,
-    keeping_memory,
-    load,
-    warn_of_cuts,
-)
+from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load, warn_of_cuts
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.cli.show import Pen, bars, summary, total
 from draftwise.engine.memory import hold
@@ -108,7 +101,6 @@ def generate(
 def _prompts(
     prompt: str | None, file: Path | None, batch: Path | None, batch_size: int
 ) -> list[Given]:
-    """The prompts, wherever they come from."""
     if batch is None:
         prompts = [Given(read_prompt(prompt, file))]
     elif prompt is not None or file is not None:

@@ -97,7 +97,6 @@ def check_models(target: str, drafters: Sequence[str], hardware: Hardware) -> No
 
 
 def check_target(target: str) -> None:
-    """Refuse a target that is not there, or whose files are damaged."""
     if target == ZOO:
         zoo.target_path()
     elif is_pretrained(target):
@@ -224,7 +223,6 @@ def check_hub(model: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that this machine or its torch does not have."""
     kind, _, rest = device.partition(":")
     if kind == "map":
         if rest not in MAPS:
@@ -294,7 +292,6 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
 
 
 def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
-    """Say where the model's context ends answers before ``--max-new-tokens`` does."""
     positions = speculator.target.max_positions
     room = min(positions - len(prompt.tokens) for prompt in prompts)
     if max_new_tokens > room:

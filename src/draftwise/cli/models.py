@@ -72,7 +72,6 @@ def models(
 
 
 def _describe(target: str, loaded: Speculator) -> RenderableType:
-    """What was found by loading, which runs every check there is."""
     from draftwise.drafters.lm import LMDrafter
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
@@ -129,7 +128,6 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _zoo() -> Iterator[RenderableType]:
-    """The bundled models, or why there are none."""
     from draftwise import zoo
 
     table = _table("bundled models (--target zoo)", "spec", "parameters", "MB")

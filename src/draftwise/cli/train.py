@@ -87,8 +87,6 @@ class Answers:
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """How long and how fast a drafter learns."""
-
     epochs: float = option(3.0, "Passes over all texts.")
     lr: float = option(5e-4, RATE)
     probe: float = option(
@@ -100,8 +98,6 @@ class LearningOptions:
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A loaded target with its tokenizer."""
-
     target: CausalModel
     tokenizer: Any
 
@@ -214,7 +210,6 @@ def model_spec(text: str) -> str:
 
 
 def load_drafter(spec: str, base: LoadedTarget, hardware: Hardware) -> Any:
-    """The drafter of a spec such as ``zoo:python`` or ``lm:PATH``, checked against the target."""
     with loading(spec, hardware.threads):
         from draftwise.pool import load_drafters
 
@@ -385,7 +380,6 @@ def drafter(
         looks: list[dict[str, Any]] = []
 
         def look(when: str) -> None:
-            """Acceptance on held-out answers, and the speed it promises."""
             nonlocal costs
             model.eval()
             costs = costs or measure_costs(base.target, CausalModel(model, "drafter"))
@@ -425,7 +419,6 @@ def _options(loss: str, learning: LearningOptions, device: str, seed: int) -> An
 def _start(
     base: LoadedTarget, init: str | None, num_layers: int, lend: bool, seed: int, threads: int
 ) -> Any:
-    """The drafter before training, in float32."""
     if init is not None:
         single = Hardware("float32", str(base.target.device), threads)
         return load_drafter(init, base, single).model.module
@@ -459,8 +452,6 @@ LEARNING = LearningOptions(epochs=4.0, lr=1e-3)
 
 @dataclass(frozen=True)
 class EagleOptions:
-    """What kind of head, and what it reads."""
-
     layout: str = option("authors", "authors (SafeAILab/EAGLE) or speculators (vLLM).")
     depth: int = option(7, "Draft length that training unrolls.", least=1)
     draft_vocab: int | None = option(
@@ -539,7 +530,6 @@ def eagle(
 
 
 def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
-    """Refuse what needs no model to be refused."""
     known("layout", head.layout, LAYOUTS)
     if (data is None) == (prompts is None):
         raise DraftwiseError("say what to learn from: --data FILE, or --prompts FILE or self")

@@ -44,7 +44,6 @@ class TrainingSettings:
             raise ValueError(f"steps must be positive and ramps not negative, got {self}")
 
     def rate(self, step: int) -> float:
-        """The learning rate of `step`, counted from zero."""
         up = min(1.0, (step + 1) / max(1, self.warmup_steps))
         down = min(1.0, (self.steps - step) / max(1, self.decay_steps))
         return self.lr * min(up, down)

@@ -91,8 +91,6 @@ def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Made:
-    """Prompts that a model wrote, and in words what share of them was kept."""
-
     texts: list[str]
     share: str
 
@@ -190,7 +188,6 @@ class Filter:
         self._seen = MinHashLSH(threshold=SAME, num_perm=64)
 
     def keeps(self, text: str | None) -> bool:
-        """Whether to keep this text; counted either way."""
         verdict = self._verdict(text)
         self.counts[verdict] += 1
         return verdict == "kept"
@@ -213,7 +210,6 @@ class Filter:
         return "kept"
 
     def share(self) -> str:
-        """How many were kept, and why not the others, in words."""
         total = self.counts.total()
         others = [f"{n} {why}" for why, n in self.counts.most_common() if why != "kept"]
         left_out = f" (left out: {', '.join(others)})" if others else ""
