@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from draftwise.chat import Message, Prompt, is_messages, render, turn_ends
 from draftwise.checks import option
 from draftwise.cli import options as o
+from draftwise.cli import show
 from draftwise.cli.failures import Output, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
 from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
@@ -377,9 +377,8 @@ class Conversation:
         if not self.turns:
             say("no turns yet")
             return
-        table = Table(box=box.SIMPLE)
-        for name in ("turn", "prompt", "tokens", "first token", "tok/s", "MAT", "accepted"):
-            table.add_column(name, justify="right")
+        headings = ("turn", "prompt", "tokens", "first token", "tok/s", "MAT", "accepted")
+        table = show.make_table(right=headings, box=box.SIMPLE)
         for number, turn in enumerate(self.turns, 1):
             stats = turn.result.stats
             table.add_row(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
 
 from draftwise.checks import option
@@ -17,7 +16,7 @@ from draftwise.cli.failures import Output, note, quiet, refused_values
 from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import check_chat, load
 from draftwise.cli.prompts import Given, as_chat, read_batch
-from draftwise.cli.show import bars
+from draftwise.cli.show import bars, make_table
 from draftwise.presets import Preset
 from draftwise.types import DraftwiseError
 
@@ -129,9 +128,8 @@ def _answer_all(
 
 def _table(found: dict[str, Any]) -> Table:
     title = f"{Path(found['model']).name}, {found['dtype']}, {found['device']}"
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for heading in ("forward over", "positions", "argmax", "margin", "max", "logits", "of bound"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("forward over", "positions", "argmax", "margin", "max", "logits", "of bound")
+    table = make_table(right=headings, title=title)
     for width, row in found["widths"].items():
         share = row["largest_share_of_bound"]
         table.add_row(

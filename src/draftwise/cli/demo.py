@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -26,7 +25,7 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
 from draftwise.cli.load import check, load
-from draftwise.cli.show import PLAIN_STYLE, colours, legend, painted, shares, total
+from draftwise.cli.show import PLAIN_STYLE, colours, legend, make_table, painted, shares, total
 from draftwise.engine.options import RequestParams
 from draftwise.settings import Settings
 from draftwise.types import NONE, DraftwiseError
@@ -237,11 +236,8 @@ def report(
     pairs: Sequence[Pair], styles: Mapping[str, str], title: str, is_greedy: bool
 ) -> RenderableType:
     fast = total([pair.fast.stats for pair in pairs])
-    phases = Table(box=None, padding=(0, 1))
-    phases.add_column("time by phase")
     parts = shares(fast.seconds_by_phase)
-    for phase in parts:
-        phases.add_column(phase, justify="right")
+    phases = make_table("time by phase", right=list(parts), box=None, padding=(0, 1))
     phases.add_row("", *(f"{part:.1%}" for part in parts.values()))
     facts = [Text(" output: same distribution (sampled)", "bold")]
     if is_greedy:
@@ -253,11 +249,9 @@ def report(
 
 
 def _speeds(pairs: Sequence[Pair], fast: Stats, title: str, is_greedy: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("prompt", no_wrap=True)
     rates = ("plain\ntok/s", f"{title}\ntok/s")
-    for heading in ("tokens", *rates, "ratio", "MAT", "accepted\n/drafted"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("tokens", *rates, "ratio", "MAT", "accepted\n/drafted")
+    table = make_table("prompt", right=headings, padding=(0, 1))
     if is_greedy:
         table.add_column("same\ntext", no_wrap=True)
     for pair in pairs:
@@ -291,9 +285,8 @@ def _same(*pairs: Pair) -> Text:
 def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
     pulls = shares(fast.pulls)
     written = shares(Counter(source for pair in pairs for source in pair.fast.sources))
-    table = Table(box=None, padding=(0, 1), pad_edge=True)
-    for heading in ("drafter", "pulls (rounds)", "tokens written"):
-        table.add_column(heading)
+    headings = ("drafter", "pulls (rounds)", "tokens written")
+    table = make_table(*headings, box=None, padding=(0, 1))
     names = [name for name in {**pulls, **written} if name not in {NONE, "target"}]
     rows = [(name, name, name, styles.get(name, "")) for name in names]
     for shown, pulled, writer, style in [*rows, ("none / target", NONE, "target", PLAIN_STYLE)]:

@@ -21,6 +21,7 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import load
+from draftwise.cli.show import make_table
 from draftwise.presets import PRESETS
 from draftwise.specs import signature
 from draftwise.types import DraftwiseError
@@ -119,12 +120,7 @@ def _tables() -> Iterator[RenderableType]:
 
 
 def _table(title: str, *headings: str) -> Table:
-    table = Table(
-        title=Text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
-    )
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+    return make_table(*headings, title=Text(title, "bold"), title_justify="left", padding=(0, 1))
 
 
 def _zoo() -> Iterator[RenderableType]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
@@ -19,6 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli.failures import VOICE, Output
@@ -128,6 +130,16 @@ class Pen:
         sys.stdout.flush()
 
 
+def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
+    """A table with columns of words, which wrap, and then of numbers, which do not."""
+    table = Table(**{"box": box.SIMPLE_HEAD, **style})
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
 def bars(
     what: str, *columns: ProgressColumn, is_shown: bool = True, stays: bool = False
 ) -> Progress:
@@ -150,16 +162,11 @@ def bars(
 
 
 class Bars:
-    """One bar on stderr for each stage of a run, on a terminal only.
-
-    stays: as for ``bars``. State: the bars, by the name of their stage.
-    """
+    """One bar on stderr for each stage of a run, on a terminal only; stays: as for ``bars``."""
 
     def __init__(self, *, is_shown: bool = True, stays: bool = True) -> None:
-        left = TextColumn("left"), TimeRemainingColumn()
-        self._progress = bars(
-            "{task.description}", TimeElapsedColumn(), *left, is_shown=is_shown, stays=stays
-        )
+        columns = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        self._progress = bars("{task.description}", *columns, is_shown=is_shown, stays=stays)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Bars:
@@ -217,8 +224,7 @@ def percentages(counts: Mapping[str, float], least: float = 0.005) -> str:
 
 
 def counted(num: int, what: str) -> str:
-    """A number and its noun.
-
+    """
     >>> counted(1, "round"), counted(2, "round")
     ('1 round', '2 rounds')
     """
@@ -226,9 +232,8 @@ def counted(num: int, what: str) -> str:
 
 
 def summary(stats: Stats) -> str:
-    seconds = sum(stats.seconds_by_phase.values())
     parts = [
-        f"{counted(stats.num_emitted, 'token')} in {seconds:.2f} s",
+        f"{counted(stats.num_emitted, 'token')} in {sum(stats.seconds_by_phase.values()):.2f} s",
         f"{stats.tok_per_s:.1f} tok/s",
         f"{counted(stats.num_rounds, 'round')}, MAT {stats.mean_accepted_tokens:.2f}",
     ]

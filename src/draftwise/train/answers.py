@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -141,8 +142,8 @@ def answers(
     return [Text((*prompt, *found[i]), len(prompt)) for i, prompt in enumerate(prompts)]
 
 
-def read_kept(path: Path) -> list[tuple[int, list[int]]]:
-    """(index, tokens) of each finished line; one that a stop tore in two is taken away."""
+def read_kept(path: Path) -> list[tuple[int, list[Any]]]:
+    """(index, tokens or text) of each finished line; one that a stop tore is taken away."""
     if not path.exists():
         return []
     text = path.read_text("utf-8")
