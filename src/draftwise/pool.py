@@ -62,13 +62,14 @@ def load_drafters(
             named[name] = registry.build("drafter", registry.DRAFTERS, spec, filled)
         else:
             source, window = _lm_parts(spec)
-            model = (
-                load_borrower(source, target)
-                if borrows(source)
-                else load_model(source, dtype=dtype, device=device)
-            )
+            if borrows(source):
+                model = load_borrower(source, target)
+            else:
+                model = load_model(source, dtype=dtype, device=device)
             shared = _num_shared(model, target, source, target_source)
-            named[name] = LMDrafter(name, model, target, _folder(source), window, shared)
+            is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
+            home = Path(source) if is_folder else None
+            named[name] = LMDrafter(name, model, target, home, window, shared)
     return list(named.values())
 
 
@@ -88,11 +89,6 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
     if "window" not in options:
         raise DraftwiseError(f"drafter 'lm': sink={options['sink']} needs a window: window=256")
     return path, Window(options.get("sink", SINK), options["window"])
-
-
-def _folder(source: Any) -> Path | None:
-    is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
-    return Path(source) if is_folder else None
 
 
 def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:

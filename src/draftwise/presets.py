@@ -144,4 +144,3 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "rules": strings,
     "trees": _trees,
 }
-"""What ``adjusted`` may be given, and what checks it."""

@@ -113,16 +113,10 @@ class Reward(Protocol):
     def __call__(self, outcome: Outcome) -> float: ...
 
 
-@runtime_checkable
-class Sighted(Protocol):
-    """A reward that says whether it needs the alphas of as many positions as a plan is long."""
-
-    looks_ahead: ClassVar[bool]
-
-
 def looks_ahead(reward: Reward | None) -> bool:
-    """Whether a reward needs that; a plain function may."""
-    return not isinstance(reward, Sighted) or reward.looks_ahead
+    """Whether a reward needs the alphas of as many positions as a plan is long."""
+    found: bool = getattr(reward, "looks_ahead", True)  # a plain function may
+    return found
 
 
 class Mixer(Protocol):

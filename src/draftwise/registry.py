@@ -103,7 +103,6 @@ TABLES: Mapping[str, Table] = {
     "guide": GUIDES,
     "drafter": DRAFTERS,
 }
-"""The tables by the kind of what is in them."""
 
 FILLED: Mapping[str, frozenset[str]] = {
     "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),

@@ -190,20 +190,20 @@ def _row(sheet: Sheet, name: str, same: float) -> Row:
 
 
 def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
-    drafted = [run.num_drafted for run in runs if run.num_drafted is not None]
-    accepted = [run.num_accepted for run in runs if run.num_accepted is not None]
-    if not drafted:
+    if all(run.num_drafted is None for run in runs):
         return {"draft_acceptance_rate": None, "discard_rate": None, "phases": {}, "pulls": {}}
+    drafted = sum(run.num_drafted or 0 for run in runs)
+    accepted = sum(run.num_accepted or 0 for run in runs)
     phases: Counter[str] = Counter()
     pulls: Counter[str] = Counter()
     for run in runs:
-        scale = run.scale(clock)
+        scale = run.scale(clock) / max(1, tokens)
         phases.update({phase: seconds * scale for phase, seconds in run.phases.items()})
         pulls.update(run.pulls)
     return {
-        "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,
-        "discard_rate": (sum(drafted) - sum(accepted)) / max(1, tokens),
-        "phases": {phase: seconds / max(1, tokens) for phase, seconds in phases.items()},
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "discard_rate": (drafted - accepted) / max(1, tokens),
+        "phases": dict(phases),
         "pulls": dict(pulls),
     }
 

@@ -99,8 +99,8 @@ def _parse_widths(text: str) -> list[int]:
     try:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        found = []
-    if not found or found[0] < 2:
+        found = [0]
+    if found[0] < 2:
         raise DraftwiseError(f"--widths {text!r}: write whole numbers from 2, such as 2,4,8,16")
     return found
 

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 from rich.console import Console
 from rich.text import Text
@@ -27,20 +27,12 @@ NOT_WRITTEN = 74
 """Exit code where what was made could not be written (EX_IOERR of sysexits.h)."""
 
 
-@dataclass
-class Voice:
-    """What is said on stderr beside warnings and errors.
+VOICE = SimpleNamespace(notes=True, loads=False)
+"""What is said on stderr beside warnings and errors; ``options.command`` sets it.
 
-    notes: summaries, progress, names of files that were written. loads: what is being loaded, also
-    where stderr is no terminal.
-    """
-
-    notes: bool = True
-    loads: bool = False
-
-
-VOICE = Voice()
-"""Of this process; ``command.command`` sets it."""
+notes: summaries, progress, names of files that were written. loads: what is being loaded, also
+where stderr is no terminal.
+"""
 
 
 def say(message: str, style: str = "red") -> None:

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,18 +178,14 @@ def cached(model: str) -> Path | None:
 
 def check_hub(model: str) -> None:
     """Raise DraftwiseError for a hub id that is none, not in the cache and not to be fetched."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
-        validate_repo_id(model)
+        if cached(model) is not None:
+            return
     except HFValidationError:
         raise DraftwiseError(f"there is no model folder {model}, and it is no hub id") from None
-    if cached(model) is not None:
-        return
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-
     said = f"there is no folder {model}, and no model of that name was fetched from the hub before"
     if constants.HF_HUB_OFFLINE:
         raise DraftwiseError(f"{said}; HF_HUB_OFFLINE forbids to fetch one")
@@ -324,12 +320,10 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
                 raise SystemExit(NOT_WRITTEN) from None
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> AbstractContextManager[None]:
     """Hold a folder, as ``files.holding`` does; DraftwiseError where another process holds it."""
     taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
-    with holding(folder / ".lock", taken):
-        yield
+    return holding(folder / ".lock", taken)
 
 
 @contextmanager

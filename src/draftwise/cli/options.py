@@ -220,10 +220,5 @@ def request(sampling: dict[str, Any], **params: Any) -> RequestParams:
 
 
 def check_vocabulary(params: RequestParams, vocab_size: int) -> None:
-    """Raise DraftwiseError for a bias of a token that the target does not have."""
-    bias = params.sampling.logit_bias
-    if (largest := max(bias, default=0)) >= vocab_size:
-        raise DraftwiseError(
-            f"--logit-bias {largest}={bias[largest]:g}: the target's token ids are 0 to "
-            f"{vocab_size - 1}"
-        )
+    with option_names():
+        params.check_vocabulary(vocab_size)

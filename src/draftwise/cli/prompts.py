@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftwise.chat import Message, is_messages
-from draftwise.files import TRACE_BYTES, any_json, numbered_lines, read_text
+from draftwise.files import TRACE_BYTES, prompt_lines, read_text
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -57,14 +57,8 @@ def read_batch(file: Path) -> list[Given]:
     Blank lines are skipped. Raises DraftwiseError for a file without prompts or a line that has
     none, with its number.
     """
-    numbered = numbered_lines(file, TRACE_BYTES, pipes=True)
-    if not numbered:
-        raise DraftwiseError(f"{file} has no prompts: write one a line")
-    is_jsonl = file.suffix in {".jsonl", ".json", ".ndjson"}
-    return [
-        Given(_from_jsonl(f"{file}, line {n}", line) if is_jsonl else line, f"{file}, line {n}")
-        for n, line in numbered
-    ]
+    places = ((f"{file}, line {number}", entry) for number, entry in prompt_lines(file))
+    return [Given(_prompt_of(where, entry), where) for where, entry in places]
 
 
 def as_chat(given: Given, system: str | None) -> Given:
@@ -82,11 +76,7 @@ def as_chat(given: Given, system: str | None) -> Given:
     return replace(given, prompt=messages)
 
 
-def _from_jsonl(where: str, line: str) -> str | Sequence[Message]:
-    try:
-        entry = any_json(line)
-    except ValueError as error:
-        raise DraftwiseError(f"{where}: this is not JSON ({error})") from error
+def _prompt_of(where: str, entry: Any) -> str | Sequence[Message]:
     if isinstance(entry, dict) and "messages" in entry:
         if not is_messages(entry["messages"]):
             raise DraftwiseError(

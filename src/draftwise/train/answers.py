@@ -125,18 +125,13 @@ def answers(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     said = continuations(
-        CausalModel(target, "target"),
-        asks,
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=[eos_token_id],
-        rows=rows,
-        seed=seed,
-    )
-    with path.open("a", encoding="utf-8") as file:
+        CausalModel(target, "target"), asks, max_new_tokens=max_new_tokens,
+        eos_token_ids=[eos_token_id], rows=rows, seed=seed,
+    )  # fmt: skip
+    with path.open("a", encoding="utf-8", buffering=1) as file:
         for index, answer in said:
             found[index] = answer
             file.write(json.dumps([index, *answer]) + "\n")
-            file.flush()
             if progress is not None:
                 progress(len(found))
     return [Text((*prompt, *found[i]), len(prompt)) for i, prompt in enumerate(prompts)]

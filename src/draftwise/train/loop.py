@@ -86,22 +86,18 @@ def fit(
     return run.losses
 
 
-def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """AdamW; vectors (norms) are not decayed."""
-    params = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in params if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
-
-
 class TrainingRun:
     def __init__(
         self, model: nn.Module, settings: TrainingSettings, path: Path | None = None
     ) -> None:
         self._model, self._settings, self._path = model, settings, path
-        self._optimizer = make_optimizer(model, settings)
+        params = [p for p in model.parameters() if p.requires_grad]
+        matrices, vectors = ([p for p in params if (p.ndim > 1) is big] for big in (True, False))
+        groups = [  # norms are not decayed
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
         self.losses: list[float] = []
         if path is not None and path.exists():
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -130,12 +126,11 @@ class TrainingRun:
     def save(self) -> None:
         if (path := self._path) is None:
             return
-        state = {
+        state: dict[str, Any] = {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "losses": self.losses,
-            "rng": torch.get_rng_state(),
         }
+        state |= {"losses": self.losses, "rng": torch.get_rng_state()}
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with replacing(path) as unfinished, unfinished.open("wb") as file:

@@ -111,7 +111,7 @@ def make_prompts(
     texts = [text for _, (text,) in read_kept(path) if checked.keeps(text)]
     done = checked.counts.total()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", buffering=1) as file:
         while len(texts) < num:
             if done > 200 and len(texts) < 0.05 * done:
                 raise DraftwiseError(f"this model writes no prompts: {checked.share()}")
@@ -121,7 +121,6 @@ def make_prompts(
                 model, tokenizer, more, first=done, longest=longest, rows=rows, seed=seed
             ):
                 file.write(json.dumps([index, text]) + "\n")
-                file.flush()
                 if checked.keeps(text):
                     assert text is not None
                     texts.append(text)
