@@ -21,7 +21,7 @@ from draftwise.chat import Message, encode
 from draftwise.checks import known, option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, note, quiet, refused_values
-from draftwise.cli.load import alone_in, check_chat, check_models, loading
+from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
 from draftwise.cli.options import Hardware
 from draftwise.cli.prompts import Given, read_batch
 from draftwise.cli.show import Bars
@@ -31,7 +31,7 @@ from draftwise.specs import BUNDLED, expand, name_and_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.nn.model import CausalModel
+    from draftwise.speculator import Speculator
     from draftwise.train.data import Text
     from draftwise.train.loop import TrainingSettings
     from draftwise.types import Costs
@@ -96,47 +96,35 @@ class LearningOptions:
     bf16: bool | None = option(None, "Mixed precision. Default: on CUDA.", "--bf16/--no-bf16")
 
 
-@dataclass(frozen=True)
-class LoadedTarget:
-    target: CausalModel
-    tokenizer: Any
+def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[list[int]]:
+    """All prompts as tokens.
 
-    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
-        return list(encode(prompt, self.tokenizer).tokens)
+    Raises DraftwiseError for one that is empty or leaves no ``room`` tokens for an answer.
+    """
+    rows = [list(encode(given.prompt, base.tokenizer).tokens) for given in prompts]
+    for given, row in zip(prompts, rows, strict=True):
+        if not row or len(row) + room > base.target.max_positions:
+            raise DraftwiseError(
+                f"{given.where} has {len(row)} tokens: it needs at least one, and with {room} "
+                f"of an answer at most {base.target.max_positions}"
+            )
+    return rows
 
-    def encode_all(self, prompts: Sequence[Given], room: int) -> list[list[int]]:
-        """All prompts as tokens.
 
-        Raises DraftwiseError for one that is empty or leaves no ``room`` tokens for an answer.
-        """
-        rows = [self.encode(given.prompt) for given in prompts]
-        for given, row in zip(prompts, rows, strict=True):
-            if not row or len(row) + room > self.target.max_positions:
-                raise DraftwiseError(
-                    f"{given.where} has {len(row)} tokens: it needs at least one, and with {room} "
-                    f"of an answer at most {self.target.max_positions}"
-                )
-        return rows
+def answer_all(
+    base: Speculator, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path,
+    how: Answers, bars: Bars,
+) -> list[Text]:  # fmt: skip
+    """The target's answers, at each temperature in turn, kept in ``file``."""
+    from draftwise.engine.prompts import eos_tokens
+    from draftwise.train.answers import answers
 
-    def answers(
-        self, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path, how: Answers,
-        bars: Bars,
-    ) -> list[Text]:  # fmt: skip
-        """The target's answers, at each temperature in turn, kept in ``file``."""
-        from draftwise.train.answers import answers
-
-        return answers(
-            self.target.module, prompts, list(islice(cycle(temperatures), len(prompts))), file,
-            max_new_tokens=how.max_new_tokens, eos_token_id=self.eos_token_id, seed=how.seed,
-            rows=how.rows, progress=bars.stage(file.stem, len(prompts)),
-        )  # fmt: skip
-
-    @property
-    def eos_token_id(self) -> int:
-        """The token that ends an answer; -1 where there is none."""
-        from draftwise.engine.prompts import eos_tokens
-
-        return next(iter(eos_tokens(self.target, self.tokenizer)), -1)
+    end = next(iter(eos_tokens(base.target, base.tokenizer)), -1)
+    return answers(
+        base.target.module, prompts, list(islice(cycle(temperatures), len(prompts))), file,
+        max_new_tokens=how.max_new_tokens, eos_token_id=end, seed=how.seed, rows=how.rows,
+        progress=bars.stage(file.stem, len(prompts)),
+    )  # fmt: skip
 
 
 def check_inputs(
@@ -154,18 +142,12 @@ def check_inputs(
     return given
 
 
-def load_target(target: str, hardware: Hardware) -> LoadedTarget:
-    """The target and its tokenizer; DraftwiseError for a model that cannot be loaded."""
-    with loading(target, hardware.threads):
-        from draftwise.nn.load import load_model, load_tokenizer
-        from draftwise.pool import resolve_target
-
-        path, _ = resolve_target(target)
-        model = load_model(path, dtype=hardware.dtype, device=hardware.device)
-        return LoadedTarget(model, load_tokenizer(path))
+def load_target(target: str, hardware: Hardware) -> Speculator:
+    """The target and its tokenizer alone; DraftwiseError for a model that cannot be loaded."""
+    return load(o.wanted(target, [], hardware))
 
 
-def gather(given: list[Given], base: LoadedTarget, folder: Path, how: Answers) -> list[Given]:
+def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> list[Given]:
     """The prompts of a file, or where there are none, what the model writes and ``folder`` keeps.
 
     Raises DraftwiseError as ``make_prompts`` does.
@@ -180,7 +162,7 @@ def gather(given: list[Given], base: LoadedTarget, folder: Path, how: Answers) -
 
 
 def own_prompts(
-    base: LoadedTarget, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
+    base: Speculator, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
 ) -> tuple[list[str], str]:
     """User turns of the model's own, with a bar, and what share of them was kept."""
     from draftwise.train.prompts import make_prompts, runs_of
@@ -209,7 +191,7 @@ def model_spec(text: str) -> str:
     return spec
 
 
-def load_drafter(spec: str, base: LoadedTarget, hardware: Hardware) -> Any:
+def load_drafter(spec: str, base: Speculator, hardware: Hardware) -> Any:
     with loading(spec, hardware.threads):
         from draftwise.pool import load_drafters
 
@@ -356,7 +338,7 @@ def drafter(
         own = check_inputs(target, hardware, prompts, init)
         options = _options(loss, learning, hardware.device, seed)
         base = load_target(target, hardware)
-        encoded = base.encode_all(gather(own, base, folder, answers), answers.max_new_tokens)
+        encoded = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
         model = _start(base, init, num_layers or 0, lend, seed, hardware.threads)
@@ -373,8 +355,8 @@ def drafter(
         from draftwise.train import drafter as d
         from draftwise.train.speedup import break_even, measure_costs
 
-        held_out = base.answers(
-            encoded[::HELD_OUT], [1.0], folder / "held-out.jsonl", answers, bars
+        held_out = answer_all(
+            base, encoded[::HELD_OUT], [1.0], folder / "held-out.jsonl", answers, bars
         )
         costs: Costs | None = None
         looks: list[dict[str, Any]] = []
@@ -391,7 +373,7 @@ def drafter(
 
         look("before training")
         taught = [p for i, p in enumerate(encoded) if i % HELD_OUT for _ in range(samples)]
-        texts = base.answers(taught, temperatures, folder / "answers.jsonl", answers, bars)
+        texts = answer_all(base, taught, temperatures, folder / "answers.jsonl", answers, bars)
         ids = None
         if draft_vocab is not None:
             ids, costs = d.narrow(model, texts, draft_vocab), None
@@ -417,7 +399,7 @@ def _options(loss: str, learning: LearningOptions, device: str, seed: int) -> An
 
 
 def _start(
-    base: LoadedTarget, init: str | None, num_layers: int, lend: bool, seed: int, threads: int
+    base: Speculator, init: str | None, num_layers: int, lend: bool, seed: int, threads: int
 ) -> Any:
     if init is not None:
         single = Hardware("float32", str(base.target.device), threads)
@@ -431,7 +413,7 @@ def _start(
         return first_layers(base.target.module, num_layers, lends=lend)
 
 
-def _save(base: LoadedTarget, model: Any, out: Path, lends: bool) -> None:
+def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
     """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
     from draftwise.nn.cpu.layout import put_back
     from draftwise.nn.heads.borrower import save_borrower
@@ -566,17 +548,18 @@ def _example(line: str, where: str) -> Example:
 
 
 def _as_texts(
-    base: LoadedTarget, examples: Sequence[Example], head: EagleOptions, how: Answers, bars: Bars,
+    base: Speculator, examples: Sequence[Example], head: EagleOptions, how: Answers, bars: Bars,
     folder: Path,
 ) -> list[Text]:  # fmt: skip
     """All texts as tokens, the prompts without a completion answered by the target."""
+    from draftwise.engine.prompts import eos_tokens
     from draftwise.train.data import Text
 
     found, unanswered = [], []
     room = min(head.max_length, base.target.max_positions)
-    end = [base.eos_token_id] if base.eos_token_id >= 0 else []
+    end = eos_tokens(base.target, base.tokenizer)[:1]
     for prompt, completion in examples:
-        start = base.encode(prompt) if prompt else []
+        start = list(encode(prompt, base.tokenizer).tokens) if prompt else []
         if completion is None:
             unanswered.append(start[: max(1, room - how.max_new_tokens)])
             continue
@@ -586,11 +569,13 @@ def _as_texts(
             found.append(Text(tokens, first))
     if not unanswered:
         return found
-    return found + base.answers(unanswered, head.temperatures, folder / "answers.jsonl", how, bars)
+    return found + answer_all(
+        base, unanswered, head.temperatures, folder / "answers.jsonl", how, bars
+    )
 
 
 def _train(
-    base: LoadedTarget, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
+    base: Speculator, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
     learning: LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a head and write it in the target's precision; what is reported of it."""
@@ -687,7 +672,7 @@ def head(
         known("label", label, LABELS)
         own = check_inputs(target, hardware, prompts, drafter)
         base = load_target(target, hardware)
-        given = base.encode_all(gather(own, base, folder, answers), answers.max_new_tokens)
+        given = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         loaded = load_drafter(drafter, base, hardware)
         from draftwise.train import head as h
 
@@ -700,7 +685,7 @@ def head(
         "numbers": [temperature, mixing, answers.max_new_tokens, answers.rows, seed],
     }
     with quiet(), working_in(folder, inputs) as bars:
-        texts = base.answers(given, [temperature], folder / "answers.jsonl", answers, bars)
+        texts = answer_all(base, given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
         kind = "tied" if tied else "head"
         name = f"{kind}-D{depth}-w{w_rej:g}-{label}-{seed}-{epochs:g}-{lr:g}.pt"
