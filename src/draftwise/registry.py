@@ -203,10 +203,7 @@ def make_reward(spec: str) -> Reward:
 
 
 def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
-    """A revealer for one request from a spec such as ``"panoramic:every=2,delay=8"``.
-
-    ``reward`` None values nothing: the evidence alone is delivered. Errors as ``make_policy``.
-    """
+    """A revealer for one request from a spec; reward None: the evidence alone is delivered."""
     given = {"plans": plans, "reward": reward}
     revealer: FeedbackBuilder = build("feedback", FEEDBACKS, spec, given)
     return revealer

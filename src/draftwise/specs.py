@@ -62,11 +62,7 @@ def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
 
 
 def check_spec(given: str) -> None:
-    """Refuse what needs no model to be refused.
-
-    Raises DraftwiseError for an empty spec, an unknown drafter or option, and a file or folder that
-    is not there.
-    """
+    """Refuse, without loading, an unknown drafter or option, and a file that is not there."""
     for spec in expand([given]):
         _check_one(given, *name_and_spec(spec))
 

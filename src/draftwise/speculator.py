@@ -181,10 +181,7 @@ class Speculator:
         return now
 
     def _cost_clock(self) -> float:
-        """``clock``, or on a CPU with one torch thread this thread's processor time.
-
-        Other programs on the machine then do not change measured costs.
-        """
+        """``clock``; with one thread on a CPU its own time, which other programs do not change."""
         if self.target.device.type != "cpu" or torch.get_num_threads() > 1:
             return self.clock()
         return time.thread_time() - self.compiling()[1]
@@ -343,10 +340,7 @@ class Speculator:
 
 
 class Learning:
-    """Makes the learning parts of requests; unknown names and options are refused here, at load.
-
-    State: ``memory``, the policy that requests share, if they do.
-    """
+    """Makes the learning parts of requests; unknown names and options are refused here."""
 
     def __init__(
         self, setting: Preset, limits: LearningLimits, *, target: CausalModel, tokenizer: Any,
@@ -439,10 +433,7 @@ class Learning:
         return registry.make_policy(spec, len(plans), seed, plans=plans, request_tokens=num_tokens)
 
     def _show_hidden(self, rules: dict[tuple[str, str], StopRule]) -> None:
-        """Have drafters show hidden states to the rules that read them, where they have any.
-
-        Raises DraftwiseError where a rule reads them and no drafter has any: it would never stop.
-        """
+        """Have drafters show hidden states to rules that read them; DraftwiseError if none can."""
         drafters = {d.name: d for d in self._drafters if isinstance(d, ShowingHidden)}
         blind = () if drafters else [rule for (_, rule), own in rules.items() if _reads_hidden(own)]
         if blind:

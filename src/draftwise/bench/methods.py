@@ -97,10 +97,7 @@ def expand(specs: Sequence[str], known: Known) -> list[str]:
 
 
 def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> MethodSpec:
-    """One method; drafters: name -> whether it is a model, None = any name will do.
-
-    Raises DraftwiseError for what is no method, or a drafter that is not there.
-    """
+    """One method; DraftwiseError for none. drafters: name -> whether it is a model, None = any."""
     kind, _, rest = spec.partition(":")
     if kind == "fixed":
         return _fixed(spec, rest, drafters)

@@ -95,10 +95,7 @@ class Timing:
 
 
 def turns(names: Sequence[str], num_prompts: int, repeats: int, seed: int = 0) -> Iterator[Turn]:
-    """All prompts once, then all again; each time the methods in an order of its own.
-
-    A turn's order depends on the seed and the turn alone, so a run that goes on later is the same.
-    """
+    """All prompts, repeated, and the order of the methods, which seed and turn alone decide."""
     for repeat in range(repeats):
         for prompt in range(num_prompts):
             order = list(names)
@@ -209,10 +206,9 @@ def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
 
 
 def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
-    """How many times faster the default is than others, chosen by this very run.
+    """How many times faster the default is than others, of which this very run chose the best.
 
-    That flatters the others: the one that was lucky here is compared with. parts: by
-    domain, for the best fixed plan of each; empty = leave that out.
+    parts: by domain, for the best fixed plan of each; empty = leave that out.
     """
     timing = sheet.timing
     if DEFAULT not in timing.names:

@@ -115,10 +115,7 @@ class Run:
 
 
 class RunStore:
-    """The folder of a bench: settings in the first line of a file, then runs, turn by turn.
-
-    Raises DraftwiseError if the folder cannot be written, or holds runs of other settings.
-    """
+    """The folder of a bench: settings in the first line of a file, then runs, turn by turn."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

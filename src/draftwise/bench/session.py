@@ -234,10 +234,7 @@ Contestant = OurContestant | PeerContestant
 
 
 class Encoder:
-    """Items to token ids: a chat template where there is one and the item is a conversation.
-
-    What is longer than the target's positions allow loses its beginning; num_cut counts these.
-    """
+    """Items to token ids; a prompt that is too long loses its beginning, and num_cut counts it."""
 
     def __init__(self, base: Speculator, asked: Asked) -> None:
         self._tokenizer = base.tokenizer
@@ -275,10 +272,7 @@ class Encoder:
 def make_contestants(
     methods: Sequence[str], base: Speculator, asked: Asked, wanted: Sequence[str]
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """The methods that can take part, and those that cannot, with the reason.
-
-    Raises DraftwiseError for one that was named (``wanted``) and cannot.
-    """
+    """The methods that can take part; why others cannot, an error if they are ``wanted``."""
     drafters = {d.name: isinstance(d, LMDrafter) for d in base.drafters}
     made: list[Contestant] = []
     left_out: dict[str, str] = {}

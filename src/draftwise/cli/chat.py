@@ -140,10 +140,7 @@ def _is_closed(text: str) -> bool:
 
 
 class Keyboard:
-    """A person at a terminal: a line has a history, and a pasted text is one line with breaks.
-
-    State: whether Ctrl-C was pressed last.
-    """
+    """A person at a terminal: a line has a history, and a pasted text is one line with breaks."""
 
     def __init__(self) -> None:
         self._readline: Any = None
@@ -265,11 +262,7 @@ class Conversation:
         self.turns: list[Turn] = []
 
     def answer(self, text: str, is_stopped: Callable[[], bool]) -> None:
-        """Say the model's answer to a message as it comes; both then belong to the conversation.
-
-        Raises DraftwiseError where the conversation has become too long for the model, which then
-        goes on without this message.
-        """
+        """Say the model's answer to a message; DraftwiseError where both do not fit the model."""
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt = render(asked, self._speculator.tokenizer)
         positions = self._speculator.target.max_positions
@@ -326,10 +319,7 @@ class Conversation:
         say("a new conversation", style="dim")
 
     def system(self, text: str) -> None:
-        """Show the system message, or put another in its place, from the next answer on.
-
-        Raises DraftwiseError where the model's template takes none.
-        """
+        """Show the system message, or replace it; DraftwiseError where the template takes none."""
         if text:
             opening = [{"role": "system", "content": text}]
             render([*opening, _PROBE], self._speculator.tokenizer)
@@ -351,10 +341,7 @@ class Conversation:
         say(f"temperature: {self._params.sampling.temperature:g}", style="dim")
 
     def save(self, text: str) -> None:
-        """Write the conversation as one line of jsonl, as ``generate --batch`` reads it.
-
-        Raises DraftwiseError without a name, and where the file holds something else; OSError.
-        """
+        """Write the conversation as one line of jsonl, as ``generate --batch`` reads it."""
         file = _file("save", text)
         if file.exists():
             _read(file)

@@ -25,10 +25,7 @@ _CHUNK = 1 << 20
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """The file, or all files of a folder in the order of their names, hidden ones left out.
-
-    Raises DraftwiseError if there is none.
-    """
+    """The file, or all files of a folder by name, without hidden ones; DraftwiseError for none."""
     if path.is_dir():
         names = (file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file())
         found = [path / name for name in names if not any(p[0] == "." for p in name.parts)]
@@ -140,10 +137,7 @@ def _load(source: str) -> tuple[Any, int]:
 
 
 def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
-    """The tokens of each document, no special ones added; in a folder, what is no text is left out.
-
-    Raises ValueError where the corpus is one file and that is not UTF-8.
-    """
+    """The tokens of each document, no special ones added; ValueError for one file not in UTF-8."""
     documents: list[NDArray[np.uint32]] = []
     left_out = 0
     with bars("tokenizing", TaskProgressColumn(), TimeElapsedColumn()) as progress:

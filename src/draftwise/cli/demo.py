@@ -91,10 +91,7 @@ class DemoPrompt:
 
 
 def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
-    """The first prompt of each kind, then the second: questions where there is a chat template.
-
-    Raises DraftwiseError for a number below 1.
-    """
+    """The first prompt of each kind, then the second: questions where there is a chat template."""
     if num < 1:
         raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
     takes_chats = getattr(tokenizer, "chat_template", None)
@@ -212,10 +209,7 @@ class Lane:
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
-    """Step the lane that has used less time, the earlier at first; yields the one that moved.
-
-    Rounds alternate within milliseconds, so other load on the machine slows both equally.
-    """
+    """Step the lane that has used less time, so that load on the machine slows both equally."""
     while not is_stopped() and (running := [lane for lane in lanes if lane.is_running]):
         lane = min(running, key=lambda lane: lane.seconds)
         lane.step()

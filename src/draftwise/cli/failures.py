@@ -63,10 +63,7 @@ def waiting(what: str, *, is_load: bool = False) -> Iterator[None]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What went wrong, as a line for people; exit code 2, 74 (disk), 130 (Ctrl-C), 141 (pipe).
-
-    Other errors are bugs of ours and keep their traceback.
-    """
+    """What went wrong, as a line for people; exit code 2, 74 (disk), 130 (Ctrl-C), 141 (pipe)."""
     try:
         yield
     except DraftwiseError as error:
@@ -93,10 +90,7 @@ class Output(Console):
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Around a whole process: text that stdout cannot encode is replaced, and all is flushed.
-
-    Raises DraftwiseError where stdout is closed, and whatever the last write raises.
-    """
+    """Around a whole process: text that stdout cannot encode is replaced, and all is flushed."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:

@@ -111,10 +111,7 @@ def check_target(target: str) -> None:
 
 
 def check_chat(target: str, template: Path | None = None) -> None:
-    """Refuse a target without a chat template, and a template that cannot be read.
-
-    What is unpacked or fetched first is asked when it is there.
-    """
+    """Refuse a target without a chat template, as far as its files are there, or a bad template."""
     if template is not None:
         read_template(template)
         return
@@ -268,10 +265,7 @@ def _num_gpus() -> int:
 
 
 def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
-    """Load the speculator; raises DraftwiseError for what cannot be loaded.
-
-    chat_template: a Jinja file in place of the tokenizer's.
-    """
+    """Load the speculator; chat_template: a Jinja file in place of the tokenizer's."""
     with loading(wanted.target, wanted.threads):
         from draftwise.speculator import Speculator
 
@@ -301,10 +295,7 @@ def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Spe
 
 @contextmanager
 def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]:
-    """Whatever ends the work, what was learnt is saved.
-
-    A disk that fails costs that alone, and the command's own end, which becomes exit code 74.
-    """
+    """Whatever ends the work, what was learnt is saved; exit code 74 where that alone fails."""
     ends_well = False
     try:
         yield

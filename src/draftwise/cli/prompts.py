@@ -35,11 +35,7 @@ class Given:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The one prompt: argument, file or stdin, of which one line break at the end is dropped.
-
-    Raises DraftwiseError where there are two or none, or it is empty; OSError for a file that
-    cannot be read.
-    """
+    """The one prompt: argument, file or stdin, of which one line break at the end is dropped."""
     if prompt is not None and file is not None:
         raise DraftwiseError("give the prompt as an argument or with --file, not both")
     if prompt is not None and prompt != "-":
@@ -52,20 +48,13 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def read_batch(file: Path) -> list[Given]:
-    """One prompt a line, or ``prompt`` or ``messages`` of each line of a jsonl file.
-
-    Blank lines are skipped. Raises DraftwiseError for a file without prompts or a line that has
-    none, with its number.
-    """
+    """One prompt a line, or ``prompt`` or ``messages`` of each line of a jsonl file."""
     places = ((f"{file}, line {number}", entry) for number, entry in prompt_lines(file))
     return [Given(_prompt_of(where, entry), where) for where, entry in places]
 
 
 def as_chat(given: Given, system: str | None) -> Given:
-    """Text as a user's message; what ``--system`` says in front.
-
-    Raises DraftwiseError for messages that have a system message of their own.
-    """
+    """Text as a user's message; what ``--system`` says in front, unless there is another."""
     messages = list(given.prompt) if not isinstance(given.prompt, str) else []
     if isinstance(given.prompt, str):
         messages = [{"role": "user", "content": given.prompt}]
@@ -78,12 +67,10 @@ def as_chat(given: Given, system: str | None) -> Given:
 
 def _prompt_of(where: str, entry: Any) -> str | Sequence[Message]:
     if isinstance(entry, dict) and "messages" in entry:
-        if not is_messages(entry["messages"]):
-            raise DraftwiseError(
-                f'{where}: "messages" is no list of messages with role and content'
-            )
         messages: Sequence[Message] = entry["messages"]
-        return messages
+        if is_messages(messages):
+            return messages
+        raise DraftwiseError(f'{where}: "messages" is no list of messages with role and content')
     prompt = entry.get("prompt") if isinstance(entry, dict) else entry
     if not isinstance(prompt, str):
         raise DraftwiseError(f'{where}: no text under "prompt", and no "messages"')

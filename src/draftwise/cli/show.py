@@ -48,10 +48,7 @@ def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
 
 
 class Wrap:
-    """Breaks lines between words while text comes in; a word waits until it is whole.
-
-    width: columns of the terminal. State: the column, and the blanks and the word that wait.
-    """
+    """Breaks lines between words while text comes in; width: columns of the terminal."""
 
     _PARTS = re.compile(
         r"\n|[^\S\n]+|[\u2e80-\u9fff\uac00-\ud7a3\uf900-\uffef]|[^\s\u2e80-\uffef]+"
@@ -102,10 +99,7 @@ def _cells(pieces: Sequence[Piece]) -> int:
 
 
 class Pen:
-    """Text to stdout as it comes: in colours on a terminal, else as it is.
-
-    wraps: on a terminal, lines end between words.
-    """
+    """Text to stdout as it comes: in colours on a terminal, where it may wrap, else as it is."""
 
     def __init__(self, drafters: Sequence[str], wraps: bool = False) -> None:
         self._console, self._styles = Output(), colours(drafters)
@@ -143,10 +137,7 @@ def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
 def bars(
     what: str, *columns: ProgressColumn, is_shown: bool = True, stays: bool = False
 ) -> Progress:
-    """Bars on a terminal: a text, how far it is, and these columns.
-
-    stays: whether they stay when all is done, and what is printed meanwhile goes above them.
-    """
+    """Bars on a terminal; stays: when all is done, and what is printed meanwhile goes above."""
     console = Console(stderr=True)
     return Progress(
         TextColumn(what),

@@ -97,10 +97,7 @@ class LearningOptions:
 
 
 def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[list[int]]:
-    """All prompts as tokens.
-
-    Raises DraftwiseError for one that is empty or leaves no ``room`` tokens for an answer.
-    """
+    """All prompts as tokens; DraftwiseError for one that leaves no ``room`` for an answer."""
     rows = [list(encode(given.prompt, base.tokenizer).tokens) for given in prompts]
     for given, row in zip(prompts, rows, strict=True):
         if not row or len(row) + room > base.target.max_positions:
@@ -130,11 +127,7 @@ def answer_all(
 def check_inputs(
     target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
 ) -> list[Given]:
-    """Refuse, before anything is loaded, what is not there or cannot be read.
-
-    drafter: as for ``load_drafter``. Returns the prompts of the file; none for ``self``, which
-    takes a model with a chat template. Raises DraftwiseError, OSError.
-    """
+    """The prompts of the file, none for ``self``; refuses at once what cannot be read or loaded."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
     check_models(target, [] if drafter is None else [model_spec(drafter)], hardware)
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
@@ -148,10 +141,7 @@ def load_target(target: str, hardware: Hardware) -> Speculator:
 
 
 def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> list[Given]:
-    """The prompts of a file, or where there are none, what the model writes and ``folder`` keeps.
-
-    Raises DraftwiseError as ``make_prompts`` does.
-    """
+    """The prompts of a file, or without any, what the model writes and ``folder`` keeps."""
     if given:
         return given
     texts, share = own_prompts(base, folder / "own-prompts.jsonl", how, longest=160)
@@ -177,10 +167,7 @@ def own_prompts(
 
 
 def model_spec(text: str) -> str:
-    """``PATH``, or any spec of one drafter that is a model, such as ``zoo:python``.
-
-    Raises DraftwiseError for drafters of other kinds, and for several.
-    """
+    """``PATH``, or any spec of one drafter that is a model, such as ``zoo:python``."""
     spec = text if text.partition(":")[0] in {*DRAFTERS, *BUNDLED} or "=" in text else f"lm:{text}"
     found = [name_and_spec(one)[1] for one in expand([spec])]
     if len(found) != 1 or not found[0].startswith("lm:"):
@@ -200,10 +187,7 @@ def load_drafter(spec: str, base: Speculator, hardware: Hardware) -> Any:
 
 
 def claim(work: Path, inputs: Mapping[str, Any]) -> None:
-    """Make a work folder for these inputs, or go on in it.
-
-    Raises DraftwiseError where it holds the work on other inputs, which must not be mixed in.
-    """
+    """Make a work folder, or go on in it; DraftwiseError where it holds work on other inputs."""
     work.mkdir(parents=True, exist_ok=True)
     now, path = json.loads(json.dumps(inputs, sort_keys=True)), work / "inputs.json"
     if not path.exists():
@@ -276,11 +260,7 @@ def write_report(out: Path, found: Any) -> None:
 
 @contextmanager
 def keeping(work: Path) -> Iterator[None]:
-    """Around the work itself: a disk that fails is said, with where to go on.
-
-    Raises DraftwiseError in place of OSError; what was finished stays in ``work``, which no second
-    process may work in meanwhile.
-    """
+    """Around the work in a folder, held alone: a disk that fails is said, with where to go on."""
     try:
         work.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -520,10 +500,7 @@ def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
 
 
 def read_examples(file: Path) -> list[Example]:
-    """Prompt and completion of each line; no prompt for a ``text``, no completion to be answered.
-
-    Raises DraftwiseError that names the line which is something else, or where there is none.
-    """
+    """The example of each line; DraftwiseError names the first line that has none."""
     lines = numbered_lines(file, TRACE_BYTES, pipes=True)
     found = [_example(line, f"{file}, line {number}") for number, line in lines]
     if not found:

@@ -137,10 +137,7 @@ def unweighted(odds: Floats, w_rej: float) -> Floats:
 
 
 def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
-    """Mean true over mean predicted acceptance, by bin, for each curve; a PNG.
-
-    Raises DraftwiseError where matplotlib is missing.
-    """
+    """Mean true over mean predicted acceptance, as PNG; DraftwiseError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -333,10 +330,7 @@ def judge_texts(
     setting: Setting, texts: Sequence[Text], folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Judged:  # fmt: skip
-    """Judge drafts along all texts; every tenth text is held out.
-
-    Raises DraftwiseError where fewer than two texts are left, OSError for a folder that is full.
-    """
+    """Judge drafts along all texts, every tenth held out; DraftwiseError for fewer than two."""
     held_out = list(texts[::HELD_OUT])
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
