@@ -147,6 +147,17 @@ def optional(check: Callable[..., Any], name: str, value: Any, *bounds: Any) -> 
     return None if value is None else check(name, value, *bounds)
 
 
+def comma_separated(text: str, kind: Callable[[str], Any], least: float, said: str) -> list[Any]:
+    """``"1,2,4"`` to numbers; DraftwiseError that says ``said`` for others, or below ``least``."""
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise DraftwiseError(said) from error
+    if min(found) < least:
+        raise DraftwiseError(said)
+    return found
+
+
 def known(kind: str, name: Any, names: Collection[str], kinds: str = "") -> None:
     """Raise DraftwiseError, which lists the names, for what is none. kinds: the plural of kind."""
     if name not in names:

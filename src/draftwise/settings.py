@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from draftwise import presets, registry
-from draftwise.checks import option
+from draftwise.checks import comma_separated, option
 from draftwise.specs import BUNDLED
-from draftwise.types import DraftwiseError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
 _models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
 
 
 def read_lengths(text: str | None) -> list[int] | None:
-    """``"1,2,4"`` to lengths; raises DraftwiseError for anything else."""
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        raise DraftwiseError(
-            f"--plan-lengths {text!r}: write whole numbers with commas, such as 1,2,4,8"
-        ) from None
+    said = f"--plan-lengths {text!r}: write whole numbers with commas, such as 1,2,4,8"
+    return None if text is None else comma_separated(text, int, -inf, said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from draftwise import registry
-from draftwise.checks import probability
+from draftwise.checks import comma_separated, probability
 from draftwise.presets import PRESETS, Preset, preset
 from draftwise.types import DraftwiseError
 
 PLAIN, DEFAULT, TRANSFORMERS = "plain", "draftwise", "transformers"
 GROUPS = ("presets", "fixed", "peers")
+DEFAULT_METHODS = (PLAIN, *GROUPS)
 LOOKUP = "lookup"
 LOOKUP_LENGTH = 10
 """Tokens that transformers' prompt lookup proposes by default, as in its docs."""
@@ -64,10 +66,6 @@ class Known:
     assistant: str | None
 
 
-def default_methods() -> list[str]:
-    return [PLAIN, "presets", "fixed", "peers"]
-
-
 def check_methods(specs: Sequence[str]) -> None:
     """Refuse what no drafter could make sense of; raises DraftwiseError."""
     for spec in specs:
@@ -108,7 +106,8 @@ def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Metho
         raise DraftwiseError(f"unknown method {spec!r}; {_GRAMMAR}")
     setting = preset(name)
     if at:
-        setting = replace(setting, lengths=_lengths(spec, lengths))
+        said = f"method {spec!r}: write lengths as metasd@4 or metasd@2,4"
+        setting = replace(setting, lengths=tuple(comma_separated(lengths, int, -inf, said)))
         setting.plans(["drafter"])
     return Ours(spec, setting)
 
@@ -161,10 +160,3 @@ def _drafter_and_length(
         names = ", ".join(drafters)
         raise DraftwiseError(f"method {spec!r}: no drafter {drafter!r}; there are: {names}")
     return drafter, int(length)
-
-
-def _lengths(spec: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise DraftwiseError(f"method {spec!r}: write lengths as metasd@4 or metasd@2,4") from None

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench.methods import check_methods, default_methods
+from draftwise.bench.methods import DEFAULT_METHODS, check_methods
 from draftwise.bench.suites import Suite, load_suite
 from draftwise.checks import known
 from draftwise.files import write_text
@@ -47,7 +47,7 @@ class BenchSettings:
         return {
             "suite": self.suite,
             "items": [item.id for item in suite.items],
-            "asked": list(self.methods or default_methods()),
+            "asked": list(self.methods or DEFAULT_METHODS),
             "tokens": self.tokens,
             "temperature": self.temperature,
             "seed": self.seed,

@@ -19,15 +19,7 @@ from typing import Any
 import torch
 
 from draftwise.bench.environment import command, environment
-from draftwise.bench.methods import (
-    LOOKUP,
-    Known,
-    Ours,
-    Peer,
-    default_methods,
-    expand,
-    parse_method,
-)
+from draftwise.bench.methods import DEFAULT_METHODS, LOOKUP, Known, Ours, Peer, expand, parse_method
 from draftwise.bench.results import make_sheet, results, turns
 from draftwise.bench.runs import BenchSettings, Run, RunStore, rounded
 from draftwise.bench.suites import Item, Suite
@@ -390,7 +382,7 @@ def measure(
         known = _first_look(wanted, questions, base, goes_on, report, studio)
         if known is None:
             return None
-        names = expand(wanted.methods or default_methods(), known)
+        names = expand(wanted.methods or DEFAULT_METHODS, known)
         found, left_out = make_contestants(names, base, asked, wanted.methods)
         taking_part = {"methods": [each.name for each in found], "skipped": left_out}
         settings = wanted.settings(suite) | taking_part | now

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from draftwise.checks import option
+from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
 from draftwise.cli.demo import choose_prompts
 from draftwise.cli.failures import Output, note, quiet, refused_values
@@ -18,7 +18,6 @@ from draftwise.cli.load import check_chat, load
 from draftwise.cli.prompts import Given, as_chat, read_batch
 from draftwise.cli.show import bars, make_table
 from draftwise.presets import Preset
-from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.engine import LosslessnessReport
@@ -67,7 +66,8 @@ def check(
     """
     with quiet():
         with refused_values():
-            sizes = _parse_widths(widths)
+            said = f"--widths {widths!r}: write whole numbers from 2, such as 2,4,8,16"
+            sizes = sorted(set(comma_separated(widths, int, 2, said)))
             given = [] if prompts is None else read_batch(prompts)
             if is_chat:
                 given = [as_chat(one, None) for one in given]
@@ -92,17 +92,6 @@ def check(
     if not counts["num_drafted"]:
         note("no token was drafted: the answers say nothing here; give other --drafter or prompts")
     raise SystemExit(0 if report.is_lossless else 1)
-
-
-def _parse_widths(text: str) -> list[int]:
-    """``"2,4"`` to widths, each once; DraftwiseError for anything else, and for widths below 2."""
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = [0]
-    if found[0] < 2:
-        raise DraftwiseError(f"--widths {text!r}: write whole numbers from 2, such as 2,4,8,16")
-    return found
 
 
 def _answer_all(

@@ -15,7 +15,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, quiet, refused_values, say
-from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load, warn_of_cuts
+from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.cli.show import Pen, bars, summary, total
 from draftwise.engine.memory import hold
@@ -97,6 +97,18 @@ def generate(
                 else:
                     code = run_batch(job, texts, batch_size)
     raise SystemExit(code)
+
+
+def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
+    positions = speculator.target.max_positions
+    room = min(positions - len(prompt.tokens) for prompt in prompts)
+    if max_new_tokens > room:
+        which = "this prompt" if len(prompts) == 1 else "the longest prompt"
+        say(
+            f"--max-new-tokens {max_new_tokens}: the context of {positions} tokens has room for "
+            f"{room} after {which}; the answer ends there at the latest",
+            style="yellow",
+        )
 
 
 def _prompts(

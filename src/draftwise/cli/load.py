@@ -24,7 +24,6 @@ from draftwise.specs import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.chat import Prompt
     from draftwise.speculator import Speculator
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
@@ -279,18 +278,6 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
 
         note(f"--dtype auto: {weights_of(speculator.target.module)}")
     return speculator
-
-
-def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
-    positions = speculator.target.max_positions
-    room = min(positions - len(prompt.tokens) for prompt in prompts)
-    if max_new_tokens > room:
-        which = "this prompt" if len(prompts) == 1 else "the longest prompt"
-        say(
-            f"--max-new-tokens {max_new_tokens}: the context of {positions} tokens has room for "
-            f"{room} after {which}; the answer ends there at the latest",
-            style="yellow",
-        )
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 _CHECKING = "Checking types of models"
-_MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
-"""Drafters that are a model: where it lies, and the options after that."""
+_LM_OPTIONS = "window=None, sink=4"
 
 
 @o.command
@@ -141,19 +139,20 @@ def _zoo() -> Iterator[RenderableType]:
 
 
 def _count(weights: Path) -> int:
-    """Stored parameters, from the file's header alone: its length, then JSON."""
-    with weights.open("rb") as stored:
-        header = json.loads(stored.read(int.from_bytes(stored.read(8), "little")))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
+    """Stored parameters, from the file's header alone."""
+    from safetensors import safe_open
+
+    with safe_open(weights, "np") as stored:
+        slices = map(stored.get_slice, stored.keys())
+        return sum(math.prod(each.get_shape()) for each in slices)
 
 
 def _drafters() -> Table:
     rows = []
-    for name in registry.DRAFTERS:
-        options, about = signature(registry.DRAFTERS[name][0])
+    for name, (where, _) in registry.DRAFTERS.items():
+        options, about = signature(where)
         told = ", ".join(n if d is None else f"{n}={d}" for n, (_, d) in options.items())
-        path, own = _MODEL_DRAFTERS.get(name, ("", told))
-        rows.append((f"{name}:{path}" if path else name, own, about))
+        rows.append(("lm:PATH", _LM_OPTIONS, about) if name == "lm" else (name, told, about))
     rows.append(("zoo, zoo:NAME", "", "All bundled drafters, or one of them (also EAGLE heads)."))
     return _entries("drafters", "--drafter", rows)
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwise.chat import Message, encode
-from draftwise.checks import known, option
+from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, note, quiet, refused_values
 from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
@@ -59,14 +59,8 @@ RATE = "Learning rate."
 
 
 def read_temperatures(text: str) -> list[float]:
-    """``--temperatures``: numbers of 0 or more, with commas between them."""
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if min(found) < 0:
-        raise DraftwiseError(f"--temperatures {text!r}: write numbers of 0 or more with commas")
-    return found
+    said = f"--temperatures {text!r}: write numbers of 0 or more with commas"
+    return comma_separated(text, float, 0, said)
 
 
 @dataclass(frozen=True)
