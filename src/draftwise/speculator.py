@@ -189,6 +189,8 @@ class Speculator:
     def compiling(self) -> tuple[float, float]:
         """Seconds of compilation so far: wall time, and CPU time of this process."""
         made = [model.compiled for model in self._compilable if model.compiled]
+        if not made:
+            return 0.0, 0.0
         return sum(c.spent_s for c in made), sum(c.spent_cpu_s for c in made)
 
     @property
@@ -256,14 +258,12 @@ class Speculator:
     def _limits(self, params: RequestParams) -> LearningLimits:
         """What of the pool a request may use; raises DraftwiseError for a drafter not in it."""
         names = [drafter.name for drafter in self.drafters]
+        chosen = frozenset(names if params.drafters is None else params.drafters)
         if unknown := [name for name in params.drafters or () if name not in names]:
             must = f"of the drafters here: {', '.join(names) or 'there is none'}"
             raise BadValue("drafters", unknown[0], must)
-        chosen = None if params.drafters is None else frozenset(params.drafters)
-        return LearningLimits(
-            None if chosen is None or chosen.issuperset(names) else chosen,
-            params.max_draft if params.speculation else 0,
-        )
+        most = params.max_draft if params.speculation else 0
+        return LearningLimits(None if chosen.issuperset(names) else chosen, most)
 
     def engine(
         self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
@@ -285,13 +285,11 @@ class Speculator:
         options: as for ``start``, one value each; ``stop_when`` is called with the answer's tokens
         only. Raises as ``start``.
         """
-        if params is None:
-            params = request_params("request", options)
+        params = params or request_params("request", options)
         given = prompt if is_single(prompt) else [prompt]
         (text,) = encode_all(given, self.tokenizer, self.target)
-        seed = params.seed
-        stream = self._seeds.spawn(1)[0] if seed is None else SeedSequence(seed)
-        return self._request(text, params, stream)
+        seed = self._seeds.spawn(1)[0] if params.seed is None else SeedSequence(params.seed)
+        return self._request(text, params, seed)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of them, too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from draftwise.cli.load import alone_in, check, load
 from draftwise.cli.show import Bars, broken, make_table
 from draftwise.install import lab_hint
 from draftwise.presets import PRESETS
-from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def bench(
     usual = _QUICK if is_quick else _USUAL
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes
-    models: dict[str, Any] = {"target": target or "zoo", "drafters": drafter, "compile": compile_}
-    models |= {"dtype": hardware.dtype, "device": hardware.device}
-    wanted = Settings(**models, seed=seed, threads=hardware.threads)
+    wanted = replace(o.wanted(target or "zoo", drafter, hardware, seed), compile=compile_)
+    names = ("target", "drafters", "compile", "dtype", "device")
+    models = {name: getattr(wanted, name) for name in names}
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused
 from draftwise.cli.load import check, load
 from draftwise.cli.show import PLAIN_STYLE, colours, legend, make_table, painted, shares, total
 from draftwise.engine.options import RequestParams
-from draftwise.settings import Settings
 from draftwise.types import NONE, DraftwiseError
 
 if TYPE_CHECKING:
@@ -252,9 +251,8 @@ def _speeds(pairs: Sequence[Pair], fast: Stats, title: str, is_greedy: bool) -> 
         cells = _cells(pair.domain, pair.plain.stats, pair.fast.stats)
         table.add_row(*cells, *([_same(pair)] if is_greedy else []))
     table.add_section()
-    plain = total([pair.plain.stats for pair in pairs])
-    whole = [_same(*pairs)] if is_greedy else []
-    table.add_row(*_cells("all", plain, fast), *whole, style="bold")
+    cells = _cells("all", total([pair.plain.stats for pair in pairs]), fast)
+    table.add_row(*cells, *([_same(*pairs)] if is_greedy else []), style="bold")
     return table
 
 
@@ -326,10 +324,9 @@ def demo(
     compile_: o.Compile = False,
 ) -> None:
     """Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."""
-    wanted = Settings(
-        **asdict(hardware), target=target, drafters=drafter, compile=compile_, preset=preset,
-        policy=policy, seed=seed,
-    )  # fmt: skip
+    wanted = replace(
+        o.wanted(target, drafter, hardware, seed), compile=compile_, preset=preset, policy=policy
+    )
     params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
     with quiet():
         with refused_values():
@@ -379,13 +376,14 @@ class Show:
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
             self._introduce(f"{number}/{len(prompts)} {asked.domain}", asked.text)
-            plain = self._lane(self._plain, "plain decoding", asked)
-            fast = self._lane(self._fast, self._title, asked)
+            lanes = []
+            for title, one in (("plain decoding", self._plain), (self._title, self._fast)):
+                lanes.append(Lane(title, one.start(asked.prompt, self._params), one.tokenizer))
             # the first to move alternates; on the screen plain decoding stays on the left
-            self._race([plain, fast], number % 2 == 0, is_stopped)
+            self._race(lanes, number % 2 == 0, is_stopped)
             if is_stopped():
                 break
-            pairs.append(Pair(asked.domain, plain.result(), fast.result()))
+            pairs.append(Pair(asked.domain, *(lane.result() for lane in lanes)))
         if pairs:
             is_greedy = self._params.sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))
@@ -393,10 +391,6 @@ class Show:
     def _print(self, shown: RenderableType) -> None:
         self._console.print(shown)
         self.film.print(shown)
-
-    def _lane(self, speculator: Speculator, title: str, asked: DemoPrompt) -> Lane:
-        generation = speculator.start(asked.prompt, self._params)
-        return Lane(title, generation, speculator.tokenizer)
 
     def _introduce(self, title: str, prompt: str) -> None:
         self._print("")

@@ -206,5 +206,7 @@ def request(sampling: dict[str, Any], **params: Any) -> RequestParams:
 
 
 def check_vocabulary(params: RequestParams, vocab_size: int) -> None:
-    with option_names():
-        params.check_vocabulary(vocab_size)
+    bias = params.sampling.logit_bias
+    if (largest := max(bias, default=0)) >= vocab_size:
+        said = f"the target's token ids are 0 to {vocab_size - 1}"
+        raise DraftwiseError(f"--logit-bias {largest}={bias[largest]:g}: {said}")
