@@ -56,9 +56,7 @@ class Settings(Hardware):
         "zoo",
         "A folder (also of a PEFT adapter), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
         "(from the extras of these names), or `zoo`, the bundled model.",
-        "--target",
-        "--model",
-        "-m",
+        *("--target", "--model", "-m"),
         metavar="MODEL",
         known=BUNDLED,
         kind=str,
@@ -68,8 +66,7 @@ class Settings(Hardware):
         "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
         "`NAME=SPEC`; repeatable. Default: `lookup`; with `zoo` also its drafters, with "
         "`smollm2` and `gemma3` also `suffix` and their head.",
-        "--drafter",
-        "-d",
+        *("--drafter", "-d"),
         metavar="SPEC",
         known=[*registry.DRAFTERS, *BUNDLED],
         kind=list[str] | None,
@@ -84,8 +81,7 @@ class Settings(Hardware):
         None,
         "Chooses drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
         f"models` lists all {len(registry.POLICIES)}.",
-        "--policy",
-        "-p",
+        *("--policy", "-p"),
         metavar="SPEC",
         known=registry.POLICIES,
     )
@@ -106,8 +102,7 @@ class Settings(Hardware):
     rules: Sequence[str] | None = _learning(
         None,
         f"Stop rule, which ends drafts early: {', '.join(registry.GUIDES)}; repeatable.",
-        "--rule",
-        "--guide",
+        *("--rule", "--guide"),
         metavar="SPEC",
         known=registry.GUIDES,
         kind=list[str] | None,

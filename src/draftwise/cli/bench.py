@@ -45,8 +45,7 @@ def bench(
     out: Path = option(
         ...,
         "Folder for results, trace and report. An interrupted bench resumes there.",
-        "--out",
-        "-o",
+        *("--out", "-o"),
         metavar="FOLDER",
     ),
     suite: str = option(

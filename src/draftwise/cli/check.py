@@ -38,9 +38,7 @@ def check(
     prompts: Path | None = option(
         None,
         "One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
-        "--prompts",
-        "--batch",
-        "-b",
+        *("--prompts", "--batch", "-b"),
         metavar="FILE",
     ),
     drafter: o.Drafters = None,

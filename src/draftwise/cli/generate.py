@@ -47,8 +47,7 @@ def generate(
     batch: Path | None = option(
         None,
         "File with one prompt per line, or jsonl with `prompt` or `messages`.",
-        "--batch",
-        "-b",
+        *("--batch", "-b"),
         metavar="FILE",
     ),
     as_json: bool = o.AS_JSON,

@@ -7,19 +7,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
+from rich import box, progress
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -135,14 +125,14 @@ def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
 
 
 def bars(
-    what: str, *columns: ProgressColumn, is_shown: bool = True, stays: bool = False
-) -> Progress:
+    what: str, *columns: progress.ProgressColumn, is_shown: bool = True, stays: bool = False
+) -> progress.Progress:
     """Bars on a terminal; stays: when all is done, and what is printed meanwhile goes above."""
     console = Console(stderr=True)
-    return Progress(
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
+    return progress.Progress(
+        progress.TextColumn(what),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
         *columns,
         console=console,
         transient=not stays,
@@ -156,9 +146,13 @@ class Bars:
     """One bar on stderr for each stage of a run, on a terminal only; stays: as for ``bars``."""
 
     def __init__(self, *, is_shown: bool = True, stays: bool = True) -> None:
-        columns = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        columns = (
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+        )
         self._progress = bars("{task.description}", *columns, is_shown=is_shown, stays=stays)
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[str, progress.TaskID] = {}
 
     def __enter__(self) -> Bars:
         self._progress.start()
