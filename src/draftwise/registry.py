@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -188,8 +188,7 @@ def make_policy(
             _make_base, num_plans=num_plans, plans=plans, request_tokens=request_tokens
         ),
     }
-    policy: Policy = build("policy", POLICIES, spec, given)
-    return policy
+    return cast(Policy, build("policy", POLICIES, spec, given))
 
 
 def _make_base(spec: str, rng: np.random.Generator, **of_request: Any) -> Policy:
@@ -198,15 +197,13 @@ def _make_base(spec: str, rng: np.random.Generator, **of_request: Any) -> Policy
 
 def make_reward(spec: str) -> Reward:
     """A reward from a spec such as ``"length"``; raises as ``make_policy``."""
-    reward: Reward = build("reward", REWARDS, spec, {})
-    return reward
+    return cast(Reward, build("reward", REWARDS, spec, {}))
 
 
 def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
     """A revealer for one request from a spec; reward None: the evidence alone is delivered."""
     given = {"plans": plans, "reward": reward}
-    revealer: FeedbackBuilder = build("feedback", FEEDBACKS, spec, given)
-    return revealer
+    return cast(FeedbackBuilder, build("feedback", FEEDBACKS, spec, given))
 
 
 def make_guide(
@@ -226,8 +223,7 @@ def make_guide(
         "make_rule": partial(make_guide, seed=rng, home=home),
         "make_bandit": partial(make_policy, seed=rng),
     }
-    guide: StopRule = build("guide", GUIDES, spec, given)
-    return guide
+    return cast(StopRule, build("guide", GUIDES, spec, given))
 
 
 def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:

@@ -24,8 +24,7 @@ class BenchSettings:
     """What is to be measured.
 
     methods: empty = the default ones. domains: empty = all. prompts: of each domain at most, None =
-    all. tokens: of each answer at most. fixed: how many fixed plans the first look proposes of all
-    and of each domain. clock: ``wall``, or ``cpu`` where others use the machine, too.
+    all. tokens: of each answer at most. clock: ``wall``, or ``cpu`` where others use the machine.
     """
 
     suite: str
@@ -39,7 +38,6 @@ class BenchSettings:
     seed: int = 0
     threads: int = 1
     clock: str = "wall"
-    fixed: tuple[int, int] = (2, 1)
     models: dict[str, Any] = field(default_factory=dict)
 
     def settings(self, suite: Suite) -> dict[str, Any]:

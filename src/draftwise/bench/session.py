@@ -433,7 +433,7 @@ def _first_look(
 
     if not studio.scout(base, questions, asked, path, wanted.seed, tick):
         return None
-    found: Known = studio.look(path, base, *wanted.fixed)
+    found: Known = studio.look(path, base, most=2, each=1)
     return found
 
 

@@ -21,13 +21,13 @@ Batches = Callable[[int], Any]
 """step -> batch; a pure function, so that a resumed run sees what an uninterrupted one saw."""
 Progress = Callable[[int, float], None]
 """(steps done, loss of the last step), called after every step."""
+CHECKPOINT_S = 120.0
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
     """How long and how fast to learn: warm up, stay, then fall linearly to zero, all within
-    `steps`. `clip` bounds the gradient's norm; `checkpoint_s` is the time between two checkpoints
-    in seconds.
+    `steps`. `clip` bounds the gradient's norm.
     """
 
     steps: int
@@ -37,7 +37,6 @@ class TrainingSettings:
     clip: float = 1.0
     weight_decay: float = 0.05
     bf16: bool = False
-    checkpoint_s: float = 120.0
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup_steps < 0 or self.decay_steps < 0:
@@ -61,7 +60,7 @@ def fit(
 ) -> list[float]:
     """Train `model` in place and return the loss of every step.
 
-    The run is saved to `checkpoint` every `settings.checkpoint_s` seconds and at the end, and
+    The run is saved to `checkpoint` every `CHECKPOINT_S` seconds and at the end, and
     resumes from it; on one machine a resumed run gives the same weights, bit by bit. `stop_at` ends
     a run early without changing its schedule. Raises DraftwiseError where loss or gradient is not
     finite (model and checkpoint are those of the last good step) or the checkpoint cannot be
@@ -80,7 +79,7 @@ def fit(
             )
         if progress is not None:
             progress(len(run.losses), run.losses[-1])
-        if len(run.losses) == last or time.monotonic() - saved > settings.checkpoint_s:
+        if len(run.losses) == last or time.monotonic() - saved > CHECKPOINT_S:
             run.save()
             saved = time.monotonic()
     return run.losses
