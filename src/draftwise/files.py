@@ -169,13 +169,10 @@ def set_aside(path: Path) -> Path:
     Raises OSError, also for what is no plain file (``replacing``).
     """
     _check_plain(path)
-    stamp, number = int(time.time()), 0
-    while True:
-        aside = path.with_name(f"{path.name}.unused-{stamp}{f'-{number}' if number else ''}")
-        if not aside.exists():
-            path.replace(aside)
-            return aside
+    stamp, number = f"{path.name}.unused-{int(time.time())}", 0
+    while (aside := path.with_name(stamp + (f"-{number}" if number else ""))).exists():
         number += 1
+    return path.replace(aside)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs
 from draftwise.real.unpack import is_pretrained, unpacked
-from draftwise.specs import ZOO, expand, name_and_spec
+from draftwise.specs import LM_OPTIONS, ZOO, expand, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 
@@ -83,7 +83,7 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
     if not isinstance(spec, str):
         return spec, None
     path, _, text = spec.removeprefix("lm:").partition(",")
-    options = registry.parse_options("drafter 'lm'", text, {"window": int, "sink": int})
+    options = registry.parse_options("drafter 'lm'", text, LM_OPTIONS)
     if not options:
         return path, None
     if "window" not in options:

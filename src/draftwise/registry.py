@@ -310,4 +310,4 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
 
 
 def _kinds(hint: Any) -> set[Any]:
-    return set(typing.get_args(hint)) if typing.get_args(hint) else {hint}
+    return set(typing.get_args(hint)) or {hint}

@@ -18,7 +18,7 @@ from draftwise.registry import DRAFTERS, FILLED, parse_options
 ZOO = "zoo"
 BUNDLED = (ZOO, "smollm2", "gemma3")
 """Targets with drafters of their own: each is a spec of all of them, ``smollm2:NAME`` of one."""
-LM_OPTIONS = {"window": "int", "sink": "int"}
+LM_OPTIONS = {"window": int, "sink": int}
 """Options of ``lm:PATH``, and their types."""
 
 
@@ -75,7 +75,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
     if kind == "lm":
         path, _, text = rest.partition(",")
         place(path)
-        parse_options("drafter 'lm'", text, _types(LM_OPTIONS))
+        parse_options("drafter 'lm'", text, LM_OPTIONS)
         return
     if kind not in DRAFTERS:
         if Path(spec).is_dir():

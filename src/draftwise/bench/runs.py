@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,10 @@ class RunStore:
     def load(self, num_methods: int) -> list[Run]:
         """All whole turns so far; what was torn by an end in the middle is cut off."""
         header, *lines = self._path.read_text("utf-8", errors="replace").splitlines()
-        found = [run for line in lines if (run := _parse(line)) is not None]
+        found = []
+        for line in lines:
+            with suppress(ValueError, TypeError):
+                found.append(Run(**json.loads(line)))
         whole = whole_turns(found, num_methods)
         if len(whole) < len([line for line in lines if line.strip()]):
             write_text(self._path, "\n".join([header, *map(_line, whole)]) + "\n")
@@ -160,13 +164,6 @@ class RunStore:
 
 def _line(run: Run) -> str:
     return json.dumps(asdict(run))
-
-
-def _parse(line: str) -> Run | None:
-    try:
-        return Run(**json.loads(line))
-    except (ValueError, TypeError):
-        return None
 
 
 def rounded(value: Any) -> Any:
