@@ -10,45 +10,25 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.engine.generation import Result as Result
-    from draftwise.engine.records import Round as Round
-    from draftwise.engine.verify import verify as verify
+    # fmt: off
+    # isort: off
+    from draftwise.engine.generation import Result
+    from draftwise.engine.records import Round
+    from draftwise.engine.verify import verify
     from draftwise.integrations.transformers import CustomGenerate as transformers
     from draftwise.registry import make_guide, make_policy, make_reward
-    from draftwise.speculator import Speculator as Speculator
+    from draftwise.speculator import Speculator
     from draftwise.types import (
-        Decision,
-        Draft,
-        DraftwiseError,
-        Evidence,
-        Feedback,
-        Plan,
-        SamplingParams,
-        Scores,
-        Verdict,
+        Decision, Draft, DraftwiseError, Evidence, Feedback, Plan, SamplingParams, Scores, Verdict,
     )
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "Decision",
-    "Draft",
-    "DraftwiseError",
-    "Evidence",
-    "Feedback",
-    "Plan",
-    "Result",
-    "Round",
-    "SamplingParams",
-    "Scores",
-    "Speculator",
-    "Verdict",
-    "make_guide",
-    "make_policy",
-    "make_reward",
-    "transformers",
-    "verify",
-]
+    "Decision", "Draft", "DraftwiseError", "Evidence", "Feedback", "Plan", "Result", "Round",
+    "SamplingParams", "Scores", "Speculator", "Verdict", "make_guide", "make_policy", "make_reward",
+    "transformers", "verify",
+]  # fmt: skip
 
 __getattr__, _ = exports(__name__)
 

@@ -6,7 +6,7 @@ No torch here: the tokenizer is whatever ``AutoTokenizer`` loads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +139,9 @@ def turn_ends(tokenizer: Any) -> frozenset[int]:
     except DraftwiseError:
         return frozenset()
     _, is_there, tail = text.rpartition(_PROBE)
-    known = _special_ids(tokenizer)
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    known = {i for i, token in added.items() if token.special}
+    known.update(getattr(tokenizer, "all_special_ids", ()))
     found = [i for i in _ids(tokenizer, tail, add_special_tokens=False) if i in known]
     return frozenset(found[:1] if is_there else ())
 
@@ -155,8 +157,13 @@ def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
             f"message {number} has the unknown role {role!r}; the roles are: {', '.join(ROLES)}"
         )
     content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content = _joined(number, content)
+    if isinstance(content, Sequence) and not isinstance(content, str):  # parts, as in OpenAI's API
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        if not all(isinstance(text, str) for text in texts):
+            raise DraftwiseError(
+                f"message {number} has a part that is no text: images and sound are not served"
+            )
+        content = "".join(map(str, texts))
     if content is None and role == "assistant":  # it only called tools
         content = ""
     if not isinstance(content, str):
@@ -164,33 +171,13 @@ def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _joined(number: int, parts: Iterable[Any]) -> str:
-    """The text of content that comes in parts, as OpenAI's API has it."""
-    texts: list[str] = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            raise DraftwiseError(
-                f"message {number} has a part that is no text: images and sound are not served"
-            )
-        texts.append(text)
-    return "".join(texts)
-
-
 def _apply(tokenizer: Any, turns: Sequence[Message], **options: Any) -> str:
     try:
-        text: str = tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
     except Exception as error:  # templates are programs of their own, and raise what they like
         raise DraftwiseError(f"the chat template refuses these messages: {error}") from error
-    return text
 
 
 def _ids(tokenizer: Any, text: str, **options: Any) -> list[int]:
     check_unicode("the text", text)
     return list(tokenizer(text, **options)["input_ids"])
-
-
-def _special_ids(tokenizer: Any) -> set[int]:
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    own = {i for i, token in added.items() if token.special}
-    return own | set(getattr(tokenizer, "all_special_ids", ()))

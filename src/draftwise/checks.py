@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from draftwise.errors import BadValue
+from draftwise.errors import BadValue, DraftwiseError, shown
 
 LARGE = 1e6
 """The largest scale of an option: its square, and a sum of many, stay finite."""
@@ -145,6 +145,25 @@ def path(name: str, value: Any) -> Path:
 def optional(check: Callable[..., Any], name: str, value: Any, *bounds: Any) -> Any:
     """What ``check`` makes of a value; None stays None."""
     return None if value is None else check(name, value, *bounds)
+
+
+def comma_separated(text: str, kind: Callable[[str], Any], least: float, said: str) -> list[Any]:
+    """``"1,2,4"`` to numbers; DraftwiseError that says ``said`` for others, or below ``least``."""
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise DraftwiseError(said) from error
+    if min(found) < least:
+        raise DraftwiseError(said)
+    return found
+
+
+def known(kind: str, name: Any, names: Collection[str], kinds: str = "") -> None:
+    """Raise DraftwiseError, which lists the names, for what is none. kinds: the plural of kind."""
+    if name not in names:
+        raise DraftwiseError(
+            f"unknown {kind} {shown(name)}; the {kinds or kind + 's'} are: {', '.join(names)}"
+        )
 
 
 def _range(least: float | None, most: float | None, note: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -73,6 +75,25 @@ def numbered_lines(
     """
     lines = read_text(file, most, pipes=pipes).split("\n")
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def prompt_lines(file: Path) -> list[tuple[int, Any]]:
+    """The lines of a file of prompts, numbered from 1: text, or the values of a .jsonl file.
+
+    Raises DraftwiseError where there is none, or one is not JSON; else as ``read_text``.
+    """
+    numbered = numbered_lines(file, TRACE_BYTES, pipes=True)
+    if not numbered:
+        raise DraftwiseError(f"{file} has no prompts: write one a line")
+    if file.suffix not in {".jsonl", ".json", ".ndjson"}:
+        return list(numbered)
+    found = []
+    for number, line in numbered:
+        try:
+            found.append((number, any_json(line)))
+        except ValueError as error:
+            raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
+    return found
 
 
 def any_json(text: str) -> Any:
@@ -148,13 +169,10 @@ def set_aside(path: Path) -> Path:
     Raises OSError, also for what is no plain file (``replacing``).
     """
     _check_plain(path)
-    stamp, number = int(time.time()), 0
-    while True:
-        aside = path.with_name(f"{path.name}.unused-{stamp}{f'-{number}' if number else ''}")
-        if not aside.exists():
-            path.replace(aside)
-            return aside
+    stamp, number = f"{path.name}.unused-{int(time.time())}", 0
+    while (aside := path.with_name(stamp + (f"-{number}" if number else ""))).exists():
         number += 1
+    return path.replace(aside)
 
 
 @contextmanager
@@ -206,7 +224,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _finite(text: str) -> float:
     number = float(text)
-    if number in (float("inf"), float("-inf")):
+    if math.isinf(number):
         raise ValueError(f"{text[:30]} is too large a number")
     return number
 
@@ -224,7 +242,6 @@ def _refuse(constant: str) -> NoReturn:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"it has {twice!r} twice")
     return found

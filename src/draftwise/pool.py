@@ -16,7 +16,7 @@ from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs
 from draftwise.real.unpack import is_pretrained, unpacked
-from draftwise.specs import ZOO, expand, name_and_spec
+from draftwise.specs import LM_OPTIONS, ZOO, expand, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 
@@ -62,13 +62,14 @@ def load_drafters(
             named[name] = registry.build("drafter", registry.DRAFTERS, spec, filled)
         else:
             source, window = _lm_parts(spec)
-            model = (
-                load_borrower(source, target)
-                if borrows(source)
-                else load_model(source, dtype=dtype, device=device)
-            )
+            if borrows(source):
+                model = load_borrower(source, target)
+            else:
+                model = load_model(source, dtype=dtype, device=device)
             shared = _num_shared(model, target, source, target_source)
-            named[name] = LMDrafter(name, model, target, _folder(source), window, shared)
+            is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
+            home = Path(source) if is_folder else None
+            named[name] = LMDrafter(name, model, target, home, window, shared)
     return list(named.values())
 
 
@@ -82,18 +83,12 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
     if not isinstance(spec, str):
         return spec, None
     path, _, text = spec.removeprefix("lm:").partition(",")
-    options = registry.parse_options("drafter 'lm'", text, {"window": int, "sink": int})
+    options = registry.parse_options("drafter 'lm'", text, LM_OPTIONS)
     if not options:
         return path, None
     if "window" not in options:
         raise DraftwiseError(f"drafter 'lm': sink={options['sink']} needs a window: window=256")
     return path, Window(options.get("sink", SINK), options["window"])
-
-
-def _folder(source: Any) -> Path | None:
-    """Where a model was loaded from, if that is a folder."""
-    is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
-    return Path(source) if is_folder else None
 
 
 def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:

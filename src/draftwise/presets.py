@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from draftwise.checks import string, strings, wholes
+from draftwise.checks import known, string, strings, wholes
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 MAX_LENGTH = 16
@@ -68,45 +68,27 @@ PRESETS: dict[str, Preset] = {
     ),
     "banditspec": Preset("ucbspec", "length", "bandit", (4,), source="BanditSpec, algorithm 4"),
     "banditspec-load": Preset(
-        "one-plan:base=ucbspec",
-        "throughput",
-        "bandit",
-        (1, 2, 3, 4),
-        True,
+        "one-plan:base=ucbspec", "throughput", "bandit", (1, 2, 3, 4), True,
         source="BanditSpec, section 6.2; rows share the length if they share the policy (scope)",
     ),
     "hedgespec": Preset(
-        "normalhedge",
-        "expected-length",
-        "panoramic:per_token=true,every=12,warmup=6,hybrid=6",
-        (8,),
-        source="HedgeSpec, algorithm 1, section 3.3, theorem 3, both tricks of appendix B.5",
+        "normalhedge", "expected-length", "panoramic:per_token=true,every=12,warmup=6,hybrid=6",
+        (8,), source="HedgeSpec, algorithm 1, section 3.3, theorem 3, both tricks of appendix B.5",
     ),
     "tapout": Preset(
-        "ucb1:beta=1",
-        "blend",
-        "bandit",
-        (128,),
+        "ucb1:beta=1", "blend", "bandit", (128,),
         rules=("max-confidence", "svip", "adaedl", "svip-difference", "logit-margin"),
         source="TapOut, table 1, sections 3.2, 3.3 and 4; meant for one drafter",
     ),
     "specdecpp": Preset(
-        "fixed:0",
-        "length",
-        "bandit",
-        (20,),
-        rules=("head",),
+        "fixed:0", "length", "bandit", (20,), rules=("head",),
         source="SpecDec++, algorithm 1 and section 5.1; one drafter, with its trained head",
     ),
     "draftwise": Preset(
-        "goodput",
-        "length",
-        "free",
-        tuple(range(1, MAX_LENGTH + 1)),
-        True,
+        "goodput", "length", "free", tuple(range(1, MAX_LENGTH + 1)), True,
         source="every drafter x every length and none, priced by measured seconds",
     ),
-}
+}  # fmt: skip
 
 
 def parse_tree(text: str) -> TreeShape | None:
@@ -128,8 +110,7 @@ def parse_tree(text: str) -> TreeShape | None:
 
 def preset(name: str) -> Preset:
     """The preset of this name; DraftwiseError lists the valid ones."""
-    if name not in PRESETS:
-        raise DraftwiseError(f"unknown preset {name!r}; the presets are: {', '.join(PRESETS)}")
+    known("preset", name, PRESETS)
     return PRESETS[name]
 
 
@@ -145,4 +126,3 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "rules": strings,
     "trees": _trees,
 }
-"""What ``adjusted`` may be given, and what checks it."""

@@ -13,33 +13,27 @@ class Policy(Protocol):
 
     def choose(self) -> Decision:
         """Choose the plan of the next round."""
-        ...
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         """Learn from the outcome of a decision; outcomes may arrive in any order.
 
         Raises ValueError if a seen value is not a number in [0, 1] or a shape is not [K].
         """
-        ...
 
     def probabilities(self) -> Floats:
         """[K] the probabilities from which ``choose`` would draw (one-hot for an index policy)."""
-        ...
 
     def estimates(self) -> Floats:
         """[K] the policy's current value of each plan, for display."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """The whole state, random generator included, as values that ``json.dumps`` accepts."""
-        ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state saved by a policy with the same options.
 
         Raises ValueError if the state belongs to another policy or another number of plans.
         """
-        ...
 
 
 @runtime_checkable
@@ -52,7 +46,6 @@ class ProbingPolicy(Protocol):
         Asked once what a prompt tells for free was learnt, and after each round. num_rows: that
         run in this batch, and wait meanwhile.
         """
-        ...
 
 
 @runtime_checkable
@@ -78,7 +71,6 @@ class PricingPlans(Protocol):
     @property
     def advantage(self) -> float:
         """Speed of the plan that it chose last, over that of plain decoding."""
-        ...
 
 
 @runtime_checkable
@@ -87,7 +79,6 @@ class Routing(Protocol):
 
     def route(self, prompt: str) -> int:
         """Pick the plan of this prompt's request, and return it."""
-        ...
 
 
 class RequestMemory(Protocol):
@@ -95,11 +86,9 @@ class RequestMemory(Protocol):
 
     def state(self) -> dict[str, Any]:
         """The whole memory as what ``json.dumps`` takes."""
-        ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up a saved memory, all or nothing; ValueError for what is none."""
-        ...
 
 
 @runtime_checkable
@@ -108,7 +97,6 @@ class Remembering(Protocol):
 
     def new_memory(self) -> RequestMemory:
         """An empty memory for policies of the same options and plans."""
-        ...
 
     def recall(
         self, memory: Any, prompt: Sequence[int], label: str = "", private: bool = False
@@ -117,7 +105,6 @@ class Remembering(Protocol):
 
         prompt: its tokens. label: whatever tells its kind, such as a task or a template.
         """
-        ...
 
 
 class Reward(Protocol):
@@ -126,16 +113,10 @@ class Reward(Protocol):
     def __call__(self, outcome: Outcome) -> float: ...
 
 
-@runtime_checkable
-class Sighted(Protocol):
-    """A reward that says whether it needs the alphas of as many positions as a plan is long."""
-
-    looks_ahead: ClassVar[bool]
-
-
 def looks_ahead(reward: Reward | None) -> bool:
-    """Whether a reward needs that; a plain function may."""
-    return not isinstance(reward, Sighted) or reward.looks_ahead
+    """Whether a reward needs the alphas of as many positions as a plan is long."""
+    found: bool = getattr(reward, "looks_ahead", True)  # a plain function may
+    return found
 
 
 class Mixer(Protocol):
@@ -154,7 +135,6 @@ class Mixer(Protocol):
         matches: by retrieval drafter, the tokens of its match at the end of text and draft.
         may_draft: whether ``drafter`` can go on here: a head cannot after copied tokens.
         """
-        ...
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
         """How many alternatives of the token that ``drafter`` wrote last are verified, too.
@@ -162,7 +142,6 @@ class Mixer(Protocol):
         room: tokens that the draft may still have, alternatives included. Decided by what was known
         before that token was drawn, its distribution among it, and never by the token.
         """
-        ...
 
 
 class StopRule(Protocol):
@@ -184,12 +163,9 @@ class StopRule(Protocol):
     @property
     def needs_hidden(self) -> int:
         """Size of the drafter's hidden states that the rule reads; 0 = none."""
-        ...
 
     def should_continue(self, step: DraftStep) -> bool:
         """Whether to draft one more token; never called beyond the plan's length."""
-        ...
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         """Learn from a verified draft: its numbers of tokens (at least one) and accepted tokens."""
-        ...

@@ -17,12 +17,14 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from draftwise.checks import known
 from draftwise.errors import BadValue, shown
 from draftwise.feedback import FeedbackBuilder
 from draftwise.protocols import Policy, Reward, StopRule
@@ -101,9 +103,8 @@ TABLES: Mapping[str, Table] = {
     "guide": GUIDES,
     "drafter": DRAFTERS,
 }
-"""The tables by the kind of what is in them."""
 
-_FILLED: Mapping[str, frozenset[str]] = {
+FILLED: Mapping[str, frozenset[str]] = {
     "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),
     "reward": frozenset(),
     "feedback": frozenset({"plans", "reward"}),
@@ -182,36 +183,27 @@ def make_policy(
         "rng": np.random.default_rng(seed),
         "plans": plans,
         "request_tokens": request_tokens,
-        "make_base": partial(_make_base, num_plans, plans, request_tokens),
+        # no closure: policies are pickled
+        "make_base": partial(
+            _make_base, num_plans=num_plans, plans=plans, request_tokens=request_tokens
+        ),
     }
-    policy: Policy = build("policy", POLICIES, spec, given)
-    return policy
+    return cast(Policy, build("policy", POLICIES, spec, given))
 
 
-def _make_base(  # no closure: policies are pickled
-    num_plans: int,
-    plans: Sequence[Plan] | None,
-    request_tokens: int | None,
-    spec: str,
-    rng: np.random.Generator,
-) -> Policy:
-    return make_policy(spec, num_plans, rng, plans=plans, request_tokens=request_tokens)
+def _make_base(spec: str, rng: np.random.Generator, **of_request: Any) -> Policy:
+    return make_policy(spec, seed=rng, **of_request)
 
 
 def make_reward(spec: str) -> Reward:
     """A reward from a spec such as ``"length"``; raises as ``make_policy``."""
-    reward: Reward = build("reward", REWARDS, spec, {})
-    return reward
+    return cast(Reward, build("reward", REWARDS, spec, {}))
 
 
 def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
-    """A revealer for one request from a spec such as ``"panoramic:every=2,delay=8"``.
-
-    ``reward`` None values nothing: the evidence alone is delivered. Errors as ``make_policy``.
-    """
+    """A revealer for one request from a spec; reward None: the evidence alone is delivered."""
     given = {"plans": plans, "reward": reward}
-    revealer: FeedbackBuilder = build("feedback", FEEDBACKS, spec, given)
-    return revealer
+    return cast(FeedbackBuilder, build("feedback", FEEDBACKS, spec, given))
 
 
 def make_guide(
@@ -228,11 +220,10 @@ def make_guide(
     given = {
         "rng": rng,
         "home": home,
-        "make_rule": functools.partial(make_guide, seed=rng, home=home),
-        "make_bandit": functools.partial(make_policy, seed=rng),
+        "make_rule": partial(make_guide, seed=rng, home=home),
+        "make_bandit": partial(make_policy, seed=rng),
     }
-    guide: StopRule = build("guide", GUIDES, spec, given)
-    return guide
+    return cast(StopRule, build("guide", GUIDES, spec, given))
 
 
 def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
@@ -263,7 +254,7 @@ def _options_of(kind: str, table: Table, name: str) -> tuple[Callable[..., Any],
     """What ``name`` stands for, and the type of each option that a spec may set."""
     factory = lookup(kind, table, name)
     parameters, hints = _signature(factory)
-    return factory, {key: hints.get(key, str) for key in parameters if key not in _FILLED[kind]}
+    return factory, {key: hints.get(key, str) for key in parameters if key not in FILLED[kind]}
 
 
 @functools.cache
@@ -277,9 +268,7 @@ def _signature(
 
 def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
     """The class or function that ``name`` stands for; DraftwiseError lists the valid names."""
-    if name not in table:
-        valid = ", ".join(table)
-        raise DraftwiseError(f"unknown {kind} {shown(name)}; the {kind} names are: {valid}")
+    known(kind, name, table, f"{kind} names")
     found: Callable[..., Any] = table[name][0]
     if isinstance(found, str):
         module, _, attribute = found.partition(":")
@@ -303,7 +292,6 @@ def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str
 
 
 def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
-    """One option's text as the type that the constructor's annotation asks for."""
     kinds = _kinds(hint)
     if text.lower() == "none" and type(None) in kinds:
         return None
@@ -313,10 +301,8 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
         raise DraftwiseError(f"{owner}: {key} is {shown(text)}; write true or false")
     for kind in (int, float):
         if kind in kinds:
-            try:
+            with suppress(ValueError):
                 return kind(text)
-            except ValueError:
-                continue
     if str in kinds:
         return text
     wanted = " or ".join(sorted(k.__name__ for k in kinds if k is not type(None)))
@@ -324,5 +310,4 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
 
 
 def _kinds(hint: Any) -> set[Any]:
-    """The types that an annotation allows."""
-    return set(typing.get_args(hint)) if typing.get_args(hint) else {hint}
+    return set(typing.get_args(hint)) or {hint}

@@ -67,8 +67,7 @@ class SamplingParams:
     temperature: float = option(
         0.0,
         "0 is greedy.",
-        "--temperature",
-        "-t",
+        *("--temperature", "-t"),
         metavar="T",
         check=partial(checks.number, least=0, note="greedy"),
     )

@@ -5,32 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from draftwise import presets, registry
-from draftwise.checks import option
+from draftwise.checks import comma_separated, option
 from draftwise.specs import BUNDLED
-from draftwise.types import DraftwiseError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
 _models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
 
 
 def read_lengths(text: str | None) -> list[int] | None:
-    """``"1,2,4"`` to lengths; raises DraftwiseError for anything else."""
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        raise DraftwiseError(
-            f"--plan-lengths {text!r}: write whole numbers with commas, such as 1,2,4,8"
-        ) from None
+    said = f"--plan-lengths {text!r}: write whole numbers with commas, such as 1,2,4,8"
+    return None if text is None else comma_separated(text, int, -inf, said)
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the models are computed with."""
-
     dtype: Any = option(
         "auto",
         f"{', '.join(DTYPES)}; int8 and int4 on CPUs only.",
@@ -63,9 +56,7 @@ class Settings(Hardware):
         "zoo",
         "A folder (also of a PEFT adapter), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
         "(from the extras of these names), or `zoo`, the bundled model.",
-        "--target",
-        "--model",
-        "-m",
+        *("--target", "--model", "-m"),
         metavar="MODEL",
         known=BUNDLED,
         kind=str,
@@ -75,8 +66,7 @@ class Settings(Hardware):
         "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
         "`NAME=SPEC`; repeatable. Default: `lookup`; with `zoo` also its drafters, with "
         "`smollm2` and `gemma3` also `suffix` and their head.",
-        "--drafter",
-        "-d",
+        *("--drafter", "-d"),
         metavar="SPEC",
         known=[*registry.DRAFTERS, *BUNDLED],
         kind=list[str] | None,
@@ -91,8 +81,7 @@ class Settings(Hardware):
         None,
         "Chooses drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
         f"models` lists all {len(registry.POLICIES)}.",
-        "--policy",
-        "-p",
+        *("--policy", "-p"),
         metavar="SPEC",
         known=registry.POLICIES,
     )
@@ -113,8 +102,7 @@ class Settings(Hardware):
     rules: Sequence[str] | None = _learning(
         None,
         f"Stop rule, which ends drafts early: {', '.join(registry.GUIDES)}; repeatable.",
-        "--rule",
-        "--guide",
+        *("--rule", "--guide"),
         metavar="SPEC",
         known=registry.GUIDES,
         kind=list[str] | None,
@@ -134,10 +122,7 @@ class Settings(Hardware):
         known=("auto", "request", "session", "task:"),
     )
     state: Path | None = option(
-        None,
-        "File that keeps shared learning between runs.",
-        panel="Learning",
-        metavar="FILE",
+        None, "File that keeps shared learning between runs.", panel="Learning", metavar="FILE"
     )
     seed: int | None = option(
         None,
@@ -155,6 +140,5 @@ class Settings(Hardware):
         return presets.adjusted(presets.preset(self.preset), **given)
 
     def for_python(self) -> dict[str, Any]:
-        """The arguments of ``Speculator.from_pretrained``."""
         own = {"state", "threads"}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}

@@ -6,7 +6,6 @@ import ast
 import functools
 import operator
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ from draftwise import checks, zoo
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.nn.folder import place
 from draftwise.real.bundled import own_specs
-from draftwise.registry import DRAFTERS, parse_options
+from draftwise.registry import DRAFTERS, FILLED, parse_options
 
 ZOO = "zoo"
 BUNDLED = (ZOO, "smollm2", "gemma3")
 """Targets with drafters of their own: each is a spec of all of them, ``smollm2:NAME`` of one."""
-GIVEN = frozenset({"self", "name", "vocab_size", "target"})
-"""Parameters of drafters that are filled in: they are not written in specs."""
-LM_OPTIONS = {"window": "int", "sink": "int"}
+LM_OPTIONS = {"window": int, "sink": int}
 """Options of ``lm:PATH``, and their types."""
 
 
@@ -65,11 +62,7 @@ def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
 
 
 def check_spec(given: str) -> None:
-    """Refuse what needs no model to be refused.
-
-    Raises DraftwiseError for an empty spec, an unknown drafter or option, and a file or folder that
-    is not there.
-    """
+    """Refuse, without loading, an unknown drafter or option, and a file that is not there."""
     for spec in expand([given]):
         _check_one(given, *name_and_spec(spec))
 
@@ -82,7 +75,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
     if kind == "lm":
         path, _, text = rest.partition(",")
         place(path)
-        parse_options("drafter 'lm'", text, _types(LM_OPTIONS))
+        parse_options("drafter 'lm'", text, LM_OPTIONS)
         return
     if kind not in DRAFTERS:
         if Path(spec).is_dir():
@@ -93,24 +86,15 @@ def _check_one(given: str, name: str, spec: str) -> None:
     options = {option: hint for option, (hint, _) in signature(where)[0].items()}
     found = parse_options(f"drafter {kind!r}", rest, _types(options))
     if "prompt_lookup_min" in options:
-        _check_sizes(found)
-    for option in ("path", "file"):
-        if file := found.get(option):
-            _check_file(kind, file)
-
-
-def _check_sizes(found: dict[str, Any]) -> None:
-    least, most = found.get("prompt_lookup_min", 1), found.get("prompt_lookup_max", 8)
-    if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
-        raise BadValue("prompt_lookup_min", least, f"at most prompt_lookup_max, which is {most}")
-
-
-def _check_file(kind: str, text: str) -> None:
-    """Heads lie in folders, at home or on the hub; datastores are files."""
-    path = Path(text).expanduser()
-    is_local = kind == "datastore" or text.startswith((".", "/", "~")) or text.count("/") != 1
-    if is_local and not path.exists():
-        raise DraftwiseError(f"drafter {kind!r}: there is no {text}")
+        least, most = found.get("prompt_lookup_min", 1), found.get("prompt_lookup_max", 8)
+        if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
+            must = f"at most prompt_lookup_max, which is {most}"
+            raise BadValue("prompt_lookup_min", least, must)
+    # heads lie in folders, at home or on the hub; datastores are files
+    if file := found.get("path") or found.get("file"):
+        is_local = kind == "datastore" or file.startswith((".", "/", "~")) or file.count("/") != 1
+        if is_local and not Path(file).expanduser().exists():
+            raise DraftwiseError(f"drafter {kind!r}: there is no {file}")
 
 
 def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
@@ -120,32 +104,25 @@ def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
     imports torch, which takes seconds.
     """
     module, _, name = where.partition(":")
-    spec = find_spec(f"draftwise.{module}")
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
-    found = next(
-        node
-        for node in tree.body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
-    )
-    maker = found
-    if isinstance(found, ast.ClassDef):
-        made = (n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-        maker = next(made)
-    assert isinstance(maker, ast.FunctionDef)
-    given = [*maker.args.args, *maker.args.kwonlyargs]
-    missing = len(maker.args.args) - len(maker.args.defaults)
-    defaults = [*[None] * missing, *maker.args.defaults, *maker.args.kw_defaults]
+    source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    found = _named(ast.parse(source.read_text("utf-8")), name)
+    made = _named(found, "__init__") if isinstance(found, ast.ClassDef) else found
+    given = [*made.args.args, *made.args.kwonlyargs]
+    missing = len(made.args.args) - len(made.args.defaults)
+    defaults = [*[None] * missing, *made.args.defaults, *made.args.kw_defaults]
     options = {
         arg.arg: (
             "str" if arg.annotation is None else ast.unparse(arg.annotation),
             None if default is None else ast.unparse(default),
         )
         for arg, default in zip(given, defaults, strict=True)
-        if arg.arg not in GIVEN
+        if arg.arg not in FILLED["drafter"] | {"self"}
     }
     return options, (ast.get_docstring(found) or "").split("\n")[0]
+
+
+def _named(body: Any, name: str) -> Any:
+    return next(node for node in body.body if getattr(node, "name", None) == name)
 
 
 def _types(hints: dict[str, str]) -> dict[str, Any]:

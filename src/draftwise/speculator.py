@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, Unpack, cast, overload
 
 import torch
@@ -95,17 +95,17 @@ class Speculator:
     ) -> None:
         checks.optional(checks.seed, "seed", seed)
         checks.whole("num_prefixes", num_prefixes, 0), checks.flag("deterministic", deterministic)
-        self.target, self.tokenizer, self.setting, self._seed = target, tokenizer, setting, seed
-        self._scope, self._num_prefixes, self._models = scope, num_prefixes, (target, tokenizer)
-        self._learning = Learning(setting, target, tokenizer, drafters, scope, seed, _ALL)
-        self._seeds, self._learnings = (
-            SeedSequence(seed),
-            dict[tuple[Preset, LearningLimits], Learning](),
+        self.target, self.tokenizer, self.setting = target, tokenizer, setting
+        self._seeds = SeedSequence(seed)
+        self._new_learning = partial(
+            Learning, target=target, tokenizer=tokenizer, drafters=drafters, scope=scope, seed=seed
         )
+        self._learning = self._new_learning(setting, _ALL)
+        self._learnings: dict[tuple[Preset, LearningLimits], Learning] = {}
         self._compilable = [target, *models_of(drafters)]
         self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
-        if deterministic:  # what was read before would show in first impressions
-            self._num_prefixes = 0
+        # what was read before would show in first impressions
+        self._num_prefixes = 0 if deterministic else num_prefixes
         self._engine: Engine | None = None
 
     @classmethod
@@ -153,14 +153,9 @@ class Speculator:
         Raises DraftwiseError for models that cannot be loaded or paired, and for invalid settings.
         """
         setting = presets.adjusted(
-            presets.preset(preset),
-            policy=policy,
-            reward=reward,
-            feedback=feedback,
-            lengths=lengths,
-            rules=rules,
-            trees=trees,
-        )
+            presets.preset(preset), policy=policy, reward=reward, feedback=feedback,
+            lengths=lengths, rules=rules, trees=trees,
+        )  # fmt: skip
         path, defaults = resolve_target(target)
         model = load_model(path, dtype=dtype, device=device)
         if tokenizer is None and isinstance(path, str):
@@ -186,10 +181,7 @@ class Speculator:
         return now
 
     def _cost_clock(self) -> float:
-        """``clock``, or on a CPU with one torch thread this thread's processor time.
-
-        Other programs on the machine then do not change measured costs.
-        """
+        """``clock``; with one thread on a CPU its own time, which other programs do not change."""
         if self.target.device.type != "cpu" or torch.get_num_threads() > 1:
             return self.clock()
         return time.thread_time() - self.compiling()[1]
@@ -203,12 +195,11 @@ class Speculator:
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """Its drafters, in the order of the plans."""
+        """In the order of the plans."""
         return self._pool.drafters
 
     @property
     def plans(self) -> list[Plan]:
-        """The plans from which a policy chooses."""
         return self._learning.plans
 
     @property
@@ -255,9 +246,8 @@ class Speculator:
         return Generation(self._engine, requests, trace)
 
     def _request(self, text: Prompt, params: RequestParams, stream: SeedSequence) -> Request:
-        """The engine's request for one prompt."""
         params.check_vocabulary(self.target.vocab_size)
-        ending = ending_of(text, self._models, params)
+        ending = ending_of(text, (self.target, self.tokenizer), params)
         base = self.setting if params.preset is None else presets.preset(params.preset)
         setting = presets.adjusted(base, policy=params.policy, lengths=params.lengths)
         limits = self._limits(params)
@@ -268,14 +258,12 @@ class Speculator:
     def _limits(self, params: RequestParams) -> LearningLimits:
         """What of the pool a request may use; raises DraftwiseError for a drafter not in it."""
         names = [drafter.name for drafter in self.drafters]
+        chosen = frozenset(names if params.drafters is None else params.drafters)
         if unknown := [name for name in params.drafters or () if name not in names]:
             must = f"of the drafters here: {', '.join(names) or 'there is none'}"
             raise BadValue("drafters", unknown[0], must)
-        chosen = None if params.drafters is None else frozenset(params.drafters)
-        return LearningLimits(
-            None if chosen is None or chosen.issuperset(names) else chosen,
-            params.max_draft if params.speculation else 0,
-        )
+        most = params.max_draft if params.speculation else 0
+        return LearningLimits(None if chosen.issuperset(names) else chosen, most)
 
     def engine(
         self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
@@ -297,13 +285,11 @@ class Speculator:
         options: as for ``start``, one value each; ``stop_when`` is called with the answer's tokens
         only. Raises as ``start``.
         """
-        if params is None:
-            params = request_params("request", options)
+        params = params or request_params("request", options)
         given = prompt if is_single(prompt) else [prompt]
         (text,) = encode_all(given, self.tokenizer, self.target)
-        seed = params.seed
-        stream = self._seeds.spawn(1)[0] if seed is None else SeedSequence(seed)
-        return self._request(text, params, stream)
+        seed = self._seeds.spawn(1)[0] if params.seed is None else SeedSequence(params.seed)
+        return self._request(text, params, seed)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of them, too
@@ -344,10 +330,7 @@ class Speculator:
         """What learns with this setting; the speculator's own, or one of those used last."""
         if setting == self.setting and limits == _ALL:
             return self._learning
-        made = self._learnings.pop((setting, limits), None)
-        if made is None:
-            given = (*self._models, self.drafters, self._scope, self._seed)
-            made = Learning(setting, *given, limits)
+        made = self._learnings.pop((setting, limits), None) or self._new_learning(setting, limits)
         self._learnings[setting, limits] = made  # the latest last
         if len(self._learnings) > _MAX_SETTINGS:
             del self._learnings[next(iter(self._learnings))]
@@ -355,21 +338,12 @@ class Speculator:
 
 
 class Learning:
-    """Makes the learning parts of requests; unknown names and options are refused here, at load.
-
-    State: ``memory``, the policy that requests share, if they do.
-    """
+    """Makes the learning parts of requests; unknown names and options are refused here."""
 
     def __init__(
-        self,
-        setting: Preset,
-        target: CausalModel,
-        tokenizer: Any,
-        drafters: Sequence[Drafter],
-        scope: str,
-        seed: int | None,
-        limits: LearningLimits,
-    ) -> None:
+        self, setting: Preset, limits: LearningLimits, *, target: CausalModel, tokenizer: Any,
+        drafters: Sequence[Drafter], scope: str, seed: int | None,
+    ) -> None:  # fmt: skip
         check_scope(scope)
         self._limits = limits
         if limits.drafters is not None:
@@ -394,11 +368,7 @@ class Learning:
         self._show_hidden(self._stop_rules(own))
 
     def request(
-        self,
-        prompt: Sequence[int],
-        params: RequestParams,
-        ending: Ending,
-        stream: SeedSequence,
+        self, prompt: Sequence[int], params: RequestParams, ending: Ending, stream: SeedSequence
     ) -> Request:
         policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
         sampling, callbacks = params.sampling, []
@@ -412,23 +382,12 @@ class Learning:
             id=next(_IDS),
             prompt=tuple(prompt),
             context=Context(
-                -1,
-                list(prompt),
-                sampling,
-                default_rng(draft_seed),
-                tenant=params.tenant,
-                is_private=params.private,
-                eos=ending.eos,
+                -1, list(prompt), sampling, default_rng(draft_seed),
+                tenant=params.tenant, is_private=params.private, eos=ending.eos,
                 drafters=self._limits.drafters if self._is_drafted else frozenset(),
             ),
             answer=Answer(ending, self._tokenizer),
-            policy=self.policy(
-                prompt,
-                policy_seed,
-                ending.max_new_tokens,
-                label=params.label,
-                private=params.private,
-            ),
+            policy=self._policy(prompt, policy_seed, ending.max_new_tokens, params),
             revealer=self._feedback(),
             accept_rng=default_rng(accept_seed),
             plans=self.plans,
@@ -439,27 +398,18 @@ class Learning:
             scores_prompt=self._scores_prompt,
             num_logprobs=params.logprobs,
             wants_prompt_logprobs=params.prompt_logprobs,
-        )
+        )  # fmt: skip
 
-    def policy(
-        self,
-        prompt: Sequence[int],
-        seed: SeedSequence,
-        max_new_tokens: int,
-        *,
-        label: str = "",
-        private: bool = False,
+    def _policy(
+        self, prompt: Sequence[int], seed: SeedSequence, num_tokens: int, params: RequestParams
     ) -> Policy:
-        """The policy of one request: the shared one, or its own, which may look at the prompt.
-
-        label, private: as for ``SharedPolicyState.begin``.
-        """
+        """The policy of one request: the shared one, or its own, which may look at the prompt."""
         if self.memory.policy is not None:
             return self.memory.policy
-        policy = self._new_policy(seed, max_new_tokens)
+        policy = self._new_policy(seed, num_tokens)
         if isinstance(policy, Routing) and self._tokenizer is not None:
             policy.route(self._tokenizer.decode(prompt))
-        self.memory.begin(policy, prompt, label, private)
+        self.memory.begin(policy, prompt, params.label, params.private)
         return policy
 
     def _feedback(self) -> FeedbackBuilder:
@@ -481,18 +431,14 @@ class Learning:
         return registry.make_policy(spec, len(plans), seed, plans=plans, request_tokens=num_tokens)
 
     def _show_hidden(self, rules: dict[tuple[str, str], StopRule]) -> None:
-        """Have drafters show hidden states to the rules that read them, where they have any.
-
-        Raises DraftwiseError where a rule reads them and no drafter has any: it would never stop.
-        """
+        """Have drafters show hidden states to rules that read them; DraftwiseError if none can."""
         drafters = {d.name: d for d in self._drafters if isinstance(d, ShowingHidden)}
-        if not drafters:
-            blind = [rule for (_, rule), own in rules.items() if _reads_hidden(own)]
-            if blind:
-                raise DraftwiseError(
-                    f"rule {blind[0]!r} reads a drafter's hidden states, and no drafter here has "
-                    "any: name a model (lm:PATH) with a trained head (draftwise train head)"
-                )
+        blind = () if drafters else [rule for (_, rule), own in rules.items() if _reads_hidden(own)]
+        if blind:
+            raise DraftwiseError(
+                f"rule {blind[0]!r} reads a drafter's hidden states, and no drafter here has "
+                "any: name a model (lm:PATH) with a trained head (draftwise train head)"
+            )
         for (name, rule), own in rules.items():
             if name not in drafters or not (needed := own.needs_hidden):
                 continue
@@ -520,11 +466,8 @@ def _plans(
     own = {d.name: d for d in drafters if isinstance(d, Shaping)}
     wants_trees = any(setting.trees) or any(drafter.tree for drafter in own.values())
     if wants_trees and not (branching and target.serves_trees) and limits.drafters is None:
-        why = (
-            f"{target.name} serves chains only"
-            if branching
-            else "no drafter of the pool drafts any"
-        )
+        chains_only = f"{target.name} serves chains only"
+        why = chains_only if branching else "no drafter of the pool drafts any"
         raise DraftwiseError(f"trees were asked for, but {why}; leave them out")
     plans = setting.plans([drafter.name for drafter in drafters], branching)
     shaped = (_shaped(plan, own.get(plan.drafter)) for plan in plans)

@@ -88,7 +88,6 @@ class Plan:
 
 
 PLAIN = Plan(NONE, 0)
-"""Plain decoding, as a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +271,6 @@ class Draft:
         return int(self.tokens[node]) if probs is None else probs
 
     def parent(self, node: int) -> int:
-        """The parent of a node; -1 = the text."""
         return node - 1 if self.parents is None else int(self.parents[node])
 
     @property

@@ -33,7 +33,7 @@ def options() -> Iterator[tuple[str, str, str, set[Any]]]:
         for name in table:
             factory = registry.lookup(kind, table, name)
             hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
-            filled = registry._FILLED[kind]
+            filled = registry.FILLED[kind]
             for option in inspect.signature(factory).parameters:
                 if option not in filled:
                     hint = hints[option]

@@ -9,7 +9,6 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.bench.contestants import Asked, PeerContestant, TimedReply
     from draftwise.bench.environment import (
         command, commit, environment as describe_environment, versions,
     )
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     )
     from draftwise.bench.runs import BenchSettings, Run, RunStore, prepare, whole_turns
     from draftwise.bench.session import (
-        TRACE, Contest, Contestant, Encoder, Question, make_contestants, measure,
+        TRACE, Asked, Contest, Contestant, Encoder, PeerContestant, Question, TimedReply,
+        make_contestants, measure,
     )
     from draftwise.bench.suites import Item, Suite, copy_prompts, load_suite
 

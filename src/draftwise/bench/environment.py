@@ -8,13 +8,12 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from draftwise import __version__
-
-_PACKAGES = ("torch", "transformers", "numpy")
 
 
 def environment(threads: int, **more: Any) -> dict[str, Any]:
@@ -33,13 +32,10 @@ def environment(threads: int, **more: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of this code, and of the packages that decide the numbers as they are installed."""
     found = {"draftwise": __version__}
-    for package in _PACKAGES:
-        try:
+    for package in ("torch", "transformers", "numpy"):
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -73,9 +69,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        return next(n for n in lines if n.startswith("model name")).partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from draftwise import registry
+from draftwise.checks import comma_separated, probability
 from draftwise.presets import PRESETS, Preset, preset
 from draftwise.types import DraftwiseError
 
 PLAIN, DEFAULT, TRANSFORMERS = "plain", "draftwise", "transformers"
 GROUPS = ("presets", "fixed", "peers")
+DEFAULT_METHODS = (PLAIN, *GROUPS)
 LOOKUP = "lookup"
 LOOKUP_LENGTH = 10
 """Tokens that transformers' prompt lookup proposes by default, as in its docs."""
@@ -63,10 +66,6 @@ class Known:
     assistant: str | None
 
 
-def default_methods() -> list[str]:
-    return [PLAIN, "presets", "fixed", "peers"]
-
-
 def check_methods(specs: Sequence[str]) -> None:
     """Refuse what no drafter could make sense of; raises DraftwiseError."""
     for spec in specs:
@@ -96,10 +95,7 @@ def expand(specs: Sequence[str], known: Known) -> list[str]:
 
 
 def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> MethodSpec:
-    """One method; drafters: name -> whether it is a model, None = any name will do.
-
-    Raises DraftwiseError for what is no method, or a drafter that is not there.
-    """
+    """One method; DraftwiseError for none. drafters: name -> whether it is a model, None = any."""
     kind, _, rest = spec.partition(":")
     if kind == "fixed":
         return _fixed(spec, rest, drafters)
@@ -110,15 +106,15 @@ def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Metho
         raise DraftwiseError(f"unknown method {spec!r}; {_GRAMMAR}")
     setting = preset(name)
     if at:
-        setting = replace(setting, lengths=_lengths(spec, lengths))
+        said = f"method {spec!r}: write lengths as metasd@4 or metasd@2,4"
+        setting = replace(setting, lengths=tuple(comma_separated(lengths, int, -inf, said)))
         setting.plans(["drafter"])
     return Ours(spec, setting)
 
 
 def _fixed(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Ours:
     plan, _, rule = rest.partition("/")
-    drafter, length = _drafter_and_length(spec, plan)
-    _require(spec, drafter, drafters)
+    drafter, length = _drafter_and_length(spec, plan, drafters)
     if rule:
         registry.make_guide(rule)
     setting = Preset("fixed:0", "length", "bandit", (length,), rules=(rule or "fixed",))
@@ -132,14 +128,14 @@ def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:
     plan, _, way = rest.partition("/")
     if plan == LOOKUP:
         plan = f"{LOOKUP}x{LOOKUP_LENGTH}"
-    drafter, length = _drafter_and_length(spec, plan)
+    is_lookup = plan.startswith(f"{LOOKUP}x")
+    drafter, length = _drafter_and_length(spec, plan, None if is_lookup else drafters)
     if length < 1:
         raise DraftwiseError(f"method {spec!r}: a length is 1 or more tokens")
-    if drafter == LOOKUP:
+    if is_lookup:
         if way:
             raise DraftwiseError(f"method {spec!r}: prompt lookup has no schedule")
         return Peer(spec, LOOKUP, length)
-    _require(spec, drafter, drafters)
     if drafters is not None and not drafters[drafter]:
         raise DraftwiseError(f"method {spec!r}: transformers takes models as assistants only")
     name, equals, value = way.partition("=")
@@ -147,34 +143,20 @@ def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:
         return Peer(spec, drafter, length, name or "constant")
     if name != "confidence":
         raise DraftwiseError(f"method {spec!r}: write /heuristic, /confidence or /confidence=0.4")
-    return Peer(spec, drafter, length, "constant", _threshold(spec, value))
-
-
-def _threshold(spec: str, text: str) -> float:
     try:
-        found = float(text) if text else CONFIDENCE
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= 1:
-        raise DraftwiseError(f"method {spec!r}: a confidence is a number from 0 to 1")
-    return found
+        return Peer(spec, drafter, length, threshold=probability("", float(value or CONFIDENCE)))
+    except ValueError as error:
+        must = "a confidence is a number from 0 to 1"
+        raise DraftwiseError(f"method {spec!r}: {must}") from error
 
 
-def _drafter_and_length(spec: str, plan: str) -> tuple[str, int]:
+def _drafter_and_length(
+    spec: str, plan: str, drafters: Mapping[str, bool] | None
+) -> tuple[str, int]:
     drafter, _, length = plan.rpartition("x")
     if not drafter or not length.isdigit():
         raise DraftwiseError(f"method {spec!r} names no plan; {_GRAMMAR}")
-    return drafter, int(length)
-
-
-def _require(spec: str, drafter: str, drafters: Mapping[str, bool] | None) -> None:
     if drafters is not None and drafter not in drafters:
         names = ", ".join(drafters)
         raise DraftwiseError(f"method {spec!r}: no drafter {drafter!r}; there are: {names}")
-
-
-def _lengths(spec: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise DraftwiseError(f"method {spec!r}: write lengths as metasd@4 or metasd@2,4") from None
+    return drafter, int(length)

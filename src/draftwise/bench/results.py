@@ -86,21 +86,16 @@ class Timing:
         return ratio(*self.of(name), *self.of(base))
 
     def tok_per_s(self, name: str) -> float:
-        """Tokens over seconds, all prompts together."""
         tokens, seconds = self.of(name)
         return float(tokens.sum() / seconds.sum())
 
     def only(self, chosen: Bools) -> Timing:
-        """The same for some of the prompts; chosen: [P]."""
         tokens = self.num_tokens[..., chosen]
         return Timing(self.names, self.seconds[:, chosen], tokens, self.identical)
 
 
 def turns(names: Sequence[str], num_prompts: int, repeats: int, seed: int = 0) -> Iterator[Turn]:
-    """All prompts once, then all again; each time the methods in an order of its own.
-
-    A turn's order depends on the seed and the turn alone, so a run that goes on later is the same.
-    """
+    """All prompts, repeated, and the order of the methods, which seed and turn alone decide."""
     for repeat in range(repeats):
         for prompt in range(num_prompts):
             order = list(names)
@@ -125,7 +120,6 @@ class Sheet:
     clock: str
 
     def only(self, domain: str) -> Sheet:
-        """The same for one domain."""
         chosen = np.array([found == domain for found in self.domains])
         runs = {name: [r for r in found if r.domain == domain] for name, found in self.runs.items()}
         kept = [found for found in self.domains if found == domain]
@@ -136,26 +130,17 @@ def make_sheet(
     runs: Sequence[Run], methods: Sequence[str], *, can_compare: bool, clock: str = "wall"
 ) -> Sheet:
     """Arrays of whole turns. can_compare: whether answers must be the same, token for token."""
-    items = sorted({run.item for run in runs})
-    place = {item: index for index, item in enumerate(items)}
-    seconds: dict[tuple[int, int], list[float]] = {}
-    tokens: dict[tuple[int, int], list[float]] = {}
-    domains = [""] * len(items)
-    by_method: dict[str, list[Run]] = {name: [] for name in methods}
+    by_method = {name: [run for run in runs if run.method == name] for name in methods}
+    domains = {run.item: run.domain for run in sorted(runs, key=lambda run: run.item)}
+    facts: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for run in runs:
-        key = (methods.index(run.method), place[run.item])
-        seconds.setdefault(key, []).append(run.by_clock(clock))
-        tokens.setdefault(key, []).append(run.num_tokens)
-        domains[place[run.item]] = run.domain
-        by_method[run.method].append(run)
-    shape = (len(methods), len(items))
-    timing = Timing(
-        list(methods),
-        np.array([np.median(seconds[m, i]) for m, i in np.ndindex(shape)]).reshape(shape),
-        np.array([np.median(tokens[m, i]) for m, i in np.ndindex(shape)]).reshape(shape),
-        {name: share == 1.0 for name, share in same_tokens(by_method).items()},
-    )
-    return Sheet(timing, domains, by_method, can_compare, clock)
+        found = facts.setdefault((run.method, run.item), [])
+        found.append((run.by_clock(clock), run.num_tokens))
+    medians = [[np.median(facts[name, item], axis=0) for item in domains] for name in methods]
+    seconds, tokens = np.moveaxis(np.array(medians), -1, 0)
+    identical = {name: share == 1.0 for name, share in same_tokens(by_method).items()}
+    timing = Timing(list(methods), seconds, tokens, identical)
+    return Sheet(timing, list(domains.values()), by_method, can_compare, clock)
 
 
 def same_tokens(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
@@ -180,7 +165,6 @@ def results(sheet: Sheet) -> dict[str, Any]:
 
 
 def rows(sheet: Sheet) -> dict[str, Row]:
-    """A row for every method, over all items of the sheet."""
     same = same_tokens(sheet.runs)
     return {name: _row(sheet, name, same[name]) for name in sheet.timing.names}
 
@@ -189,7 +173,7 @@ def _row(sheet: Sheet, name: str, same: float) -> Row:
     runs = sheet.runs[name]
     tokens = sum(run.num_tokens for run in runs)
     num_rounds = sum(sum(run.num_rounds) for run in runs)
-    row = {
+    row: Row = {
         "tok_per_s": sheet.timing.tok_per_s(name),
         "mat": tokens / num_rounds if num_rounds else 0.0,
         "speedup": sheet.timing.compare(name, PLAIN).as_json(),
@@ -203,30 +187,28 @@ def _row(sheet: Sheet, name: str, same: float) -> Row:
 
 
 def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
-    """What only draftwise's own loop tells; None for peers."""
-    drafted = [run.num_drafted for run in runs if run.num_drafted is not None]
-    accepted = [run.num_accepted for run in runs if run.num_accepted is not None]
-    if not drafted:
+    if all(run.num_drafted is None for run in runs):
         return {"draft_acceptance_rate": None, "discard_rate": None, "phases": {}, "pulls": {}}
+    drafted = sum(run.num_drafted or 0 for run in runs)
+    accepted = sum(run.num_accepted or 0 for run in runs)
     phases: Counter[str] = Counter()
     pulls: Counter[str] = Counter()
     for run in runs:
-        scale = run.scale(clock)
+        scale = run.scale(clock) / max(1, tokens)
         phases.update({phase: seconds * scale for phase, seconds in run.phases.items()})
         pulls.update(run.pulls)
     return {
-        "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,
-        "discard_rate": (sum(drafted) - sum(accepted)) / max(1, tokens),
-        "phases": {phase: seconds / max(1, tokens) for phase, seconds in phases.items()},
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "discard_rate": (drafted - accepted) / max(1, tokens),
+        "phases": dict(phases),
         "pulls": dict(pulls),
     }
 
 
 def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
-    """How many times faster the default is than others, chosen by this very run.
+    """How many times faster the default is than others, of which this very run chose the best.
 
-    That flatters the others: the one that was lucky here is compared with. parts: by
-    domain, for the best fixed plan of each; empty = leave that out.
+    parts: by domain, for the best fixed plan of each; empty = leave that out.
     """
     timing = sheet.timing
     if DEFAULT not in timing.names:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench.methods import check_methods, default_methods
+from draftwise.bench.methods import DEFAULT_METHODS, check_methods
 from draftwise.bench.suites import Suite, load_suite
+from draftwise.checks import known
 from draftwise.files import write_text
 from draftwise.types import DraftwiseError
 
@@ -22,8 +25,7 @@ class BenchSettings:
     """What is to be measured.
 
     methods: empty = the default ones. domains: empty = all. prompts: of each domain at most, None =
-    all. tokens: of each answer at most. fixed: how many fixed plans the first look proposes of all
-    and of each domain. clock: ``wall``, or ``cpu`` where others use the machine, too.
+    all. tokens: of each answer at most. clock: ``wall``, or ``cpu`` where others use the machine.
     """
 
     suite: str
@@ -37,7 +39,6 @@ class BenchSettings:
     seed: int = 0
     threads: int = 1
     clock: str = "wall"
-    fixed: tuple[int, int] = (2, 1)
     models: dict[str, Any] = field(default_factory=dict)
 
     def settings(self, suite: Suite) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class BenchSettings:
         return {
             "suite": self.suite,
             "items": [item.id for item in suite.items],
-            "asked": list(self.methods or default_methods()),
+            "asked": list(self.methods or DEFAULT_METHODS),
             "tokens": self.tokens,
             "temperature": self.temperature,
             "seed": self.seed,
@@ -56,28 +57,21 @@ class BenchSettings:
 
 def prepare(wanted: BenchSettings) -> tuple[Suite, RunStore]:
     """All that can be refused before a model is loaded; raises DraftwiseError."""
-    for name, value in (("tokens", wanted.tokens), ("repeats", wanted.repeats)):
-        if value < 1:
+    for name in ("tokens", "repeats", "prompts"):
+        value = getattr(wanted, name)
+        if value is not None and value < 1:
             raise DraftwiseError(f"--{name} {value}: it must be 1 or more")
-    if wanted.prompts is not None and wanted.prompts < 1:
-        raise DraftwiseError(f"--prompts {wanted.prompts}: it must be 1 or more")
-    if wanted.clock not in CLOCKS:
-        raise DraftwiseError(f"unknown clock {wanted.clock!r}; the clocks are: {', '.join(CLOCKS)}")
+    known("clock", wanted.clock, CLOCKS)
     check_methods(wanted.methods)
     suite = load_suite(wanted.suite, wanted.prompts, wanted.domains)
     store = RunStore(wanted.out)
-    earlier = store.settings()
-    shared = wanted.settings(suite)
-    if earlier is not None:
-        for key, value in shared.items():
+    if (earlier := store.settings()) is not None:
+        for key, value in wanted.settings(suite).items():
             if earlier.get(key) != value:
                 raise DraftwiseError(
                     f"{wanted.out} holds a bench with other {key}; give another --out, or remove it"
                 )
     return suite, store
-
-
-FILE = "runs.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +114,11 @@ class Run:
 
 
 class RunStore:
-    """The folder of a bench: settings in the first line of a file, then runs, turn by turn.
-
-    Raises DraftwiseError if the folder cannot be written, or holds runs of other settings.
-    """
+    """The folder of a bench: settings in the first line of a file, then runs, turn by turn."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._path = folder / FILE
+        self._path = folder / "runs.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._path.open("a").close()
@@ -142,20 +133,22 @@ class RunStore:
             return None
         try:
             found: dict[str, Any] = json.loads(first)["settings"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DraftwiseError(f"{self._path} is no file of a bench: give another --out") from (
-                error
-            )
+        except (ValueError, KeyError, TypeError):
+            raise DraftwiseError(
+                f"{self._path} is no file of a bench: give another --out"
+            ) from None
         return found
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings of a new bench."""
         self._path.write_text(json.dumps({"settings": settings}) + "\n", "utf-8")
 
     def load(self, num_methods: int) -> list[Run]:
         """All whole turns so far; what was torn by an end in the middle is cut off."""
         header, *lines = self._path.read_text("utf-8", errors="replace").splitlines()
-        found = [run for line in lines if (run := _parse(line)) is not None]
+        found = []
+        for line in lines:
+            with suppress(ValueError, TypeError):
+                found.append(Run(**json.loads(line)))
         whole = whole_turns(found, num_methods)
         if len(whole) < len([line for line in lines if line.strip()]):
             write_text(self._path, "\n".join([header, *map(_line, whole)]) + "\n")
@@ -163,22 +156,14 @@ class RunStore:
 
     def add(self, runs: Sequence[Run]) -> None:
         """Append the runs of one turn, to the disk and not only to the file."""
-        text = "".join(_line(run) + "\n" for run in runs)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines(_line(run) + "\n" for run in runs)
             file.flush()
             os.fsync(file.fileno())
 
 
 def _line(run: Run) -> str:
     return json.dumps(asdict(run))
-
-
-def _parse(line: str) -> Run | None:
-    try:
-        return Run(**json.loads(line))
-    except (ValueError, TypeError):
-        return None
 
 
 def rounded(value: Any) -> Any:
@@ -196,7 +181,5 @@ def rounded(value: Any) -> Any:
 
 def whole_turns(runs: Sequence[Run], num_methods: int) -> list[Run]:
     """Only the turns in which every method answered: the others cannot be compared."""
-    counts: dict[tuple[int, int], int] = {}
-    for run in runs:
-        counts[run.repeat, run.item] = counts.get((run.repeat, run.item), 0) + 1
+    counts = Counter((run.repeat, run.item) for run in runs)
     return [run for run in runs if counts[run.repeat, run.item] == num_methods]

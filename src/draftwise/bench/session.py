@@ -1,44 +1,221 @@
 """A bench from start to end: look, measure, sum up; whatever ends it, what was measured stays.
 
-Run again with the same settings it goes on where it ended; with more repeats it adds them.
+Run again with the same settings it goes on where it ended; with more repeats it adds them. What
+answers is draftwise in any setting, and transformers' own generation.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench.contestants import (
-    Asked,
-    OurContestant,
-    PeerContestant,
-    TimedReply,
-    counts,
-    course,
-)
+import torch
+
 from draftwise.bench.environment import command, environment
-from draftwise.bench.methods import Known, Ours, default_methods, expand, parse_method
+from draftwise.bench.methods import DEFAULT_METHODS, LOOKUP, Known, Ours, Peer, expand, parse_method
 from draftwise.bench.results import make_sheet, results, turns
 from draftwise.bench.runs import BenchSettings, Run, RunStore, rounded
 from draftwise.bench.suites import Item, Suite
+from draftwise.chat import render
 from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.suffix import SuffixDrafter
+from draftwise.engine.records import Round
 from draftwise.files import write_text
 from draftwise.speculator import Speculator
-from draftwise.types import DraftwiseError
+from draftwise.types import NONE, DraftwiseError, Plan
 
-TRACE = "trace.jsonl"
-"""The first look's trace, in the bench's folder."""
+RESULTS, TRACE = "results.json", "trace.jsonl"
+"""In the bench's folder: what it found, and the trace of the first look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How all methods answer: tokens at most, and how they are drawn."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+
+
+@dataclass(slots=True)
+class TimedReply:
+    """One turn's answer. seconds: wall time; cpu_s: what this process had of the processor.
+
+    emitted: tokens of every round; rounds: draftwise's own records.
+    """
+
+    tokens: list[int]
+    seconds: float
+    cpu_s: float
+    emitted: list[int]
+    rounds: list[Round] = field(default_factory=list)
+
+
+class OurContestant:
+    """One setting; what its drafters remember of earlier answers is forgotten with each repeat."""
+
+    def __init__(self, spec: Ours, base: Speculator, asked: Asked) -> None:
+        self.name, self._spec, self._base, self._asked = spec.name, spec, base, asked
+        self._has_memory = any(isinstance(d, SuffixDrafter) for d in base.drafters)
+        self._speculator = self._make()
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        return self._speculator.plans
+
+    def begin(self) -> None:
+        """A repeat begins: no drafter may copy its answers to the last one."""
+        if self._has_memory:
+            self._speculator = self._make()
+
+    def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
+        start, cpu = time.perf_counter(), time.process_time()
+        wall_before, cpu_before = self._speculator.compiling()
+        generation = self._speculator.start(
+            [list(prompt)],
+            max_new_tokens=self._asked.max_new_tokens,
+            temperature=self._asked.temperature,
+            seed=seed,
+        )
+        rounds = list(generation)
+        tokens = generation.results()[0].tokens
+        seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+        wall_after, cpu_after = self._speculator.compiling()
+        seconds, cpu_s = seconds - (wall_after - wall_before), cpu_s - (cpu_after - cpu_before)
+        return TimedReply(tokens, seconds, cpu_s, [r.num_emitted for r in rounds], rounds)
+
+    def _make(self) -> Speculator:
+        base, spec = self._base, self._spec
+        wanted = [d for d in base.drafters if spec.drafter in {None, d.name}]
+        if not spec.setting.lengths:
+            wanted = []
+        # models and datastores are shared; a memory of past answers is each contestant's own
+        own = [d.forgetful() if isinstance(d, SuffixDrafter) else d for d in wanted]
+        return Speculator(base.target, base.tokenizer, own, spec.setting)
+
+
+def counts(replies: Sequence[TimedReply]) -> dict[str, Any]:
+    """The fields of a run that only draftwise knows."""
+    rounds = [r for reply in replies for r in reply.rounds]
+    if not rounds:
+        return {}
+    phases: Counter[str] = Counter()
+    for one in rounds:
+        phases.update(one.seconds)
+    return {
+        "num_drafted": sum(r.num_drafted for r in rounds),
+        "num_accepted": sum(r.num_accepted for r in rounds),
+        "phases": dict(phases),
+        "pulls": dict(Counter(r.plan.drafter for r in rounds)),
+        "round_s": [round(sum(r.seconds.values()), 7) for r in rounds],
+    }
+
+
+def course(replies: Sequence[TimedReply], plans: Sequence[Plan]) -> dict[str, Any]:
+    """What a policy played and thought, round by round, and each token's writer.
+
+    Plans are grouped into arms: by stop rule, drafter or length, whatever they differ in first.
+    values [R][arms]: the best estimate of each arm's plans; played [R]: the arm of each round.
+    """
+    arm_of = _arms(plans)
+    names = list(dict.fromkeys(arm_of.values()))
+    rounds = [round_ for reply in replies for round_ in reply.rounds]
+    members = {name: [i for i, plan in enumerate(plans) if arm_of[plan] == name] for name in names}
+    return {
+        "arms": names,
+        "played": [names.index(arm_of[plans[round_.plan_index]]) for round_ in rounds],
+        "values": [
+            [float(max(round_.estimates[i] for i in members[name])) for name in names]
+            for round_ in rounds
+        ],
+        "plans": [str(round_.plan) for round_ in rounds],
+        "sources": [source for round_ in rounds for source in round_.sources],
+    }
+
+
+def _arms(plans: Sequence[Plan]) -> Mapping[Plan, str]:
+    real = [plan for plan in plans if plan.drafter != NONE]
+    if len({plan.rule for plan in real}) > 1:
+        return {plan: plan.rule if plan in real else NONE for plan in plans}
+    if len({plan.drafter for plan in real}) > 1:
+        return {plan: plan.drafter for plan in plans}
+    return {plan: str(plan) for plan in plans}
+
+
+class PeerContestant:
+    """``model.generate`` in one of its ways.
+
+    An assistant's options live in its generation config, where a schedule also keeps what it has
+    learned; so each contestant has a config of its own, and the assistant gets it for the answer.
+    """
+
+    def __init__(self, spec: Peer, base: Speculator, asked: Asked) -> None:
+        self.name, self._asked = spec.name, asked
+        self._model = base.target.module
+        self._options: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "do_sample": False}
+        if heat := asked.temperature:
+            self._options |= {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0}
+        self._assistant: Any = None
+        self._config: Any = None
+        if spec.drafter == LOOKUP:
+            self._options["prompt_lookup_num_tokens"] = spec.length
+        elif spec.drafter is not None:
+            models = {d.name: d.model for d in base.drafters if isinstance(d, LMDrafter)}
+            self._assistant = models[spec.drafter].module
+            self._options["assistant_model"] = self._assistant
+            self._config = copy.deepcopy(self._assistant.generation_config)
+            self._config.num_assistant_tokens = spec.length
+            self._config.num_assistant_tokens_schedule = spec.schedule
+            self._config.assistant_confidence_threshold = spec.threshold
+
+    def begin(self) -> None:
+        """Nothing is remembered but the schedule, which transformers keeps on purpose."""
+
+    def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
+        counter = _RoundCounter()
+        ids = torch.tensor([list(prompt)], device=self._model.device)
+        torch.manual_seed(seed)
+        usual = None if self._assistant is None else self._assistant.generation_config
+        if usual is not None:
+            self._assistant.generation_config = self._config
+        try:
+            start, cpu = time.perf_counter(), time.process_time()
+            with torch.inference_mode():
+                output = self._model.generate(
+                    ids, attention_mask=torch.ones_like(ids), streamer=counter, **self._options
+                )
+            tokens = output[0, len(prompt) :].tolist()
+            seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+        finally:
+            if usual is not None:
+                self._assistant.generation_config = usual
+        return TimedReply(tokens, seconds, cpu_s, counter.emitted)
+
+
+class _RoundCounter:
+    """A streamer that only counts: it is given the prompt, then each round's tokens."""
+
+    def __init__(self) -> None:
+        self.emitted: list[int] = []
+        self._has_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._has_prompt:
+            self.emitted.append(value.numel())
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """The answer is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The first turn of an item, as ids."""
-
     domain: str
     prompt: Sequence[int]
 
@@ -49,10 +226,7 @@ Contestant = OurContestant | PeerContestant
 
 
 class Encoder:
-    """Items to token ids: a chat template where there is one and the item is a conversation.
-
-    What is longer than the target's positions allow loses its beginning; num_cut counts these.
-    """
+    """Items to token ids; a prompt that is too long loses its beginning, and num_cut counts it."""
 
     def __init__(self, base: Speculator, asked: Asked) -> None:
         self._tokenizer = base.tokenizer
@@ -71,22 +245,15 @@ class Encoder:
         return len(self._cut)
 
     def prompt(self, item: Item, answers: Sequence[Sequence[int]]) -> list[int]:
-        """Ids of the next turn, after the turns and answers before it."""
         said = [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in answers]
         asked = item.turns[: len(answers) + 1]
+        parts = [*(part for pair in zip(asked, said, strict=False) for part in pair), asked[-1]]
         if item.category and getattr(self._tokenizer, "chat_template", None):
-            messages = [{"role": "user", "content": asked[0]}]
-            for answer, turn in zip(said, asked[1:], strict=True):
-                messages.append({"role": "assistant", "content": answer})
-                messages.append({"role": "user", "content": turn})
-            text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            roles = itertools.cycle(("user", "assistant"))
+            messages = [{"role": next(roles), "content": part} for part in parts]
+            ids = render(messages, self._tokenizer).tokens
         else:
-            between = [part for pair in zip(asked, said, strict=False) for part in pair]
-            text = "\n\n".join([*between, asked[-1]]) if answers else asked[0]
-            ids = self._tokenizer(text)["input_ids"]
+            ids = self._tokenizer("\n\n".join(parts))["input_ids"]
         if not ids:
             raise DraftwiseError(f"item {item.id} of {item.domain} is empty: nothing to continue")
         if len(ids) > self._room:
@@ -97,10 +264,7 @@ class Encoder:
 def make_contestants(
     methods: Sequence[str], base: Speculator, asked: Asked, wanted: Sequence[str]
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """The methods that can take part, and those that cannot, with the reason.
-
-    Raises DraftwiseError for one that was named (``wanted``) and cannot.
-    """
+    """The methods that can take part; why others cannot, an error if they are ``wanted``."""
     drafters = {d.name: isinstance(d, LMDrafter) for d in base.drafters}
     made: list[Contestant] = []
     left_out: dict[str, str] = {}
@@ -185,7 +349,6 @@ class Contest:
         )
 
 
-RESULTS = "results.json"
 Report = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""
 
@@ -202,148 +365,103 @@ class ContestResult:
 
 
 def measure(
-    wanted: BenchSettings,
-    suite: Suite,
-    store: RunStore,
-    base: Speculator,
-    goes_on: GoesOn,
-    report: Report,
-    studio: Any = None,
-) -> ContestResult | None:
+    wanted: BenchSettings, suite: Suite, store: RunStore, base: Speculator, goes_on: GoesOn,
+    report: Report, studio: Any = None,
+) -> ContestResult | None:  # fmt: skip
     """Measure what is missing, and sum up what there is; None if not one turn is whole.
 
     studio: the lab's module ``draftwise_lab.bench.studio``; None = the group ``fixed`` is empty.
     """
-    return _Session(wanted, suite, store, base, goes_on, report, studio).measure()
-
-
-class _Session:
-    """What ``measure`` is given, and the encoder of its prompts."""
-
-    def __init__(
-        self,
-        wanted: BenchSettings,
-        suite: Suite,
-        store: RunStore,
-        base: Speculator,
-        goes_on: GoesOn,
-        report: Report,
-        studio: Any,
-    ) -> None:
-        self._wanted, self._suite, self._store, self._base = wanted, suite, store, base
-        self._goes_on, self._report, self._studio = goes_on, report, studio
-        self._asked = Asked(wanted.tokens, wanted.temperature)
-        self._encoder = Encoder(base, self._asked)
-
-    def measure(self) -> ContestResult | None:
-        wanted, items = self._wanted, self._suite.items
-        settings = self._store.settings() or self._begin()
-        if settings is None:
-            return None
-        methods: list[str] = settings["methods"]
-        contestants, _ = make_contestants(methods, self._base, self._asked, methods)
-        done = self._store.load(len(methods))
-        total = wanted.repeats * len(items) * len(methods)
-        contest = Contest(contestants, items, self._encoder, self._store, wanted.seed)
-        try:
-            contest.run(
-                wanted.repeats, done, self._goes_on, self._counter("measuring", total, done)
-            )
-        finally:
-            measured = self._sum_up(settings)
-        return measured
-
-    def _counter(self, what: str, total: int, done: Sequence[Run] = ()) -> Callable[[], None]:
-        """A function that reports one more as done each time it is called."""
-        numbers = itertools.count(min(len(done), total) + 1)
-        return lambda: self._report(what, next(numbers), total)
-
-    def _begin(self) -> dict[str, Any] | None:
-        """Look at the drafters, and settle which methods are compared; None if ended early."""
-        known = self._first_look()
+    items, asked = suite.items, Asked(wanted.tokens, wanted.temperature)
+    encoder, settings = Encoder(base, asked), store.settings()
+    dtype, device = str(base.target.dtype).removeprefix("torch."), str(base.target.device)
+    made_on = environment(wanted.threads, dtype=dtype, device=device)
+    now = {"environment": made_on, "command": command()}
+    if settings is None:
+        questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]
+        known = _first_look(wanted, questions, base, goes_on, report, studio)
         if known is None:
             return None
-        chosen = self._wanted.methods
-        names = expand(chosen or default_methods(), known)
-        found, left_out = make_contestants(names, self._base, self._asked, chosen)
-        settings = self._wanted.settings(self._suite) | {
-            "methods": [c.name for c in found],
-            "skipped": left_out,
-            **self._circumstances(),
-        }
-        self._store.begin(settings)
-        return settings
+        names = expand(wanted.methods or DEFAULT_METHODS, known)
+        found, left_out = make_contestants(names, base, asked, wanted.methods)
+        taking_part = {"methods": [each.name for each in found], "skipped": left_out}
+        settings = wanted.settings(suite) | taking_part | now
+        store.begin(settings)
+    methods: list[str] = settings["methods"]
+    contestants, _ = make_contestants(methods, base, asked, methods)
+    done, total = store.load(len(methods)), wanted.repeats * len(items) * len(methods)
+    contest = Contest(contestants, items, encoder, store, wanted.seed)
+    tick = _counter(report, "measuring", total, len(done))
+    try:
+        contest.run(wanted.repeats, done, goes_on, tick)
+    finally:
+        measured = None
+        if runs := store.load(len(methods)):
+            summary = _sum_up(wanted, suite, runs, base, settings, now, encoder.num_cut)
+            path = store.folder / RESULTS
+            write_text(path, json.dumps(summary, indent=1) + "\n")
+            paths = [path, *store.folder.glob(TRACE)]
+            if suite.is_spec_bench and studio is not None:
+                folder = store.folder / "answers"
+                paths += studio.write_answers(folder, items, runs, base.tokenizer)
+            measured = ContestResult(summary, runs, suite, base.tokenizer, paths)
+    return measured
 
-    def _first_look(self) -> Known | None:
-        """The trace of a first look, and what it says; None if it was ended early."""
-        base = self._base
-        if not base.drafters:
-            raise DraftwiseError("a bench needs a drafter: give --drafter")
-        if self._studio is None:
-            models = [drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter)]
-            return Known(
-                [], next(iter(models), None)
-            )  # no fixed plan, the first model as assistant
-        path = self._wanted.out / TRACE
-        questions = [Question(i.domain, self._encoder.prompt(i, [])) for i in self._suite.items]
-        count = self._counter("first look", len(questions))
 
-        def tick() -> bool:
-            count()
-            return self._goes_on()
+def _counter(report: Report, what: str, total: int, num_done: int = 0) -> Callable[[], None]:
+    """A function that reports one more as done each time it is called."""
+    numbers = itertools.count(min(num_done, total) + 1)
+    return lambda: report(what, next(numbers), total)
 
-        if not self._studio.scout(base, questions, self._asked, path, self._wanted.seed, tick):
-            return None
-        found: Known = self._studio.look(path, base, *self._wanted.fixed)
-        return found
 
-    def _sum_up(self, settings: dict[str, Any]) -> ContestResult | None:
-        """Write what was measured so far; None if that is nothing."""
-        wanted, items, tokenizer = self._wanted, self._suite.items, self._base.tokenizer
-        methods: list[str] = settings["methods"]
-        runs = self._store.load(len(methods))
-        if not runs:
-            return None
-        now = self._circumstances()
-        then = {key: settings[key] for key in now}  # of the first turn: what was measured
-        is_exact = wanted.temperature == 0 and then["environment"]["dtype"] in {
-            "float32",
-            "float64",
-        }
-        sheet = make_sheet(runs, methods, can_compare=is_exact, clock=wanted.clock)
-        cpu_share = sum(run.by_clock("cpu") for run in runs) / sum(
-            run.by_clock("wall") for run in runs
-        )
-        found = {
-            "command": then["command"],
-            "suite": wanted.suite,
-            "settings": {key: value for key, value in settings.items() if key not in now}
-            | {
-                "num_items": len(items),
-                "num_items_measured": len({run.item for run in runs}),
-                "repeats": 1 + max(run.repeat for run in runs),
-                "num_prompts_cut": self._encoder.num_cut,
-                "clock": wanted.clock,
-            },
-            "drafters": [drafter.name for drafter in self._base.drafters],
-            "is_complete": len(runs) >= wanted.repeats * len(items) * len(methods),
-            **rounded(results(sheet)),
-            "environment": then["environment"] | {"cpu_share": cpu_share},
-            "last_command": now["command"],
-            "last_commit": now["environment"]["commit"],
-            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
-        folder = self._store.folder
-        path = folder / RESULTS
-        write_text(path, json.dumps(found, indent=1) + "\n")
-        paths = [path, *folder.glob(TRACE)]
-        if self._suite.is_spec_bench and self._studio is not None:
-            paths += self._studio.write_answers(folder / "answers", items, runs, tokenizer)
-        return ContestResult(found, runs, self._suite, tokenizer, paths)
+def _first_look(
+    wanted: BenchSettings, questions: Sequence[Question], base: Speculator, goes_on: GoesOn,
+    report: Report, studio: Any,
+) -> Known | None:  # fmt: skip
+    """The trace of a first look, and what it says; None if it was ended early."""
+    if not base.drafters:
+        raise DraftwiseError("a bench needs a drafter: give --drafter")
+    if studio is None:  # no fixed plan, the first model as assistant
+        models = (drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter))
+        return Known([], next(models, None))
+    path, count = wanted.out / TRACE, _counter(report, "first look", len(questions))
+    asked = Asked(wanted.tokens, wanted.temperature)
 
-    def _circumstances(self) -> dict[str, Any]:
-        """Machine, versions, commit and command."""
-        target = self._base.target
-        dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
-        made_on = environment(self._wanted.threads, dtype=dtype, device=device)
-        return {"environment": made_on, "command": command()}
+    def tick() -> bool:
+        count()
+        return goes_on()
+
+    if not studio.scout(base, questions, asked, path, wanted.seed, tick):
+        return None
+    found: Known = studio.look(path, base, most=2, each=1)
+    return found
+
+
+def _sum_up(
+    wanted: BenchSettings, suite: Suite, runs: Sequence[Run], base: Speculator,
+    settings: dict[str, Any], now: dict[str, Any], num_cut: int,
+) -> dict[str, Any]:  # fmt: skip
+    methods: list[str] = settings["methods"]
+    then = {key: settings[key] for key in now}  # of the first turn: what was measured
+    is_exact = wanted.temperature == 0 and then["environment"]["dtype"] in {"float32", "float64"}
+    sheet = make_sheet(runs, methods, can_compare=is_exact, clock=wanted.clock)
+    cpu_s, wall_s = (sum(run.by_clock(clock) for run in runs) for clock in ("cpu", "wall"))
+    return {
+        "command": then["command"],
+        "suite": wanted.suite,
+        "settings": {key: value for key, value in settings.items() if key not in now}
+        | {
+            "num_items": len(suite.items),
+            "num_items_measured": len({run.item for run in runs}),
+            "repeats": 1 + max(run.repeat for run in runs),
+            "num_prompts_cut": num_cut,
+            "clock": wanted.clock,
+        },
+        "drafters": [drafter.name for drafter in base.drafters],
+        "is_complete": len(runs) >= wanted.repeats * len(suite.items) * len(methods),
+        **rounded(results(sheet)),
+        "environment": then["environment"] | {"cpu_share": cpu_s / wall_s},
+        "last_command": now["command"],
+        "last_commit": now["environment"]["commit"],
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

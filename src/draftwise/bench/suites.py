@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 from draftwise.chat import check_unicode
-from draftwise.files import TRACE_BYTES, any_json, numbered_lines
+from draftwise.files import prompt_lines
 from draftwise.types import DraftwiseError
 
 ZOO, SPEC_BENCH = "zoo", "spec-bench"
@@ -122,40 +122,23 @@ def copy_prompts(edits: Sequence[str]) -> list[str]:
 def read_items(file: Path) -> list[Item]:
     """The items of a file; DraftwiseError names the first line that holds none."""
     try:
-        numbered = numbered_lines(file, TRACE_BYTES, pipes=True)
+        return [_item(file, number, entry) for number, entry in prompt_lines(file)]
     except OSError as error:
         why = error.strerror or error
         raise DraftwiseError(f"the suite {file} cannot be read: {why}") from error
     except ValueError as error:
         raise DraftwiseError(f"the suite cannot be read: {error}") from error
-    if not numbered:
-        raise DraftwiseError(f"{file} has no prompts: write one a line")
-    if file.suffix not in {".jsonl", ".json", ".ndjson"}:
-        return [Item(str(number), file.stem, (line,)) for number, line in numbered]
-    return [_item(file, number, line) for number, line in numbered]
 
 
-def _item(file: Path, number: int, line: str) -> Item:
-    try:
-        entry = any_json(line)
-    except ValueError as error:
-        raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
+def _item(file: Path, number: int, entry: Any) -> Item:
     if isinstance(entry, str):
         entry = {"prompt": entry}
-    turns = _turns(entry) if isinstance(entry, dict) else None
-    if not turns:
+    turns = entry.get("turns", [entry.get("prompt")]) if isinstance(entry, dict) else None
+    if not turns or not isinstance(turns, list) or not all(isinstance(t, str) and t for t in turns):
         raise DraftwiseError(f'{file}, line {number}: no text under "prompt" or "turns"')
     check_unicode(f"{file}, line {number}", *turns)
     category = str(entry.get("category", "")) if "turns" in entry else ""
     group = "mt_bench" if category in _MT_BENCH else category
     domain = str(entry.get("domain") or group or file.stem)
     id_ = entry.get("question_id", entry.get("id", number))
-    return Item(str(id_), domain, turns, category)
-
-
-def _turns(entry: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """What an entry asks; None where that is no text."""
-    turns = entry.get("turns", [entry.get("prompt")])
-    if isinstance(turns, list) and all(isinstance(turn, str) and turn for turn in turns):
-        return tuple(turns)
-    return None
+    return Item(str(id_), domain, tuple(turns), category)

@@ -18,39 +18,25 @@ from draftwise.cli.failures import standing_streams
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.cli.demo import CHATS as CHATS
-    from draftwise.cli.demo import Lane as Lane
-    from draftwise.cli.demo import Pair as Pair
-    from draftwise.cli.demo import Stage as Stage
-    from draftwise.cli.demo import choose_prompts as choose_prompts
-    from draftwise.cli.demo import race as run_race
-    from draftwise.cli.demo import report as demo_report
-    from draftwise.cli.failures import Output as Output
-    from draftwise.cli.failures import quiet as quiet
-    from draftwise.cli.failures import refused_values as refused_values
-    from draftwise.cli.failures import say as say
-    from draftwise.cli.lab import COMMANDS as LAB_COMMANDS
-    from draftwise.cli.lab import GROUP as LAB_GROUP
-    from draftwise.cli.lab import find as find_part
-    from draftwise.cli.load import alone_in as alone_in
-    from draftwise.cli.load import read_template as read_template
-    from draftwise.cli.prompts import read_batch as read_batch
-    from draftwise.cli.show import Bars as Bars
-    from draftwise.cli.show import Wrap as Wrap
-    from draftwise.cli.show import colours as colours
-    from draftwise.cli.show import painted as painted
-    from draftwise.cli.show import percentages as percentages
-    from draftwise.cli.show import total as total
-    from draftwise.cli.training import claim as claim
-    from draftwise.settings import DTYPES as DTYPES
+    # fmt: off
+    # isort: off
+    from draftwise.cli.demo import (
+        CHATS, Lane, Pair, Stage, choose_prompts, race as run_race, report as demo_report,
+    )
+    from draftwise.cli.failures import Output, quiet, refused_values, say
+    from draftwise.cli.lab import (
+        COMMANDS as LAB_COMMANDS, GROUP as LAB_GROUP, find as find_part,
+    )
+    from draftwise.cli.load import alone_in, read_template
+    from draftwise.cli.prompts import read_batch
+    from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
+    from draftwise.cli.train import claim
+    from draftwise.settings import DTYPES
 
 __getattr__, __dir__ = exports(__name__)
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("generate:generate", "Complete a prompt with speculative decoding."),
-    "chat": (
-        "chat:chat",
-        "Chat with a model in the terminal; tokens are coloured by drafter.",
-    ),
+    "chat": ("chat:chat", "Chat with a model in the terminal; tokens are coloured by drafter."),
     "demo": (
         "demo:demo",
         "Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter.",
@@ -97,12 +83,9 @@ def _help_option(make: Callable[[Any], Any], ctx: Any) -> Any:
 
 
 class Commands(TyperGroup):
-    """The commands of the table; only the one that runs is imported."""
-
     is_listing = False
 
     def get_help_option(self, ctx: Any) -> Any:
-        """``--help``, without a type."""
         return _help_option(super().get_help_option, ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -162,8 +145,7 @@ def draftwise(
     version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            "-V",
+            *("--version", "-V"),
             callback=_say_version,
             is_eager=True,
             metavar="",
@@ -175,6 +157,5 @@ def draftwise(
 
 
 def main() -> None:
-    """The entry point ``draftwise``."""
     with refusals(), standing_streams():
         app()

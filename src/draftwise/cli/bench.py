@@ -5,30 +5,21 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
-from draftwise.cli.failures import (
-    INTERRUPTED,
-    Output,
-    graceful,
-    note,
-    quiet,
-    refused_values,
-    say,
-)
+from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import alone_in, check, load
-from draftwise.cli.show import Bars, broken
+from draftwise.cli.show import Bars, broken, make_table
 from draftwise.install import lab_hint
 from draftwise.presets import PRESETS
-from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -54,8 +45,7 @@ def bench(
     out: Path = option(
         ...,
         "Folder for results, trace and report. An interrupted bench resumes there.",
-        "--out",
-        "-o",
+        *("--out", "-o"),
         metavar="FOLDER",
     ),
     suite: str = option(
@@ -63,11 +53,7 @@ def bench(
         "zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt).",
         metavar="SUITE",
     ),
-    method: list[str] | None = option(
-        None,
-        _METHODS,
-        metavar="M",
-    ),
+    method: list[str] | None = option(None, _METHODS, metavar="M"),
     is_quick: bool = option(False, "One prompt of each domain, in 5 minutes.", "--quick"),
     target: o.AnyTarget = None,
     drafter: o.Drafters = None,
@@ -93,28 +79,21 @@ def bench(
     usual = _QUICK if is_quick else _USUAL
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes
-    models: dict[str, Any] = {"target": target or "zoo", "drafters": drafter, "compile": compile_}
-    models |= {"dtype": hardware.dtype, "device": hardware.device}
-    wanted = Settings(**models, seed=seed, threads=hardware.threads)
+    wanted = replace(o.wanted(target or "zoo", drafter, hardware, seed), compile=compile_)
+    names = ("target", "drafters", "compile", "dtype", "device")
+    models = {name: getattr(wanted, name) for name in names}
     with quiet(), ExitStack() as held:
         with refused_values():
             check(wanted)
             from draftwise.bench.runs import BenchSettings, prepare
 
             chosen = BenchSettings(
-                suite,
-                out,
-                methods=tuple(method or ()),
-                domains=tuple(domain or ()),
+                suite, out, methods=tuple(method or ()), domains=tuple(domain or ()),
                 prompts=usual["prompts"] if prompts is None else prompts,
                 tokens=usual["tokens"] if tokens is None else tokens,
-                repeats=repeats,
-                temperature=temperature,
-                seed=seed,
-                threads=hardware.threads,
-                clock=clock,
-                models=models,
-            )
+                repeats=repeats, temperature=temperature, seed=seed, threads=hardware.threads,
+                clock=clock, models=models,
+            )  # fmt: skip
             o.request({"temperature": temperature}, seed=seed)
             items, store = prepare(chosen)
             studio = lab.find("bench.studio")
@@ -141,20 +120,14 @@ def bench(
             _conclude(measured, out, studio if with_report else None, as_json=as_json)
             if studio is None and not no_report:
                 say(f"report.html and fixed plans: {lab_hint()}", style="dim")
-    _end(out, is_interrupted=is_stopped(), is_empty=measured is None)
-
-
-def _end(out: Path, *, is_interrupted: bool, is_empty: bool) -> None:
-    """Say what kept it from being done, if anything did."""
-    if is_interrupted:
+    if is_stopped():
         say(f"interrupted: {out} has what was measured; the same command goes on", style="yellow")
         raise SystemExit(INTERRUPTED)
-    if is_empty:
+    if measured is None:
         raise DraftwiseError("nothing was measured in time: give more --minutes")
 
 
 def _conclude(measured: ContestResult, out: Path, studio: Any, *, as_json: bool) -> None:
-    """The report, then what people or programs read."""
     from draftwise.bench.results import cautions
 
     paths = list(measured.paths)
@@ -177,14 +150,12 @@ def methods_table(results: dict[str, Any]) -> Table:
     """Every method over all domains, the fastest first."""
     from draftwise.bench.results import extent, interval
 
-    table = Table(
+    table = make_table(
+        "method",
+        right=("tok/s", "x plain", "95%", "MAT", "same\ntext"),
         title=f"{results['suite']}: {extent(results['settings'])}",
         caption="Seconds are of whole answers, reading the prompt (prefill) included.",
-        box=box.SIMPLE_HEAD,
     )
-    table.add_column("method", overflow="fold")
-    for heading in ("tok/s", "x plain", "95%", "MAT", "same\ntext"):
-        table.add_column(heading, justify="right", no_wrap=True)
     rows = results["methods"]
     for name in sorted(rows, key=lambda name: -rows[name]["tok_per_s"]):
         row = rows[name]
@@ -203,21 +174,15 @@ def comparisons_table(results: dict[str, Any]) -> Table:
     """draftwise over others that this very run found best."""
     from draftwise.bench.results import interval
 
-    table = Table(title="draftwise, times as fast as", box=box.SIMPLE_HEAD)
-    table.add_column("other")
-    table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("95%", justify="right", no_wrap=True)
+    table = make_table("other", right=("ratio", "95%"), title="draftwise, times as fast as")
     for label, row in results["comparisons"].items():
         which = row["methods"] if isinstance(row["methods"], list) else []
-        name = "\n".join([label, *(broken(method, _NAME) for method in which)]).replace(
-            "\n", "\n  "
-        )
-        table.add_row(name, f"{row['median']:.2f}", interval(row))
+        name = "\n".join([label, *(broken(method, _NAME) for method in which)])
+        table.add_row(name.replace("\n", "\n  "), f"{row['median']:.2f}", interval(row))
     return table
 
 
 def _same(row: dict[str, Any]) -> Text:
-    """Whether all answers were plain decoding's; how many, where they need not be."""
     if row["lossless"] is None:
         return Text(f"{row['same_tokens']:.0%}", "dim")
     return Text("yes", "green") if row["lossless"] else Text("NO", "bold red")

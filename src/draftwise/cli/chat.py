@@ -11,16 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from draftwise.chat import Message, Prompt, is_messages, render, turn_ends
 from draftwise.checks import option
 from draftwise.cli import options as o
+from draftwise.cli import show
 from draftwise.cli.failures import Output, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
 from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
@@ -74,7 +75,7 @@ def chat(
             o.check_vocabulary(params, speculator.target.vocab_size)
             check_template(settings.target, speculator.tokenizer)
             opening = [] if system is None else [{"role": "system", "content": system}]
-            render([*opening, {"role": "user", "content": "Hello"}], speculator.tokenizer)
+            render([*opening, _PROBE], speculator.tokenizer)
             adapters = adapters_of(speculator) if adapt else []
             talk = Conversation(speculator, opening, params)
             heard = learning_from(talk, adapters, messages()) if adapters else messages()
@@ -84,14 +85,11 @@ def chat(
 
 def adapters_of(speculator: Speculator) -> list[DrafterAdapter]:
     """One for each EAGLE head; DraftwiseError where there is none."""
-    from draftwise.drafters.eagle import EagleDrafter
     from draftwise.nn.heads.eagle import EagleHead
     from draftwise.train.adapt import DrafterAdapter
 
-    heads = [d.head for d in speculator.drafters if isinstance(d, EagleDrafter)]
-    found = [
-        DrafterAdapter(speculator.target, head) for head in heads if isinstance(head, EagleHead)
-    ]
+    heads = [getattr(drafter, "head", None) for drafter in speculator.drafters]
+    found = [DrafterAdapter(speculator.target, h) for h in heads if isinstance(h, EagleHead)]
     if not found:
         raise DraftwiseError("--adapt lets EAGLE heads learn: name one, --drafter eagle:HEAD")
     return found
@@ -137,16 +135,12 @@ def messages() -> Iterator[str]:
 
 
 def _is_closed(text: str) -> bool:
-    """Whether this is a whole block."""
     bare = text.strip()
     return bare.startswith(BLOCK) and bare.endswith(BLOCK) and len(bare) >= 2 * len(BLOCK)
 
 
 class Keyboard:
-    """A person at a terminal: a line has a history, and a pasted text is one line with breaks.
-
-    State: whether Ctrl-C was pressed last.
-    """
+    """A person at a terminal: a line has a history, and a pasted text is one line with breaks."""
 
     def __init__(self) -> None:
         self._readline: Any = None
@@ -170,7 +164,7 @@ class Keyboard:
             try:
                 text = self._read(prompt)
             except KeyboardInterrupt:
-                typed = self._typed()
+                typed = "" if self._readline is None else self._readline.get_line_buffer()
                 if self._was_cleared and not typed:
                     sys.stdout.write("\n")
                     raise EOFError from None
@@ -191,9 +185,6 @@ class Keyboard:
             lines.append(input())
         return "\n".join(lines)
 
-    def _typed(self) -> str:
-        return "" if self._readline is None else str(self._readline.get_line_buffer())
-
 
 def _has_more() -> bool:
     try:
@@ -203,7 +194,6 @@ def _has_more() -> bool:
 
 
 def converse(talk: Conversation, messages: Iterator[str]) -> None:
-    """Answer each message, or do what a command says, until there are no more."""
     for text in messages:
         named = re.fullmatch(r"/([A-Za-z]+)(?:\s+(.*))?", text.rstrip(), re.DOTALL)
         if named and named[1].lower() in {"quit", "exit", "bye"}:
@@ -224,33 +214,23 @@ def converse(talk: Conversation, messages: Iterator[str]) -> None:
 
 def obey(talk: Conversation, name: str, rest: str, is_stopped: Callable[[], bool]) -> None:
     """Do what a command says; DraftwiseError for one that does not exist, or has too much to it."""
-    alone: dict[str, Callable[[], Any]] = {
-        "continue": lambda: talk.go_on(is_stopped),
-        "stats": talk.stats,
-        "plain": talk.plain,
-        "reset": talk.reset,
-        "help": lambda: talk.help(HELP),
-    }
-    with_text: dict[str, Callable[[str], Any]] = {
-        "system": talk.system,
-        "temperature": talk.temperature,
-        "save": talk.save,
+    alone: dict[str, Callable[[], None]] = {
+        "continue": partial(talk.go_on, is_stopped), "stats": talk.stats, "plain": talk.plain,
+        "reset": talk.reset, "help": talk.help,
+    }  # fmt: skip
+    with_text = {
+        "system": talk.system, "temperature": talk.temperature, "save": talk.save,
         "load": talk.load,
-    }
+    }  # fmt: skip
     if name in with_text:
-        with_text[name](rest)
-    elif name not in alone:
+        return with_text[name](rest)
+    why = f"/{name} takes nothing after it. To send this"
+    if name not in alone:
         known = ", ".join(f"/{one}" for one in [*alone, *with_text, "quit"])
-        raise DraftwiseError(
-            f"no command /{name}; there are: {known}. To send it as a message, put a space before "
-            "it"
-        )
-    elif rest:
-        raise DraftwiseError(
-            f"/{name} takes nothing after it. To send this as a message, put a space before it"
-        )
-    else:
-        alone[name]()
+        why = f"no command /{name}; there are: {known}. To send it"
+    elif not rest:
+        return alone[name]()
+    raise DraftwiseError(f"{why} as a message, put a space before it")
 
 
 _PROBE = {"role": "user", "content": "Hello"}
@@ -282,11 +262,7 @@ class Conversation:
         self.turns: list[Turn] = []
 
     def answer(self, text: str, is_stopped: Callable[[], bool]) -> None:
-        """Say the model's answer to a message as it comes; both then belong to the conversation.
-
-        Raises DraftwiseError where the conversation has become too long for the model, which then
-        goes on without this message.
-        """
+        """Say the model's answer to a message; DraftwiseError where both do not fit the model."""
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt = render(asked, self._speculator.tokenizer)
         positions = self._speculator.target.max_positions
@@ -295,14 +271,12 @@ class Conversation:
                 f"the conversation would have {len(prompt.tokens)} tokens, and the model has "
                 f"{positions} positions: shorten the message, or /reset; it was not sent"
             )
-        self.turns.append(self._say(self._speculator, asked, prompt, is_stopped))
+        self.turns.append(self._say(asked, prompt, is_stopped))
         self._close()
 
     def go_on(self, is_stopped: Callable[[], bool]) -> None:
         """Say more of the last answer; DraftwiseError where it was complete, or nothing fits."""
-        if not self.turns:
-            raise DraftwiseError("there is no answer to continue yet")
-        turn = self.turns[-1]
+        turn = self._last("continue")
         before = turn.result
         if before.finish_reason not in {"length", "interrupted"}:
             raise DraftwiseError("the last answer is complete: there is nothing to continue")
@@ -310,23 +284,26 @@ class Conversation:
         if len(tokens) >= self._speculator.target.max_positions:
             raise DraftwiseError(self._full())
         prompt = Prompt(tokens, turn_ends(self._speculator.tokenizer))
-        self.turns[-1] = self._say(self._speculator, turn.asked, prompt, is_stopped, before)
+        self.turns[-1] = self._say(turn.asked, prompt, is_stopped, before)
         self._close()
 
+    def _last(self, purpose: str) -> Turn:
+        if not self.turns:
+            raise DraftwiseError(f"there is no answer to {purpose} yet")
+        return self.turns[-1]
+
     def plain(self) -> None:
-        """The last answer again, by plain decoding with the same target."""
         from draftwise.cli.demo import plain_like
 
-        if not self.turns:
-            raise DraftwiseError("there is no answer to compare with yet")
-        last = self.turns[-1]
+        last = self._last("compare with")
         prompt = Prompt(last.result.prompt_tokens, turn_ends(self._speculator.tokenizer))
-        chosen, num = self._params, len(last.result.tokens)
+        chosen, usual, num = self._params, self._speculator, len(last.result.tokens)
         self._params = replace(chosen, max_new_tokens=max(num, 1), drafters=None)
+        self._speculator = plain_like(usual)
         try:
-            again = self._say(plain_like(self._speculator), last.asked, prompt, lambda: False)
+            again = self._say(last.asked, prompt, lambda: False)
         finally:
-            self._params = chosen
+            self._params, self._speculator = chosen, usual
         fast, plain = last.result.stats.tok_per_s, again.result.stats.tok_per_s
         same = "yes" if again.result.tokens == last.result.tokens else "no"
         if chosen.sampling.temperature > 0:
@@ -342,10 +319,7 @@ class Conversation:
         say("a new conversation", style="dim")
 
     def system(self, text: str) -> None:
-        """Show the system message, or put another in its place, from the next answer on.
-
-        Raises DraftwiseError where the model's template takes none.
-        """
+        """Show the system message, or replace it; DraftwiseError where the template takes none."""
         if text:
             opening = [{"role": "system", "content": text}]
             render([*opening, _PROBE], self._speculator.tokenizer)
@@ -361,16 +335,13 @@ class Conversation:
                 value = float(text)
             except ValueError:
                 raise DraftwiseError(f"/temperature {text}: write a number, 0 is greedy") from None
-            o.request({"temperature": value})
-            sampling = replace(self._params.sampling, temperature=value)
+            with o.option_names():
+                sampling = replace(self._params.sampling, temperature=value)
             self._params = replace(self._params, sampling=sampling)
         say(f"temperature: {self._params.sampling.temperature:g}", style="dim")
 
     def save(self, text: str) -> None:
-        """Write the conversation as one line of jsonl, as ``generate --batch`` reads it.
-
-        Raises DraftwiseError without a name, and where the file holds something else; OSError.
-        """
+        """Write the conversation as one line of jsonl, as ``generate --batch`` reads it."""
         file = _file("save", text)
         if file.exists():
             _read(file)
@@ -385,28 +356,23 @@ class Conversation:
         self.messages, self.turns = messages, []
         say(f"read {file}: {counted(len(messages), 'message')}", style="dim")
 
-    def help(self, text: str) -> None:
-        self._console.print(Text(text))
+    def help(self) -> None:
+        self._console.print(Text(HELP))
         self._console.print(Text("drafters: ").append(legend(colours(self._names))))
 
     def stats(self) -> None:
         if not self.turns:
             say("no turns yet")
             return
-        table = Table(box=box.SIMPLE, show_footer=False)
-        for name in ("turn", "prompt", "tokens", "first token", "tok/s", "MAT", "accepted"):
-            table.add_column(name, justify="right")
+        headings = ("turn", "prompt", "tokens", "first token", "tok/s", "MAT", "accepted")
+        table = show.make_table(right=headings, box=box.SIMPLE)
         for number, turn in enumerate(self.turns, 1):
             stats = turn.result.stats
             table.add_row(
-                str(number),
-                str(len(turn.result.prompt_tokens)),
-                str(stats.num_emitted),
-                f"{turn.first_token_s:.2f} s",
-                f"{stats.tok_per_s:.1f}",
-                f"{stats.mean_accepted_tokens:.2f}",
-                f"{stats.draft_acceptance_rate:.2f}",
-            )
+                f"{number}", f"{len(turn.result.prompt_tokens)}", f"{stats.num_emitted}",
+                f"{turn.first_token_s:.2f} s", f"{stats.tok_per_s:.1f}",
+                f"{stats.mean_accepted_tokens:.2f}", f"{stats.draft_acceptance_rate:.2f}",
+            )  # fmt: skip
         self._console.print(table)
         self._console.print(legend(colours(self._names)))
         writers = Counter(name for turn in self.turns for name in turn.result.sources)
@@ -421,33 +387,26 @@ class Conversation:
         if result.finish_reason not in {"length", "interrupted"}:
             return
         num = len(result.tokens)
+        why = "stopped: /continue goes on"
         if len(result.prompt_tokens) + num >= self._speculator.target.max_positions:
-            say(self._full(), style="yellow")
+            why = self._full()
         elif result.finish_reason == "length":
-            say(
-                f"cut off after {counted(num, 'token')} (--max-new-tokens): /continue goes on",
-                style="yellow",
-            )
-        else:
-            say("stopped: /continue goes on", style="yellow")
+            why = f"cut off after {counted(num, 'token')} (--max-new-tokens): /continue goes on"
+        say(why, style="yellow")
 
     def _full(self) -> str:
         positions = self._speculator.target.max_positions
         return f"the model's context of {positions} tokens is full: /reset begins a new one"
 
     def _say(
-        self,
-        speculator: Speculator,
-        asked: Sequence[Message],
-        prompt: Prompt,
-        is_stopped: Callable[[], bool],
+        self, asked: Sequence[Message], prompt: Prompt, is_stopped: Callable[[], bool],
         before: Result | None = None,
-    ) -> Turn:
+    ) -> Turn:  # fmt: skip
         """Show an answer as it comes; before: what was said of it already."""
         from draftwise.engine.attribution import SourceAttribution
         from draftwise.engine.text import Answer, Ending
 
-        params, stops = self._params, self._params.stop
+        speculator, params, stops = self._speculator, self._params, self._params.stop
         if params.seed is not None:
             later = len(self.turns) + (0 if before is None else len(before.tokens))
             params = replace(params, seed=params.seed + later)
@@ -492,7 +451,6 @@ def _file(command: str, text: str) -> Path:
 
 
 def _read(file: Path) -> list[Message]:
-    """The conversation in a file; DraftwiseError for what is none, OSError."""
     messages: Any = None
     with suppress(ValueError):
         found = strict_json(read_text(file))

@@ -7,19 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
 
-from draftwise.checks import option
+from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
 from draftwise.cli.demo import choose_prompts
 from draftwise.cli.failures import Output, note, quiet, refused_values
 from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import check_chat, load
 from draftwise.cli.prompts import Given, as_chat, read_batch
-from draftwise.cli.show import bars
+from draftwise.cli.show import bars, make_table
 from draftwise.presets import Preset
-from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.engine import LosslessnessReport
@@ -40,9 +38,7 @@ def check(
     prompts: Path | None = option(
         None,
         "One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
-        "--prompts",
-        "--batch",
-        "-b",
+        *("--prompts", "--batch", "-b"),
         metavar="FILE",
     ),
     drafter: o.Drafters = None,
@@ -68,7 +64,8 @@ def check(
     """
     with quiet():
         with refused_values():
-            sizes = _parse_widths(widths)
+            said = f"--widths {widths!r}: write whole numbers from 2, such as 2,4,8,16"
+            sizes = sorted(set(comma_separated(widths, int, 2, said)))
             given = [] if prompts is None else read_batch(prompts)
             if is_chat:
                 given = [as_chat(one, None) for one in given]
@@ -95,21 +92,9 @@ def check(
     raise SystemExit(0 if report.is_lossless else 1)
 
 
-def _parse_widths(text: str) -> list[int]:
-    """``"2,4"`` to widths, each once; DraftwiseError for anything else, and for widths below 2."""
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 2:
-        raise DraftwiseError(f"--widths {text!r}: write whole numbers from 2, such as 2,4,8,16")
-    return found
-
-
 def _answer_all(
     base: Speculator, given: list[Given], num: int, seed: int, report: LosslessnessReport
 ) -> dict[str, int]:
-    """Both answers to every prompt, into the report; rounds, and tokens drafted and accepted."""
     from draftwise.speculator import Speculator
 
     plain = Speculator(base.target, base.tokenizer, [], _PLAIN)
@@ -129,11 +114,9 @@ def _answer_all(
 
 
 def _table(found: dict[str, Any]) -> Table:
-    """A line a width; margins and differences are in logits."""
     title = f"{Path(found['model']).name}, {found['dtype']}, {found['device']}"
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for heading in ("forward over", "positions", "argmax", "margin", "max", "logits", "of bound"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("forward over", "positions", "argmax", "margin", "max", "logits", "of bound")
+    table = make_table(right=headings, title=title)
     for width, row in found["widths"].items():
         share = row["largest_share_of_bound"]
         table.add_row(
@@ -145,7 +128,6 @@ def _table(found: dict[str, Any]) -> Table:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    """What the table means, and what it does not say."""
     yield from (
         "  argmax: positions where it is not that of a forward over one token; margin, max: logits",
         "  between the two tokens there, median and largest; logits: largest difference of any;",

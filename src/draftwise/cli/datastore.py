@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,26 +24,11 @@ JSON_LINES = {".jsonl", ".ndjson"}
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Text of a document; ``is_first`` where a document begins; the bytes of file it stands for."""
-
-    text: str
-    is_first: bool
-    num_bytes: int
-
-
 def corpus_files(path: Path) -> list[Path]:
-    """The file, or all files of a folder in the order of their names, hidden ones left out.
-
-    Raises DraftwiseError if there is none.
-    """
+    """The file, or all files of a folder by name, without hidden ones; DraftwiseError for none."""
     if path.is_dir():
-        found = [
-            file
-            for file in sorted(path.rglob("*"))
-            if file.is_file() and not any(p.startswith(".") for p in file.relative_to(path).parts)
-        ]
+        names = (file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file())
+        found = [path / name for name in names if not any(p[0] == "." for p in name.parts)]
         if not found:
             raise DraftwiseError(f"{path} has no files: a corpus needs some text")
         return found
@@ -55,10 +39,11 @@ def corpus_files(path: Path) -> list[Path]:
     return [path]
 
 
-def pieces(file: Path) -> Iterator[TextPiece]:
+def pieces(file: Path) -> Iterator[tuple[bool, str, int]]:
     """The documents of one file: a text file is one, json lines are one each.
 
-    A long text comes in pieces of whole lines, so that no file has to fit into memory twice.
+    Yields whether a document begins, its text, and the bytes of file that the text stands for. A
+    long text comes in pieces of whole lines, so that no file has to fit into memory twice.
     Raises DraftwiseError for a line that is no object with ``text`` or ``prompt``/``completion``,
     and UnicodeDecodeError for a file that is not UTF-8.
     """
@@ -66,17 +51,15 @@ def pieces(file: Path) -> Iterator[TextPiece]:
         if file.suffix.lower() in JSON_LINES:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield TextPiece(_text_of(line, file, number), True, len(line.encode()))
+                    yield True, _text_of(line, file, number), len(line.encode())
             return
         is_first = True
-        while chunk := lines.readlines(_CHUNK):
-            text = "".join(chunk)
-            yield TextPiece(text, is_first, len(text.encode()))
+        while text := "".join(lines.readlines(_CHUNK)):
+            yield is_first, text, len(text.encode())
             is_first = False
 
 
 def _text_of(line: str, file: Path, number: int) -> str:
-    """``text``, or ``prompt`` and ``completion`` as one text."""
     try:
         found: Any = any_json(line)
     except ValueError as error:
@@ -154,10 +137,7 @@ def _load(source: str) -> tuple[Any, int]:
 
 
 def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
-    """The tokens of each document, no special ones added; in a folder, what is no text is left out.
-
-    Raises ValueError where the corpus is one file and that is not UTF-8.
-    """
+    """The tokens of each document, no special ones added; ValueError for one file not in UTF-8."""
     documents: list[NDArray[np.uint32]] = []
     left_out = 0
     with bars("tokenizing", TaskProgressColumn(), TimeElapsedColumn()) as progress:
@@ -165,12 +145,12 @@ def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
         for file in files:
             of_file: list[list[NDArray[np.uint32]]] = []
             try:
-                for piece in pieces(file):
-                    ids = tokenizer(piece.text, add_special_tokens=False, verbose=False)
-                    if piece.is_first:
+                for is_first, text, num_bytes in pieces(file):
+                    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+                    if is_first:
                         of_file.append([])
-                    of_file[-1].append(np.array(ids["input_ids"], dtype=np.uint32))
-                    progress.advance(task, piece.num_bytes)
+                    of_file[-1].append(np.array(ids, dtype=np.uint32))
+                    progress.advance(task, num_bytes)
             except UnicodeDecodeError as error:
                 if len(files) == 1:
                     raise not_text(file, error) from error

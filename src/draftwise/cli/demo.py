@@ -7,11 +7,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -26,9 +25,8 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
 from draftwise.cli.load import check, load
-from draftwise.cli.show import PLAIN_STYLE, colours, legend, painted, shares, total
+from draftwise.cli.show import PLAIN_STYLE, colours, legend, make_table, painted, shares, total
 from draftwise.engine.options import RequestParams
-from draftwise.settings import Settings
 from draftwise.types import NONE, DraftwiseError
 
 if TYPE_CHECKING:
@@ -92,10 +90,7 @@ class DemoPrompt:
 
 
 def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
-    """The first prompt of each kind, then the second: questions where there is a chat template.
-
-    Raises DraftwiseError for a number below 1.
-    """
+    """The first prompt of each kind, then the second: questions where there is a chat template."""
     if num < 1:
         raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
     takes_chats = getattr(tokenizer, "chat_template", None)
@@ -109,7 +104,6 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
 
 WIDE = 100
 """Columns from which on the panels stand side by side."""
-
 _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 
@@ -143,10 +137,14 @@ class Stage:
         room = height - 6 if is_wide else height // len(self._lanes) - 4
         room = max(_FEWEST_LINES, min(_MOST_LINES, room))
         inside = (width // len(self._lanes) if is_wide else width) - 4
-        texts = [self._tail(lane, inside, room) for lane in self._lanes]
-        lines = max(text.plain.count("\n") + 1 for text in texts) if is_last else room
+        wrapped = [
+            painted(lane.pieces, self._styles).wrap(self._console, inside)[-room:]
+            for lane in self._lanes
+        ]
+        lines = max(1, *map(len, wrapped)) if is_last else room
         panels = [
-            self._panel(lane, text, lines) for lane, text in zip(self._lanes, texts, strict=True)
+            self._panel(lane, Text("\n").join(text), lines)
+            for lane, text in zip(self._lanes, wrapped, strict=True)
         ]
         if not is_wide:
             return Group(*panels)
@@ -155,11 +153,6 @@ class Stage:
             grid.add_column(ratio=1)
         grid.add_row(*panels)
         return grid
-
-    def _tail(self, lane: Lane, width: int, lines: int) -> Text:
-        """The last lines of a lane's text, as they wrap at this width."""
-        wrapped = painted(lane.pieces, self._styles).wrap(self._console, width)
-        return Text("\n").join(wrapped[-lines:])
 
     def _panel(self, lane: Lane, text: Text, lines: int) -> Panel:
         plain = self._lanes[0]
@@ -183,12 +176,11 @@ class Lane:
     """One decoder's answer while it grows, and the engine's seconds it has used."""
 
     def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
+        # torch, which a refusal does not wait for
+        from draftwise.engine.attribution import SourceAttribution
+
         self.title, self._generation = title, generation
         self._rounds = iter(generation)
-        from draftwise.engine.attribution import (
-            SourceAttribution,  # torch, which a refusal does not wait for
-        )
-
         self._painter = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
         self.seconds, self.num_tokens, self.num_rounds = 0.0, 0, 0
@@ -200,7 +192,6 @@ class Lane:
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     def step(self) -> None:
-        """One more round, or the end."""
         round_ = next(self._rounds, None)
         text = self._generation.text(0)
         if round_ is None:
@@ -217,10 +208,7 @@ class Lane:
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
-    """Step the lane that has used less time, the earlier at first; yields the one that moved.
-
-    Rounds alternate within milliseconds, so other load on the machine slows both equally.
-    """
+    """Step the lane that has used less time, so that load on the machine slows both equally."""
     while not is_stopped() and (running := [lane for lane in lanes if lane.is_running]):
         lane = min(running, key=lambda lane: lane.seconds)
         lane.step()
@@ -232,49 +220,39 @@ _BAR = 24
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One prompt, answered both ways."""
-
     domain: str
     plain: Result
     fast: Result
-
-    @property
-    def is_identical(self) -> bool:
-        return self.plain.tokens == self.fast.tokens
 
 
 def report(
     pairs: Sequence[Pair], styles: Mapping[str, str], title: str, is_greedy: bool
 ) -> RenderableType:
-    """All tables, one below the other."""
     fast = total([pair.fast.stats for pair in pairs])
-    return Group(
-        _speeds(pairs, title, is_greedy),
-        "",
-        _writers(pairs, fast, styles),
-        "",
-        _phases(fast),
-        "",
-        *_facts(pairs, is_greedy),
-    )
+    parts = shares(fast.seconds_by_phase)
+    phases = make_table("time by phase", right=list(parts), box=None, padding=(0, 1))
+    phases.add_row("", *(f"{part:.1%}" for part in parts.values()))
+    facts = [Text(" output: same distribution (sampled)", "bold")]
+    if is_greedy:
+        facts = [Text.assemble((" output identical: ", "bold"), _same(*pairs))]
+    if (peak := peak_memory_bytes()) is not None:
+        facts.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
+    speeds, writers = _speeds(pairs, fast, title, is_greedy), _writers(pairs, fast, styles)
+    return Group(speeds, "", writers, "", phases, "", *facts)
 
 
-def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("prompt", no_wrap=True)
+def _speeds(pairs: Sequence[Pair], fast: Stats, title: str, is_greedy: bool) -> Table:
     rates = ("plain\ntok/s", f"{title}\ntok/s")
-    for heading in ("tokens", *rates, "ratio", "MAT", "accepted\n/drafted"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("tokens", *rates, "ratio", "MAT", "accepted\n/drafted")
+    table = make_table("prompt", right=headings, padding=(0, 1))
     if is_greedy:
         table.add_column("same\ntext", no_wrap=True)
     for pair in pairs:
         cells = _cells(pair.domain, pair.plain.stats, pair.fast.stats)
-        table.add_row(*cells, *([_yes(pair.is_identical)] if is_greedy else []))
+        table.add_row(*cells, *([_same(pair)] if is_greedy else []))
     table.add_section()
-    plain = total([pair.plain.stats for pair in pairs])
-    fast = total([pair.fast.stats for pair in pairs])
-    whole = [_yes(all(pair.is_identical for pair in pairs))] if is_greedy else []
-    table.add_row(*_cells("all", plain, fast), *whole, style="bold")
+    cells = _cells("all", total([pair.plain.stats for pair in pairs]), fast)
+    table.add_row(*cells, *([_same(*pairs)] if is_greedy else []), style="bold")
     return table
 
 
@@ -291,17 +269,16 @@ def _cells(name: str, plain: Stats, fast: Stats) -> list[str]:
     ]
 
 
-def _yes(is_so: bool) -> Text:
-    return Text("yes", "green") if is_so else Text("NO", "bold red")
+def _same(*pairs: Pair) -> Text:
+    are_same = all(pair.plain.tokens == pair.fast.tokens for pair in pairs)
+    return Text("yes", "green") if are_same else Text("NO", "bold red")
 
 
 def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
-    """Rounds and tokens by drafter."""
     pulls = shares(fast.pulls)
     written = shares(Counter(source for pair in pairs for source in pair.fast.sources))
-    table = Table(box=None, padding=(0, 1), pad_edge=True)
-    for heading in ("drafter", "pulls (rounds)", "tokens written"):
-        table.add_column(heading)
+    headings = ("drafter", "pulls (rounds)", "tokens written")
+    table = make_table(*headings, box=None, padding=(0, 1))
     names = [name for name in {**pulls, **written} if name not in {NONE, "target"}]
     rows = [(name, name, name, styles.get(name, "")) for name in names]
     for shown, pulled, writer, style in [*rows, ("none / target", NONE, "target", PLAIN_STYLE)]:
@@ -311,32 +288,9 @@ def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> T
 
 
 def _bar(part: float, style: str) -> Text:
-    """A bar as long as the part, and the part in figures."""
     eighths = round(part * _BAR * 8)
     blocks = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return Text.assemble((blocks, style), " " if blocks else "", f"{part:.0%}")
-
-
-def _phases(fast: Stats) -> Table:
-    """Which share of draftwise's seconds each phase of the round had."""
-    table = Table(box=None, padding=(0, 1))
-    table.add_column("time by phase")
-    parts = shares(fast.seconds_by_phase)
-    for phase in parts:
-        table.add_column(phase, justify="right")
-    table.add_row("", *(f"{part:.1%}" for part in parts.values()))
-    return table
-
-
-def _facts(pairs: Sequence[Pair], is_greedy: bool) -> list[RenderableType]:
-    """One line each: whether the words are the same, and what it took."""
-    same = _yes(all(pair.is_identical for pair in pairs)) if is_greedy else Text("")
-    verdict = "output identical: " if is_greedy else "output: same distribution (sampled)"
-    lines = [Text.assemble((f" {verdict}", "bold"), same)]
-    peak = peak_memory_bytes()
-    if peak is not None:
-        lines.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
-    return list(lines)
 
 
 def peak_memory_bytes() -> int | None:
@@ -370,14 +324,8 @@ def demo(
     compile_: o.Compile = False,
 ) -> None:
     """Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."""
-    wanted = Settings(
-        **asdict(hardware),
-        target=target,
-        drafters=drafter,
-        compile=compile_,
-        preset=preset,
-        policy=policy,
-        seed=seed,
+    wanted = replace(
+        o.wanted(target, drafter, hardware, seed), compile=compile_, preset=preset, policy=policy
     )
     params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
     with quiet():
@@ -390,9 +338,9 @@ def demo(
             chosen = choose_prompts(prompts, fast.tokenizer)
         with graceful() as is_stopped:
             show = Show(fast, preset, params)
-            show.conclude(show.run(chosen, is_stopped))
+            show.run(chosen, is_stopped)
             if svg is not None:
-                show.save(svg)
+                show.film.save_svg(str(svg), title="draftwise demo")
         if is_stopped():
             say("interrupted", style="yellow")
             raise SystemExit(INTERRUPTED)
@@ -413,53 +361,38 @@ class Show:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
         self._params, self._console = params, Output()
         width, height = _PICTURE_SIZE
-        self._film = Console(
+        self.film = Console(
             record=True, file=io.StringIO(), force_terminal=True, width=width, height=height
         )
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
-    def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> list[Pair]:
-        """Race on each prompt; returns what was finished."""
+    def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> None:
+        """Race on each prompt; then the tables of what was finished."""
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
-        self._warm_up(prompts[0])
+        for speculator in (self._plain, self._fast):  # neither pays for allocator and lazy imports
+            short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
+            speculator.generate(prompts[0].prompt, short)
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
             self._introduce(f"{number}/{len(prompts)} {asked.domain}", asked.text)
-            plain = self._lane(self._plain, "plain decoding", asked)
-            fast = self._lane(self._fast, self._title, asked)
+            lanes = []
+            for title, one in (("plain decoding", self._plain), (self._title, self._fast)):
+                lanes.append(Lane(title, one.start(asked.prompt, self._params), one.tokenizer))
             # the first to move alternates; on the screen plain decoding stays on the left
-            self._race([plain, fast], number % 2 == 0, is_stopped)
+            self._race(lanes, number % 2 == 0, is_stopped)
             if is_stopped():
                 break
-            pairs.append(Pair(asked.domain, plain.result(), fast.result()))
-        return pairs
-
-    def conclude(self, pairs: Sequence[Pair]) -> None:
+            pairs.append(Pair(asked.domain, *(lane.result() for lane in lanes)))
         if pairs:
             is_greedy = self._params.sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))
 
-    def save(self, path: Path) -> None:
-        """Write what was shown as one picture; OSError."""
-        self._film.save_svg(str(path), title="draftwise demo")
-
     def _print(self, shown: RenderableType) -> None:
         self._console.print(shown)
-        self._film.print(shown)
-
-    def _warm_up(self, asked: DemoPrompt) -> None:
-        """The first calls pay for the allocator and lazy imports: neither lane should."""
-        for speculator in (self._plain, self._fast):
-            short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
-            speculator.generate(asked.prompt, short)
-
-    def _lane(self, speculator: Speculator, title: str, asked: DemoPrompt) -> Lane:
-        generation = speculator.start(asked.prompt, self._params)
-        return Lane(title, generation, speculator.tokenizer)
+        self.film.print(shown)
 
     def _introduce(self, title: str, prompt: str) -> None:
-        """Which prompt it is, by its last lines."""
         self._print("")
         self._print(Rule(Text(title, "bold"), align="left", style="bright_black"))
         for line in prompt.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
@@ -479,4 +412,4 @@ class Show:
             for lane in lanes:
                 self._console.print(Text(f"--- {lane.title}: {lane.tok_per_s:.1f} tok/s"))
             self._console.print(painted(lanes[-1].pieces, {}), soft_wrap=True)
-        self._film.print(Stage(self._film, lanes, self._styles).picture(is_last=True))
+        self.film.print(Stage(self.film, lanes, self._styles).picture(is_last=True))

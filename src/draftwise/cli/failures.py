@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 from rich.console import Console
 from rich.text import Text
@@ -27,20 +27,12 @@ NOT_WRITTEN = 74
 """Exit code where what was made could not be written (EX_IOERR of sysexits.h)."""
 
 
-@dataclass
-class Voice:
-    """What is said on stderr beside warnings and errors.
+VOICE = SimpleNamespace(notes=True, loads=False)
+"""What is said on stderr beside warnings and errors; ``options.command`` sets it.
 
-    notes: summaries, progress, names of files that were written. loads: what is being loaded, also
-    where stderr is no terminal.
-    """
-
-    notes: bool = True
-    loads: bool = False
-
-
-VOICE = Voice()
-"""Of this process; ``command.command`` sets it."""
+notes: summaries, progress, names of files that were written. loads: what is being loaded, also
+where stderr is no terminal.
+"""
 
 
 def say(message: str, style: str = "red") -> None:
@@ -71,10 +63,7 @@ def waiting(what: str, *, is_load: bool = False) -> Iterator[None]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What went wrong, as a line for people; exit code 2, 74 (disk), 130 (Ctrl-C), 141 (pipe).
-
-    Other errors are bugs of ours and keep their traceback.
-    """
+    """What went wrong, as a line for people; exit code 2, 74 (disk), 130 (Ctrl-C), 141 (pipe)."""
     try:
         yield
     except DraftwiseError as error:
@@ -96,16 +85,12 @@ class Output(Console):
     """Stdout; a reader that goes away is said as everywhere else, not as rich does it."""
 
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError."""
         raise BrokenPipeError
 
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Around a whole process: text that stdout cannot encode is replaced, and all is flushed.
-
-    Raises DraftwiseError where stdout is closed, and whatever the last write raises.
-    """
+    """Around a whole process: text that stdout cannot encode is replaced, and all is flushed."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:

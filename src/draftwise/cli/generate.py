@@ -15,14 +15,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, quiet, refused_values, say
-from draftwise.cli.load import (
-    check,
-    check_chat,
-    check_template,
-    keeping_memory,
-    load,
-    warn_of_cuts,
-)
+from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.cli.show import Pen, bars, summary, total
 from draftwise.engine.memory import hold
@@ -54,8 +47,7 @@ def generate(
     batch: Path | None = option(
         None,
         "File with one prompt per line, or jsonl with `prompt` or `messages`.",
-        "--batch",
-        "-b",
+        *("--batch", "-b"),
         metavar="FILE",
     ),
     as_json: bool = o.AS_JSON,
@@ -77,7 +69,8 @@ def generate(
             if is_chat or system is not None:
                 prompts = [as_chat(given, system) for given in prompts]
             check(settings)
-            if any(not isinstance(given.prompt, str) for given in prompts):
+            are_chats = any(not isinstance(given.prompt, str) for given in prompts)
+            if are_chats:
                 check_chat(target, chat_template)
             elif chat_template is not None:
                 raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
@@ -86,7 +79,7 @@ def generate(
         with hold(settings.state):
             speculator = load(settings, chat_template)
             o.check_vocabulary(params, speculator.target.vocab_size)
-            if any(not isinstance(given.prompt, str) for given in prompts):
+            if are_chats:
                 check_template(target, speculator.tokenizer)
             from draftwise.engine.records import TraceWriter
 
@@ -105,19 +98,28 @@ def generate(
     raise SystemExit(code)
 
 
+def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
+    positions = speculator.target.max_positions
+    room = min(positions - len(prompt.tokens) for prompt in prompts)
+    if max_new_tokens > room:
+        which = "this prompt" if len(prompts) == 1 else "the longest prompt"
+        say(
+            f"--max-new-tokens {max_new_tokens}: the context of {positions} tokens has room for "
+            f"{room} after {which}; the answer ends there at the latest",
+            style="yellow",
+        )
+
+
 def _prompts(
     prompt: str | None, file: Path | None, batch: Path | None, batch_size: int
 ) -> list[Given]:
-    """The prompts, wherever they come from."""
-    if batch is None:
-        prompts = [Given(read_prompt(prompt, file))]
-    elif prompt is not None or file is not None:
-        raise DraftwiseError("give one prompt, or many with --batch, not both")
-    else:
-        prompts = read_batch(batch)
     if batch_size < 1:
         raise DraftwiseError(f"--batch-size {batch_size}: it must be 1 or more")
-    return prompts
+    if batch is None:
+        return [Given(read_prompt(prompt, file))]
+    if prompt is not None or file is not None:
+        raise DraftwiseError("give one prompt, or many with --batch, not both")
+    return read_batch(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,8 @@ class Job:
 
     def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
         """Begin with these prompts, of which the first is number ``first`` of all."""
-        params = self.params
-        if params.seed is not None:  # else every chunk of a batch would draw the same
-            params = replace(params, seed=params.seed + first)
+        seed = self.params.seed  # with the same, every chunk of a batch would draw the same
+        params = replace(self.params, seed=None if seed is None else seed + first)
         return self.speculator.start(list(prompts), params)
 
     def rounds(
@@ -145,11 +146,9 @@ class Job:
             if self.trace is not None:
                 self.trace.write(replace(round_, request=first + round_.request))
             yield round_
-            num_seen += 1
-            if num_seen == round_.batch_size:
-                num_seen = 0
-                if is_stopped():
-                    return
+            num_seen = (num_seen + 1) % round_.batch_size
+            if num_seen == 0 and is_stopped():
+                return
 
 
 def run_single(job: Job, prompt: Prompt) -> int:

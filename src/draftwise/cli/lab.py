@@ -39,10 +39,7 @@ def find(name: str) -> Any:
 
 
 def need(name: str, what: str) -> Any:
-    """The same; DraftwiseError says what to install if no package registered it.
-
-    what: the command or option, as it is typed.
-    """
+    """The same; DraftwiseError if no package did. what: the command or option, as it is typed."""
     found = find(name)
     if found is None:
         raise DraftwiseError(f"{what} needs the lab: {lab_hint()}")

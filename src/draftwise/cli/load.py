@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from draftwise import presets, registry, zoo
+from draftwise.checks import known
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
 from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.files import holding, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
-from draftwise.settings import DTYPES, Settings
+from draftwise.settings import DTYPES, Hardware, Settings
 from draftwise.specs import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.chat import Prompt
     from draftwise.speculator import Speculator
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
@@ -34,14 +31,11 @@ MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
 _TEMPLATE_BYTES = 1 << 20
 PATIENCE_S = 2.0
-"""How long the hub may take to answer."""
+"""How long connecting to the hub, and its answer, may take each."""
 
 
 def check(wanted: Settings) -> None:
-    """Refuse at once what needs no model to be refused: names, options, files, devices.
-
-    Raises DraftwiseError that lists what is valid.
-    """
+    """Refuse at once what needs no model to be refused: names, options, files, devices."""
     setting = wanted.learning
     plans = setting.plans(["drafter"])
     _check_policy(setting)
@@ -54,24 +48,22 @@ def check(wanted: Settings) -> None:
             f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
             " add --scope auto, --scope session, or --scope task:LABEL"
         )
-    check_models(wanted.target, wanted.drafters or (), wanted.dtype, wanted.device, wanted.threads)
+    check_models(wanted.target, wanted.drafters or (), wanted)
     if wanted.state is not None:
         _check_state(wanted.state)
 
 
 def _check_policy(setting: presets.Preset) -> None:
     """Refuse what is refused for one drafter and for many: how many there will be is not known."""
-    refused: DraftwiseError | None = None
+    refusals = []
     for num in (1, 8):
         plans = setting.plans([f"drafter{n}" for n in range(num)])
         try:
             registry.make_policy(setting.policy, len(plans), plans=plans)
-        except DraftwiseError as error:
-            refused = refused or error
-        else:
             return
-    if refused is not None:
-        raise refused
+        except DraftwiseError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _check_state(state: Path) -> None:
@@ -86,26 +78,24 @@ def _check_state(state: Path) -> None:
         raise DraftwiseError(f"--state {state}: it cannot be read and written")
 
 
-def check_models(
-    target: str, drafters: Sequence[str], dtype: str, device: str, threads: int
-) -> None:
-    """Refuse at once, before torch is imported, models that are not there or cannot be computed.
-
-    Raises DraftwiseError.
-    """
-    if dtype not in DTYPES:
-        raise DraftwiseError(f"unknown dtype {dtype!r}; the dtypes are: {', '.join(DTYPES)}")
+def check_models(target: str, drafters: Sequence[str], hardware: Hardware) -> None:
+    """Refuse, before torch is imported, models that are not there or cannot be computed."""
+    dtype, device = hardware.dtype, hardware.device
+    known("dtype", dtype, DTYPES)
     check_device(device)
     if dtype in {"int8", "int4"} and device.partition(":")[0] not in {"auto", "cpu"}:
         raise DraftwiseError(f"--dtype {dtype} is for CPUs: add --device cpu, or leave it out")
     check_target(target)
     for spec in drafters:
         check_spec(spec)
-    check_threads(threads)
+    most = 16 * (os.cpu_count() or 1)
+    if not 1 <= hardware.threads <= most:
+        raise DraftwiseError(
+            f"--threads {hardware.threads}: it must be 1 to {most} on this machine"
+        )
 
 
 def check_target(target: str) -> None:
-    """Refuse a target that is not there, or whose files are damaged; raises DraftwiseError."""
     if target == ZOO:
         zoo.target_path()
     elif is_pretrained(target):
@@ -120,10 +110,7 @@ def check_target(target: str) -> None:
 
 
 def check_chat(target: str, template: Path | None = None) -> None:
-    """Refuse a target without a chat template, and a template that cannot be read.
-
-    Raises DraftwiseError. What is unpacked or fetched first is asked when it is there.
-    """
+    """Refuse a target without a chat template, as far as its files are there, or a bad template."""
     if template is not None:
         read_template(template)
         return
@@ -140,7 +127,6 @@ def check_chat(target: str, template: Path | None = None) -> None:
 
 
 def check_template(target: str, tokenizer: Any = None) -> None:
-    """Raise DraftwiseError where a model's tokenizer has no chat template."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise DraftwiseError(
             f"{target} has no chat template: it may be a base model, which continues text. Give "
@@ -188,71 +174,48 @@ def cached(model: str) -> Path | None:
 
 def check_hub(model: str) -> None:
     """Raise DraftwiseError for a hub id that is none, not in the cache and not to be fetched."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        validate_repo_id(model)
+        if cached(model) is not None:
+            return
     except HFValidationError:
         raise DraftwiseError(f"there is no model folder {model}, and it is no hub id") from None
-    if cached(model) is not None:
-        return
-    from huggingface_hub import constants
-
     said = f"there is no folder {model}, and no model of that name was fetched from the hub before"
     if constants.HF_HUB_OFFLINE:
         raise DraftwiseError(f"{said}; HF_HUB_OFFLINE forbids to fetch one")
-    if not _is_reachable(constants.ENDPOINT):
+    answers: list[Exception | None] = []
+
+    def ask() -> None:
+        from huggingface_hub import HfApi
+
+        try:
+            HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=PATIENCE_S)
+            answers.append(None)
+        except Exception as error:
+            answers.append(error)
+
+    # a thread of its own: looking up a name has no time limit
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(3 * PATIENCE_S)
+    answer = answers[0] if answers else ConnectionError()
+    # the HTTP library of the hub's client has changed, and its errors with it; not their names
+    if type(answer).__name__.startswith("Connect"):
         raise DraftwiseError(
             f"{said}; {constants.ENDPOINT} cannot be reached now. Name a folder or a .gguf file, "
             "or go online"
         )
-    if not _exists(model):
+    # of other answers, loading says more
+    if isinstance(answer, RepositoryNotFoundError) and answer.response.status_code in {401, 404}:
         raise DraftwiseError(
             f"there is no folder {model}, and {constants.ENDPOINT} has no public model {model}: "
             "check the name; for a private one, log in (hf auth login)"
         )
 
 
-def _is_reachable(endpoint: str) -> bool:
-    """Whether something listens there, or at the proxy on the way, within ``PATIENCE_S``."""
-    parts = urlsplit(endpoint)
-    proxy = os.environ.get("ALL_PROXY") or getproxies().get(parts.scheme)
-    if proxy:
-        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    answers: list[bool] = []
-
-    def ask() -> None:
-        try:
-            socket.create_connection((parts.hostname or "", port), PATIENCE_S).close()
-            answers.append(True)
-        except OSError:
-            answers.append(False)
-
-    # a thread of its own: looking up a name has no time limit
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(PATIENCE_S)
-    return bool(answers) and answers[0]
-
-
-def _exists(model: str) -> bool:
-    """Whether the hub knows the model; True where it does not say."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        HfApi().model_info(model, timeout=PATIENCE_S)
-    except RepositoryNotFoundError as error:
-        return getattr(error.response, "status_code", 404) not in {401, 404}
-    except Exception:  # whatever else is wrong with the hub, loading says it better
-        return True
-    return True
-
-
 def check_device(device: str) -> None:
-    """Refuse a device that this machine or its torch does not have; raises DraftwiseError."""
     kind, _, rest = device.partition(":")
     if kind == "map":
         if rest not in MAPS:
@@ -301,18 +264,8 @@ def _num_gpus() -> int:
     return count.value
 
 
-def check_threads(threads: int) -> None:
-    """Refuse a number of threads that this machine cannot start; raises DraftwiseError."""
-    most = 16 * (os.cpu_count() or 1)
-    if not 1 <= threads <= most:
-        raise DraftwiseError(f"--threads {threads}: it must be 1 to {most} on this machine")
-
-
 def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
-    """Load the speculator; raises DraftwiseError for what cannot be loaded.
-
-    chat_template: a Jinja file in place of the tokenizer's.
-    """
+    """Load the speculator; chat_template: a Jinja file in place of the tokenizer's."""
     with loading(wanted.target, wanted.threads):
         from draftwise.speculator import Speculator
 
@@ -328,25 +281,9 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
     return speculator
 
 
-def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
-    """Say where the model's context ends answers before ``--max-new-tokens`` does."""
-    positions = speculator.target.max_positions
-    room = min(positions - len(prompt.tokens) for prompt in prompts)
-    if max_new_tokens > room:
-        which = "this prompt" if len(prompts) == 1 else "the longest prompt"
-        say(
-            f"--max-new-tokens {max_new_tokens}: the context of {positions} tokens has room for "
-            f"{room} after {which}; the answer ends there at the latest",
-            style="yellow",
-        )
-
-
 @contextmanager
 def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]:
-    """Whatever ends the work, what was learnt is saved.
-
-    A disk that fails costs that alone, and the command's own end, which becomes exit code 74.
-    """
+    """Whatever ends the work, what was learnt is saved; exit code 74 where that alone fails."""
     ends_well = False
     try:
         yield
@@ -362,12 +299,10 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
                 raise SystemExit(NOT_WRITTEN) from None
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> AbstractContextManager[None]:
     """Hold a folder, as ``files.holding`` does; DraftwiseError where another process holds it."""
     taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
-    with holding(folder / ".lock", taken):
-        yield
+    return holding(folder / ".lock", taken)
 
 
 @contextmanager

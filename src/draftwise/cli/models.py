@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,9 @@ from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, quiet, refused_values
-from draftwise.cli.load import check_models, loading
+from draftwise.cli.load import check as check_wanted
+from draftwise.cli.load import load
+from draftwise.cli.show import make_table
 from draftwise.presets import PRESETS
 from draftwise.specs import signature
 from draftwise.types import DraftwiseError
@@ -27,15 +28,10 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.drafters.protocol import Drafter
     from draftwise.nn.model import CausalModel
-
-_GIVEN = {"num_plans", "rng", "plans", "request_tokens", "reward", "home"} | {
-    f"make_{part}" for part in ("base", "rule", "bandit")
-}
-"""Parameters that the engine fills in: they are not written in specs."""
+    from draftwise.speculator import Speculator
 
 _CHECKING = "Checking types of models"
-_MODEL_DRAFTERS = {"lm": ("PATH", "window=None, sink=4")}
-"""Drafters that are a model: where it lies, and the options after that."""
+_LM_OPTIONS = "window=None, sink=4"
 
 
 @o.command
@@ -68,34 +64,23 @@ def models(
                 console.print(table)
             return
         with refused_values():
-            source = target or "zoo"
-            check_models(source, drafter or (), hardware.dtype, hardware.device, hardware.threads)
-            found = _describe(source, drafter, hardware.dtype, hardware.device, hardware.threads)
+            wanted = o.wanted(target or "zoo", drafter, hardware)
+            check_wanted(wanted)
+            found = _describe(wanted.target, load(wanted))
         console.print(found)
 
 
-def _describe(
-    target: str, specs: list[str] | None, dtype: str, device: str, threads: int
-) -> RenderableType:
-    """Load, which runs every check there is, and say what was found."""
-    with loading(target, threads):
-        from draftwise.drafters.lm import LMDrafter
-        from draftwise.nn.load import load_model, load_tokenizer
-        from draftwise.pool import load_drafters, resolve_target
+def _describe(target: str, loaded: Speculator) -> RenderableType:
+    from draftwise.drafters.lm import LMDrafter
 
-        path, defaults = resolve_target(target)
-        model = load_model(path, dtype=dtype, device=device)
-        load_tokenizer(path)
-        wanted = defaults if specs is None else specs
-        drafters = load_drafters(wanted, model, path, dtype=dtype, device=device)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for heading in ("", "model", "parameters", "positions", "dtype", "attention"):
         table.add_column(heading, no_wrap=True)
-    table.add_row("target", *_facts(model))
-    for one in drafters:
+    table.add_row("target", *_facts(loaded.target))
+    for one in loaded.drafters:
         facts = _facts(one.model) if isinstance(one, LMDrafter) else _other_facts(one)
         table.add_row(one.name, *facts)
-    found = f"{target}: {model.vocab_size:,} tokens, shared by all; every self-check passed"
+    found = f"{target}: {loaded.target.vocab_size:,} tokens, shared by all; every self-check passed"
     return Group(Text(found, "bold", overflow="fold"), table)
 
 
@@ -123,28 +108,20 @@ def _other_facts(drafter: Drafter) -> list[str]:
 def _tables() -> Iterator[RenderableType]:
     yield from _zoo()
     yield _drafters()
-    for title, flag, table in (
-        ("policies", "--policy", registry.POLICIES),
-        ("rewards", "--reward", registry.REWARDS),
-        ("feedbacks", "--feedback", registry.FEEDBACKS),
-        ("stop rules", "--rule", registry.GUIDES),
-    ):
-        kind = title.removesuffix("s")
-        yield _entries(title, flag, [(n, *_entry(kind, table, n)) for n in table])
+    for title, kind in (
+        ("policies", "policy"), ("rewards", "reward"), ("feedbacks", "feedback"),
+        ("stop rules", "guide"),
+    ):  # fmt: skip
+        rows = [(name, *_entry(kind, name)) for name in registry.TABLES[kind]]
+        yield _entries(title, "--rule" if kind == "guide" else f"--{kind}", rows)
     yield _presets()
 
 
 def _table(title: str, *headings: str) -> Table:
-    table = Table(
-        title=Text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
-    )
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+    return make_table(*headings, title=Text(title, "bold"), title_justify="left", padding=(0, 1))
 
 
 def _zoo() -> Iterator[RenderableType]:
-    """The bundled models, or why there are none."""
     from draftwise import zoo
 
     table = _table("bundled models (--target zoo)", "spec", "parameters", "MB")
@@ -162,19 +139,20 @@ def _zoo() -> Iterator[RenderableType]:
 
 
 def _count(weights: Path) -> int:
-    """Stored parameters, from the file's header alone: its length, then JSON."""
-    with weights.open("rb") as stored:
-        header = json.loads(stored.read(int.from_bytes(stored.read(8), "little")))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
+    """Stored parameters, from the file's header alone."""
+    from safetensors import safe_open
+
+    with safe_open(weights, "np") as stored:
+        slices = map(stored.get_slice, stored.keys())
+        return sum(math.prod(each.get_shape()) for each in slices)
 
 
 def _drafters() -> Table:
     rows = []
-    for name in registry.DRAFTERS:
-        options, about = signature(registry.DRAFTERS[name][0])
+    for name, (where, _) in registry.DRAFTERS.items():
+        options, about = signature(where)
         told = ", ".join(n if d is None else f"{n}={d}" for n, (_, d) in options.items())
-        path, own = _MODEL_DRAFTERS.get(name, ("", told))
-        rows.append((f"{name}:{path}" if path else name, own, about))
+        rows.append(("lm:PATH", _LM_OPTIONS, about) if name == "lm" else (name, told, about))
     rows.append(("zoo, zoo:NAME", "", "All bundled drafters, or one of them (also EAGLE heads)."))
     return _entries("drafters", "--drafter", rows)
 
@@ -186,14 +164,13 @@ def _entries(title: str, flag: str, rows: list[tuple[str, str, str]]) -> Table:
     return table
 
 
-def _entry(kind: str, table: registry.Table, name: str) -> tuple[str, str]:
+def _entry(kind: str, name: str) -> tuple[str, str]:
     """One entry's options with their defaults, and the first sentence of its docstring."""
-    found = registry.lookup(kind, table, name)
-    parameters = inspect.signature(found).parameters.values()
+    found = registry.lookup(kind, registry.TABLES[kind], name)
     options = [
         p.name if p.default is inspect._empty else f"{p.name}={p.default}"
-        for p in parameters
-        if p.name not in _GIVEN
+        for p in inspect.signature(found).parameters.values()
+        if p.name not in registry.FILLED[kind]
     ]
     return ", ".join(options), (inspect.getdoc(found) or "").split("\n")[0]
 

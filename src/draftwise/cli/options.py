@@ -36,13 +36,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(function).parameters
     options: dict[str, inspect.Parameter] = {}
     for name, parameter in parameters.items():
-        default = parameter.default
-        if is_dataclass(hints[name]):
-            found = _options_of(hints[name], hints[name]() if default is _EMPTY else default)
-        else:
-            found = _option(name, hints[name], default, default)
+        found = _options_of(name, hints[name], parameter.default, parameter.default)
         options = {**options, **found, **options}
-    options |= _option("quiet", bool, _QUIET, _QUIET)
+    options |= _options_of("quiet", bool, _QUIET, _QUIET)
 
     @functools.wraps(function)
     @refusals()
@@ -109,20 +105,15 @@ def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any
     return own.read(value) if own is not None and own.read else value
 
 
-def _options_of(group: Any, defaults: Any) -> dict[str, inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    found: dict[str, inspect.Parameter] = {}
-    for one in fields(group):
-        hint, default = hints[one.name], getattr(defaults, one.name)
-        if is_dataclass(hint):
-            found |= _options_of(hint, default)
-        else:
-            found |= _option(one.name, hint, one, default)
-    return found
-
-
-def _option(name: str, hint: Any, declared: Any, default: Any) -> dict[str, inspect.Parameter]:
-    """The parameter that typer reads, by its name; none for a field without help."""
+def _options_of(name: str, hint: Any, declared: Any, default: Any) -> dict[str, inspect.Parameter]:
+    """The parameters that typer reads, by name; none for a field without help."""
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        hints, found = get_type_hints(hint, include_extras=True), dict[str, inspect.Parameter]()
+        defaults = hint() if default is _EMPTY else default
+        for one in fields(hint):
+            found |= _options_of(one.name, hints[one.name], one, getattr(defaults, one.name))
+        return found
     own = _own(declared)
     if own is not None and not own.help:
         return {}
@@ -142,15 +133,10 @@ def _typer_option(name: str, own: Option) -> Any:
         return [one for one in own.known if one.startswith(incomplete)]
 
     return typer.Option(
-        *(own.flags or ("--" + name.replace("_", "-"),)),
-        help=own.help,
-        rich_help_panel=own.panel,
-        metavar=own.metavar,
-        envvar=own.envvar,
-        min=own.least,
-        max=own.most,
+        *(own.flags or ("--" + name.replace("_", "-"),)), help=own.help, rich_help_panel=own.panel,
+        metavar=own.metavar, envvar=own.envvar, min=own.least, max=own.most,
         autocompletion=complete if own.known else None,
-    )
+    )  # fmt: skip
 
 
 _TARGET = annotated(Settings, "target")
@@ -220,10 +206,7 @@ def request(sampling: dict[str, Any], **params: Any) -> RequestParams:
 
 
 def check_vocabulary(params: RequestParams, vocab_size: int) -> None:
-    """Raise DraftwiseError for a bias of a token that the target does not have."""
     bias = params.sampling.logit_bias
     if (largest := max(bias, default=0)) >= vocab_size:
-        raise DraftwiseError(
-            f"--logit-bias {largest}={bias[largest]:g}: the target's token ids are 0 to "
-            f"{vocab_size - 1}"
-        )
+        said = f"the target's token ids are 0 to {vocab_size - 1}"
+        raise DraftwiseError(f"--logit-bias {largest}={bias[largest]:g}: {said}")

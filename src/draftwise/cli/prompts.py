@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftwise.chat import Message, is_messages
-from draftwise.files import TRACE_BYTES, any_json, numbered_lines, read_text
+from draftwise.files import TRACE_BYTES, prompt_lines, read_text
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ class Given:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The one prompt: argument, file or stdin, of which one line break at the end is dropped.
-
-    Raises DraftwiseError where there are two or none, or it is empty; OSError for a file that
-    cannot be read.
-    """
+    """The one prompt: argument, file or stdin, of which one line break at the end is dropped."""
     if prompt is not None and file is not None:
         raise DraftwiseError("give the prompt as an argument or with --file, not both")
     if prompt is not None and prompt != "-":
@@ -52,26 +48,13 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def read_batch(file: Path) -> list[Given]:
-    """One prompt a line, or ``prompt`` or ``messages`` of each line of a jsonl file.
-
-    Blank lines are skipped. Raises DraftwiseError for a file without prompts or a line that has
-    none, with its number.
-    """
-    numbered = numbered_lines(file, TRACE_BYTES, pipes=True)
-    if not numbered:
-        raise DraftwiseError(f"{file} has no prompts: write one a line")
-    is_jsonl = file.suffix in {".jsonl", ".json", ".ndjson"}
-    return [
-        Given(_from_jsonl(f"{file}, line {n}", line) if is_jsonl else line, f"{file}, line {n}")
-        for n, line in numbered
-    ]
+    """One prompt a line, or ``prompt`` or ``messages`` of each line of a jsonl file."""
+    places = ((f"{file}, line {number}", entry) for number, entry in prompt_lines(file))
+    return [Given(_prompt_of(where, entry), where) for where, entry in places]
 
 
 def as_chat(given: Given, system: str | None) -> Given:
-    """Text as a user's message; what ``--system`` says in front.
-
-    Raises DraftwiseError for messages that have a system message of their own.
-    """
+    """Text as a user's message; what ``--system`` says in front, unless there is another."""
     messages = list(given.prompt) if not isinstance(given.prompt, str) else []
     if isinstance(given.prompt, str):
         messages = [{"role": "user", "content": given.prompt}]
@@ -82,18 +65,12 @@ def as_chat(given: Given, system: str | None) -> Given:
     return replace(given, prompt=messages)
 
 
-def _from_jsonl(where: str, line: str) -> str | Sequence[Message]:
-    try:
-        entry = any_json(line)
-    except ValueError as error:
-        raise DraftwiseError(f"{where}: this is not JSON ({error})") from error
+def _prompt_of(where: str, entry: Any) -> str | Sequence[Message]:
     if isinstance(entry, dict) and "messages" in entry:
-        if not is_messages(entry["messages"]):
-            raise DraftwiseError(
-                f'{where}: "messages" is no list of messages with role and content'
-            )
         messages: Sequence[Message] = entry["messages"]
-        return messages
+        if is_messages(messages):
+            return messages
+        raise DraftwiseError(f'{where}: "messages" is no list of messages with role and content')
     prompt = entry.get("prompt") if isinstance(entry, dict) else entry
     if not isinstance(prompt, str):
         raise DraftwiseError(f'{where}: no text under "prompt", and no "messages"')

@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from draftwise import zoo
 from draftwise.cli import options as o
 from draftwise.cli.failures import VOICE, quiet, refused_values, say
 from draftwise.cli.load import check, load, read_template
@@ -26,7 +27,9 @@ def serve(
     server: ServerSettings,
 ) -> None:
     """Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1, with a live page at /."""
-    _check_installed()
+    needed = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise DraftwiseError(f"serve needs {', '.join(missing)}: {hint('serve')}")
     VOICE.notes = VOICE.loads = False  # stderr is the log's, which programs read
     target, state = settings.target, settings.state
     with quiet(), refused_values():
@@ -40,10 +43,11 @@ def serve(
         listener = bind(server.host, server.port)
         from draftwise.serve.run import serve as answer
 
+        kinds = zoo.prompts() if target == "zoo" else {}
         server = replace(
             server,
             models=server.models or (Path(target).name or target,),
-            examples=_examples(target),
+            examples={kind: first for kind, (first, *_) in kinds.items()},
             chat_template=template,
             hosts=hosts_of(server.host, list(server.hosts)),
             state=state,
@@ -53,18 +57,3 @@ def serve(
         if not server.keys and server.host not in {"127.0.0.1", "localhost", "::1"}:
             say(f"every client that reaches {server.host} may ask: give --api-key", style="yellow")
         answer(speculator, server, listener)
-
-
-def _examples(target: str) -> dict[str, str]:
-    """A prompt of each kind that the bundled model has learnt."""
-    if target != "zoo":
-        return {}
-    from draftwise import zoo
-
-    return {domain: prompts[0] for domain, prompts in zoo.prompts().items()}
-
-
-def _check_installed() -> None:
-    needed = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise DraftwiseError(f"serve needs {', '.join(missing)}: {hint('serve')}")

@@ -7,18 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box, progress
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli.failures import VOICE, Output
@@ -46,10 +38,7 @@ def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
 
 
 class Wrap:
-    """Breaks lines between words while text comes in; a word waits until it is whole.
-
-    width: columns of the terminal. State: the column, and the blanks and the word that wait.
-    """
+    """Breaks lines between words while text comes in; width: columns of the terminal."""
 
     _PARTS = re.compile(
         r"\n|[^\S\n]+|[\u2e80-\u9fff\uac00-\ud7a3\uf900-\uffef]|[^\s\u2e80-\uffef]+"
@@ -100,10 +89,7 @@ def _cells(pieces: Sequence[Piece]) -> int:
 
 
 class Pen:
-    """Text to stdout as it comes: in colours on a terminal, else as it is.
-
-    wraps: on a terminal, lines end between words.
-    """
+    """Text to stdout as it comes: in colours on a terminal, where it may wrap, else as it is."""
 
     def __init__(self, drafters: Sequence[str], wraps: bool = False) -> None:
         self._console, self._styles = Output(), colours(drafters)
@@ -128,18 +114,25 @@ class Pen:
         sys.stdout.flush()
 
 
-def bars(
-    what: str, *columns: ProgressColumn, is_shown: bool = True, stays: bool = False
-) -> Progress:
-    """Bars on a terminal: a text, how far it is, and these columns.
+def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
+    """A table with columns of words, which wrap, and then of numbers, which do not."""
+    table = Table(**{"box": box.SIMPLE_HEAD, **style})
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
-    stays: whether they stay when all is done, and what is printed meanwhile goes above them.
-    """
+
+def bars(
+    what: str, *columns: progress.ProgressColumn, is_shown: bool = True, stays: bool = False
+) -> progress.Progress:
+    """Bars on a terminal; stays: when all is done, and what is printed meanwhile goes above."""
     console = Console(stderr=True)
-    return Progress(
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
+    return progress.Progress(
+        progress.TextColumn(what),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
         *columns,
         console=console,
         transient=not stays,
@@ -150,17 +143,16 @@ def bars(
 
 
 class Bars:
-    """One bar on stderr for each stage of a run, on a terminal only.
-
-    stays: as for ``bars``. State: the bars, by the name of their stage.
-    """
+    """One bar on stderr for each stage of a run, on a terminal only; stays: as for ``bars``."""
 
     def __init__(self, *, is_shown: bool = True, stays: bool = True) -> None:
-        left = TextColumn("left"), TimeRemainingColumn()
-        self._progress = bars(
-            "{task.description}", TimeElapsedColumn(), *left, is_shown=is_shown, stays=stays
+        columns = (
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
         )
-        self._tasks: dict[str, TaskID] = {}
+        self._progress = bars("{task.description}", *columns, is_shown=is_shown, stays=stays)
+        self._tasks: dict[str, progress.TaskID] = {}
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -204,27 +196,6 @@ def broken(name: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def rate(value: float) -> str:
-    """Four digits, and never a power of ten.
-
-    >>> rate(72.3149), rate(12345.6)
-    ('72.31', '12346')
-    """
-    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
-
-
-def signed(regret: float) -> str:
-    """A regret with its sign, without a minus zero."""
-    return f"{round(regret, 1) + 0.0:+.1f}"
-
-
-def regret_note(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the column ``regret`` says; empty where there is none."""
-    if not any("regret" in row for row in rows.values()):
-        return ""
-    return "regret: rounds more (-: fewer) than the policy's best fixed plan in hindsight"
-
-
 def shares(counts: Mapping[str, float]) -> dict[str, float]:
     """Parts of the whole, largest first; nothing where nothing was counted."""
     total = sum(counts.values())
@@ -238,8 +209,7 @@ def percentages(counts: Mapping[str, float], least: float = 0.005) -> str:
 
 
 def counted(num: int, what: str) -> str:
-    """A number and its noun.
-
+    """
     >>> counted(1, "round"), counted(2, "round")
     ('1 round', '2 rounds')
     """
@@ -247,9 +217,8 @@ def counted(num: int, what: str) -> str:
 
 
 def summary(stats: Stats) -> str:
-    seconds = sum(stats.seconds_by_phase.values())
     parts = [
-        f"{counted(stats.num_emitted, 'token')} in {seconds:.2f} s",
+        f"{counted(stats.num_emitted, 'token')} in {sum(stats.seconds_by_phase.values()):.2f} s",
         f"{stats.tok_per_s:.1f} tok/s",
         f"{counted(stats.num_rounds, 'round')}, MAT {stats.mean_accepted_tokens:.2f}",
     ]

@@ -2,42 +2,281 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
-from draftwise.chat import Message
-from draftwise.checks import option
+from draftwise.chat import Message, encode
+from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
-from draftwise.cli import training as t
-from draftwise.cli.failures import Output, quiet, refused_values
-from draftwise.cli.load import loading
+from draftwise.cli.failures import Output, note, quiet, refused_values
+from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
+from draftwise.cli.options import Hardware
+from draftwise.cli.prompts import Given, read_batch
 from draftwise.cli.show import Bars
 from draftwise.files import TRACE_BYTES, any_json, numbered_lines, read_text
+from draftwise.registry import DRAFTERS
+from draftwise.specs import BUNDLED, expand, name_and_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
+    from draftwise.speculator import Speculator
     from draftwise.train.data import Text
+    from draftwise.train.loop import TrainingSettings
     from draftwise.types import Costs
 
 LOSSES, LABELS = ("logits", "sequence"), ("sampled", "analytic")
 LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
+MOST_KEPT_BYTES = 4 << 30
+"""Above this the target's states are computed again in every epoch."""
+SELF = "self"
+"""In place of a file: the model writes its prompts itself."""
+PROMPTS = option(
+    ...,
+    "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
+    "instruct model writes its own.",
+    metavar="FILE",
+)
+_OUT = "Output folder. The same folder resumes an interrupted run."
+OUT = option(..., _OUT, "--out", "-o", metavar="FOLDER")
+SEED = option(0, "Random seed.", least=0)
+ROWS = "Answers sampled in one batch."
+TEMPERATURES = "Temperatures of the target's answers, used in turn."
+RATE = "Learning rate."
+
+
+def read_temperatures(text: str) -> list[float]:
+    said = f"--temperatures {text!r}: write numbers of 0 or more with commas"
+    return comma_separated(text, float, 0, said)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How many prompts the model writes (``self``), and how they are answered and kept."""
+
+    num_prompts: int = option(1000, "Number of prompts with `--prompts self`.", least=2)
+    max_new_tokens: int = option(
+        256, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1, metavar="N"
+    )
+    rows: int = option(32, ROWS, least=1)
+    work: Path | None = option(None, "Folder for answers and checkpoints. Default: OUT/work.")
+    seed: int = SEED
+
+    def folder(self, out: Path) -> Path:
+        return self.work or out / "work"
+
+
+@dataclass(frozen=True)
+class LearningOptions:
+    epochs: float = option(3.0, "Passes over all texts.")
+    lr: float = option(5e-4, RATE)
+    probe: float = option(
+        0.05, "Share of the steps after which to report the expected speed.", least=0.0, most=1.0
+    )
+    batch_tokens: int = option(2048, "Approximate number of tokens per step.", least=16)
+    bf16: bool | None = option(None, "Mixed precision. Default: on CUDA.", "--bf16/--no-bf16")
+
+
+def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[list[int]]:
+    """All prompts as tokens; DraftwiseError for one that leaves no ``room`` for an answer."""
+    rows = [list(encode(given.prompt, base.tokenizer).tokens) for given in prompts]
+    for given, row in zip(prompts, rows, strict=True):
+        if not row or len(row) + room > base.target.max_positions:
+            raise DraftwiseError(
+                f"{given.where} has {len(row)} tokens: it needs at least one, and with {room} "
+                f"of an answer at most {base.target.max_positions}"
+            )
+    return rows
+
+
+def answer_all(
+    base: Speculator, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path,
+    how: Answers, bars: Bars,
+) -> list[Text]:  # fmt: skip
+    """The target's answers, at each temperature in turn, kept in ``file``."""
+    from draftwise.engine.prompts import eos_tokens
+    from draftwise.train.answers import answers
+
+    end = next(iter(eos_tokens(base.target, base.tokenizer)), -1)
+    return answers(
+        base.target.module, prompts, list(islice(cycle(temperatures), len(prompts))), file,
+        max_new_tokens=how.max_new_tokens, eos_token_id=end, seed=how.seed, rows=how.rows,
+        progress=bars.stage(file.stem, len(prompts)),
+    )  # fmt: skip
+
+
+def check_inputs(
+    target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
+) -> list[Given]:
+    """The prompts of the file, none for ``self``; refuses at once what cannot be read or loaded."""
+    given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
+    check_models(target, [] if drafter is None else [model_spec(drafter)], hardware)
+    if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
+        check_chat(target)
+    return given
+
+
+def load_target(target: str, hardware: Hardware) -> Speculator:
+    """The target and its tokenizer alone; DraftwiseError for a model that cannot be loaded."""
+    return load(o.wanted(target, [], hardware))
+
+
+def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> list[Given]:
+    """The prompts of a file, or without any, what the model writes and ``folder`` keeps."""
+    if given:
+        return given
+    texts, share = own_prompts(base, folder / "own-prompts.jsonl", how, longest=160)
+    note(share)
+    return [
+        Given([{"role": "user", "content": text}], f"prompt {n}") for n, text in enumerate(texts, 1)
+    ]
+
+
+def own_prompts(
+    base: Speculator, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
+) -> tuple[list[str], str]:
+    """User turns of the model's own, with a bar, and what share of them was kept."""
+    from draftwise.train.prompts import make_prompts, runs_of
+
+    num, avoided = how.num_prompts, runs_of(avoid)
+    with keeping(file.parent), Bars() as bars:
+        made = make_prompts(
+            base.target, base.tokenizer, num, file, longest=longest, rows=how.rows, seed=how.seed,
+            avoid=avoided, progress=bars.stage("prompts", num),
+        )  # fmt: skip
+    return made.texts[:num], made.share
+
+
+def model_spec(text: str) -> str:
+    """``PATH``, or any spec of one drafter that is a model, such as ``zoo:python``."""
+    spec = text if text.partition(":")[0] in {*DRAFTERS, *BUNDLED} or "=" in text else f"lm:{text}"
+    found = [name_and_spec(one)[1] for one in expand([spec])]
+    if len(found) != 1 or not found[0].startswith("lm:"):
+        raise DraftwiseError(
+            f"{text} is no drafter for this command: name one that is a model, as PATH, lm:PATH or "
+            "zoo:NAME"
+        )
+    return spec
+
+
+def load_drafter(spec: str, base: Speculator, hardware: Hardware) -> Any:
+    with loading(spec, hardware.threads):
+        from draftwise.pool import load_drafters
+
+        kind = {"dtype": hardware.dtype, "device": hardware.device}
+        return load_drafters([model_spec(spec)], base.target, None, **kind)[0]
+
+
+def claim(work: Path, inputs: Mapping[str, Any]) -> None:
+    """Make a work folder, or go on in it; DraftwiseError where it holds work on other inputs."""
+    work.mkdir(parents=True, exist_ok=True)
+    now, path = json.loads(json.dumps(inputs, sort_keys=True)), work / "inputs.json"
+    if not path.exists():
+        path.write_text(json.dumps(now) + "\n", "utf-8")
+    before = json.loads(path.read_text("utf-8"))
+    if other := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
+        raise DraftwiseError(
+            f"{work} holds the work on other inputs ({', '.join(other)} differ): give another "
+            "--work (or --out), or remove it"
+        )
+
+
+def fingerprint(prompts: Any) -> str:
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def working_in(folder: Path, inputs: Mapping[str, Any]) -> Iterator[Bars]:
+    """``keeping`` a folder ``claim``ed for these inputs, with bars."""
+    with keeping(folder), Bars() as bars:
+        claim(folder, inputs)
+        yield bars
+
+
+def train_model(
+    model: Any, loss: Any, batches: Callable[[int], Any], settings: TrainingSettings,
+    checkpoint: Path, bars: Bars, look: Callable[[str], object], probe: float,
+    *, probe_only: bool = False,
+) -> list[float]:  # fmt: skip
+    """Train as far as the probe, look, and (unless ``probe_only``) to the end, and look again."""
+    from draftwise.train.loop import fit
+
+    steps = settings.steps
+    update = bars.stage("training", steps)
+    first = max(1, round(probe * steps)) if probe or probe_only else steps
+    for stop in (first,) if probe_only else sorted({first, steps}):
+        losses = fit(
+            model, loss, batches, settings, checkpoint=checkpoint, progress=update, stop_at=stop
+        )
+        update(len(losses), losses[-1])
+        look(f"after {len(losses)} of {steps} steps")
+    return losses
+
+
+def worth(when: str, alpha: float | list[float], costs: Costs, more: str = "") -> dict[str, Any]:
+    """Say the expected speed of a drafter with this acceptance, of every token or by depth."""
+    from draftwise.train.speedup import speedups
+
+    target_s, (draft_s,) = costs.target_s, costs.draft_s.values()
+    expected = speedups(alpha, target_s, draft_s)
+    alphas = alpha if isinstance(alpha, list) else [alpha]
+    length = int(expected.argmax()) + 1
+    Console(stderr=True).print(
+        f"{when}: acceptance {', '.join(f'{each:.3f}' for each in alphas)}, expected "
+        f"{expected.max():.2f}x plain decoding with drafts of {length} (a target token takes "
+        f"{1000 * target_s[0]:.1f} ms, a drafted one {1000 * draft_s:.1f} ms{more})",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    return {
+        "expected_speedup": round(float(expected.max()), 3),
+        "length": length,
+        "target_ms": round(1000 * float(target_s[0]), 3),
+        "draft_ms": round(1000 * draft_s, 3),
+    }
+
+
+def write_report(out: Path, found: Any) -> None:
+    (out / "report.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+@contextmanager
+def keeping(work: Path) -> Iterator[None]:
+    """Around the work in a folder, held alone: a disk that fails is said, with where to go on."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise DraftwiseError(f"{work} is a file, or lies below one: name a folder") from error
+    try:
+        with alone_in(work):
+            yield
+    except OSError as error:
+        where = error.filename or work
+        cure = "make room, and " if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} else ""
+        raise DraftwiseError(
+            f"{where} cannot be written ({error.strerror or error}): {cure}give the same command "
+            f"again; what is finished is kept in {work}"
+        ) from error
 
 
 @o.command
 def drafter(
     *,
     target: o.Target,
-    prompts: Path = t.PROMPTS,
-    out: Path = t.OUT,
+    prompts: Path = PROMPTS,
+    out: Path = OUT,
     init: str | None = option(None, "Start from this model: PATH or zoo:NAME."),
     num_layers: int | None = option(
         None, "Start from this many of the target's first layers.", "--layers"
@@ -48,12 +287,12 @@ def drafter(
     ),
     loss: str = option("logits", "logits: learn the target's distribution; sequence: its tokens."),
     temperatures: list[float] = option(
-        "0,0.3,0.7,1", t.TEMPERATURES, kind=str, read=t.read_temperatures
+        "0,0.3,0.7,1", TEMPERATURES, kind=str, read=read_temperatures
     ),
     samples: int = option(1, "Answers per prompt.", least=1),
-    learning: t.LearningOptions,
+    learning: LearningOptions,
     probe_only: bool = option(False, "Stop after the report of --probe."),
-    answers: t.Answers,
+    answers: Answers,
     hardware: o.Hardware,
 ) -> None:
     """Train a drafter on the target's own answers.
@@ -63,71 +302,67 @@ def drafter(
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
-        if loss not in LOSSES:
-            raise DraftwiseError(f"unknown loss {loss!r}; the losses are: {', '.join(LOSSES)}")
+        known("loss", loss, LOSSES, "losses")
         if draft_vocab is not None and not (lend and loss == "logits"):
             raise DraftwiseError("--draft-vocab is for --lend, and for the loss logits")
         if (init is None) == (num_layers is None):
-            raise DraftwiseError(
-                "say where to start: --init MODEL, or --layers N of the target's own"
-            )
+            raise DraftwiseError("say where to start: --init MODEL, or --layers N of the target")
         if lend and num_layers is None:
             raise DraftwiseError("--lend is for a start from the target's own: --layers N")
-        own = t.check_inputs(target, hardware, prompts, init)
+        own = check_inputs(target, hardware, prompts, init)
         options = _options(loss, learning, hardware.device, seed)
-        base = t.load_target(target, hardware)
-        encoded = base.encode_all(t.gather(own, base, folder, answers), answers.max_new_tokens)
+        base = load_target(target, hardware)
+        encoded = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
-        model = _start(base, init, num_layers, lend, seed, hardware.threads)
+        model = _start(base, init, num_layers or 0, lend, seed, hardware.threads)
     inputs = {
         "target": base.target.name,
         "start": [init, num_layers, lend],
-        "prompts": t.fingerprint(encoded),
+        "prompts": fingerprint(encoded),
         "answers": [temperatures, samples, answers.max_new_tokens, answers.rows, seed],
         "training": [loss, learning.epochs, learning.lr, learning.batch_tokens, options.bf16,
                      draft_vocab],
     }  # fmt: skip
-    with quiet(), t.working_in(folder, inputs) as bars:
+    with quiet(), working_in(folder, inputs) as bars:
         from draftwise.nn.model import CausalModel
         from draftwise.train import drafter as d
         from draftwise.train.speedup import break_even, measure_costs
 
-        held_out = base.answers(
-            encoded[::HELD_OUT], [1.0], folder / "held-out.jsonl", answers, bars
+        held_out = answer_all(
+            base, encoded[::HELD_OUT], [1.0], folder / "held-out.jsonl", answers, bars
         )
         costs: Costs | None = None
         looks: list[dict[str, Any]] = []
 
         def look(when: str) -> None:
-            """Acceptance on held-out answers, and the speed it promises."""
             nonlocal costs
             model.eval()
             costs = costs or measure_costs(base.target, CausalModel(model, "drafter"))
             both = {"drafter": model}
             alpha = d.measure_acceptance(base.target.module, both, held_out)["drafter"]
             pays = break_even(costs.target_s, costs.draft_s["drafter"])
-            found = t.worth(when, alpha, costs, f"; it pays from acceptance {pays:.2f} on")
+            found = worth(when, alpha, costs, f"; it pays from acceptance {pays:.2f} on")
             looks.append({"when": when, "acceptance": alpha, "break_even": pays, **found})
 
         look("before training")
         taught = [p for i, p in enumerate(encoded) if i % HELD_OUT for _ in range(samples)]
-        texts = base.answers(taught, temperatures, folder / "answers.jsonl", answers, bars)
+        texts = answer_all(base, taught, temperatures, folder / "answers.jsonl", answers, bars)
         ids = None
         if draft_vocab is not None:
             ids, costs = d.narrow(model, texts, draft_vocab), None
         batches = d.drafter_batches(base.target.module, texts, options, folder, ids)
-        t.train(
+        train_model(
             model, d.LOSSES[loss], batches, d.drafter_settings(texts, options), folder / "run.pt",
             bars, look, learning.probe, probe_only=probe_only,
         )  # fmt: skip
         if not probe_only:
             _save(base, model, out, lend)
-            t.write_report(out, looks)
+            write_report(out, looks)
             print(f"wrote {out}; draft with it: --drafter lm:{out}")
 
 
-def _options(loss: str, learning: t.LearningOptions, device: str, seed: int) -> Any:
+def _options(loss: str, learning: LearningOptions, device: str, seed: int) -> Any:
     import torch
 
     from draftwise.train.drafter import DrafterOptions
@@ -138,28 +373,21 @@ def _options(loss: str, learning: t.LearningOptions, device: str, seed: int) -> 
 
 
 def _start(
-    base: t.LoadedTarget,
-    init: str | None,
-    num_layers: int | None,
-    lend: bool,
-    seed: int,
-    threads: int,
+    base: Speculator, init: str | None, num_layers: int, lend: bool, seed: int, threads: int
 ) -> Any:
-    """The drafter before training, in float32."""
     if init is not None:
-        single = o.Hardware("float32", str(base.target.device), threads)
-        return t.load_drafter(init, base, single).model.module
+        single = Hardware("float32", str(base.target.device), threads)
+        return load_drafter(init, base, single).model.module
     with loading("the target's first layers", threads):
         import torch
 
         from draftwise.train.drafter import first_layers
 
         torch.manual_seed(seed)
-        assert num_layers is not None
         return first_layers(base.target.module, num_layers, lends=lend)
 
 
-def _save(base: t.LoadedTarget, model: Any, out: Path, lends: bool) -> None:
+def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
     """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
     from draftwise.nn.cpu.layout import put_back
     from draftwise.nn.heads.borrower import save_borrower
@@ -175,15 +403,11 @@ def _save(base: t.LoadedTarget, model: Any, out: Path, lends: bool) -> None:
 
 Example = tuple[str | Sequence[Message], str | None]
 """Prompt and completion; no prompt for a text, no completion to be answered."""
-MOST_KEPT_BYTES = 4 << 30
-"""Above this the target's states are computed again in every epoch."""
-LEARNING = t.LearningOptions(epochs=4.0, lr=1e-3)
+LEARNING = LearningOptions(epochs=4.0, lr=1e-3)
 
 
 @dataclass(frozen=True)
 class EagleOptions:
-    """What kind of head, and what it reads."""
-
     layout: str = option("authors", "authors (SafeAILab/EAGLE) or speculators (vLLM).")
     depth: int = option(7, "Draft length that training unrolls.", least=1)
     draft_vocab: int | None = option(
@@ -192,9 +416,7 @@ class EagleOptions:
     max_length: int = option(
         2048, "Maximum number of tokens per text; longer texts are truncated.", least=8
     )
-    temperatures: list[float] = option(
-        "0,0.7,1", t.TEMPERATURES, kind=str, read=t.read_temperatures
-    )
+    temperatures: list[float] = option("0,0.7,1", TEMPERATURES, kind=str, read=read_temperatures)
     keep: bool | None = option(
         None,
         "Keep the target's hidden states on disk, or recompute. Default: keep up to 4 GB.",
@@ -210,7 +432,7 @@ class EagleOptions:
 def eagle(
     *,
     target: o.Target,
-    out: Path = t.OUT,
+    out: Path = OUT,
     data: Path | None = option(
         None,
         "jsonl with `text`, `prompt` and `completion`, or `prompt` alone, which the target answers "
@@ -222,8 +444,8 @@ def eagle(
         "`messages`, or `self`: an instruct model writes its own.",
     ),
     head: EagleOptions,
-    learning: t.LearningOptions = LEARNING,
-    answers: t.Answers,
+    learning: LearningOptions = LEARNING,
+    answers: Answers,
     hardware: o.Hardware,
 ) -> None:
     """Train an EAGLE-3 head for a target, and report its acceptance by depth.
@@ -236,27 +458,27 @@ def eagle(
     with quiet(), refused_values():
         _check(head, data, prompts)
         examples = None if data is None else read_examples(data)
-        own = t.check_inputs(target, hardware, prompts)
-        base = t.load_target(target, hardware)
+        own = check_inputs(target, hardware, prompts)
+        base = load_target(target, hardware)
         if examples is None:
-            given = t.gather(own, base, folder, answers)
+            given = gather(own, base, folder, answers)
             examples = [(one.prompt, None) for one in given]
     inputs = {
         "target": base.target.name,
-        "data": t.fingerprint(examples),
+        "data": fingerprint(examples),
         "numbers": [learning.epochs, learning.lr, head.depth, head.draft_vocab, head.max_length,
                     learning.batch_tokens, answers.seed, head.temperatures],
         "answers": [answers.max_new_tokens, answers.rows, learning.bf16, head.lend,
                     head.regression],
     }  # fmt: skip
-    with quiet(), t.working_in(folder, inputs) as bars:
+    with quiet(), working_in(folder, inputs) as bars:
         texts = _as_texts(base, examples, head, answers, bars, folder)
         held_out = texts[::HELD_OUT][:MOST_HELD_OUT]
         taught = [text for i, text in enumerate(texts) if i % HELD_OUT]
         if not taught:
             raise DraftwiseError("that is too little: two texts are needed, one is held out")
         report = _train(base, taught, held_out, head, learning, answers.seed, folder, out, bars)
-        t.write_report(out, report)
+        write_report(out, report)
     table = Table("token of a draft", "accepted", title=f"{out}: held-out texts, temperature 1")
     for number, alpha in enumerate(report["acceptance_by_depth"], 1):
         table.add_row(str(number), f"{alpha:.3f}")
@@ -264,11 +486,7 @@ def eagle(
 
 
 def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
-    """Refuse what needs no model to be refused."""
-    if head.layout not in LAYOUTS:
-        raise DraftwiseError(
-            f"unknown layout {head.layout!r}; the layouts are: {', '.join(LAYOUTS)}"
-        )
+    known("layout", head.layout, LAYOUTS)
     if (data is None) == (prompts is None):
         raise DraftwiseError("say what to learn from: --data FILE, or --prompts FILE or self")
     if head.regression and not head.lend:
@@ -276,10 +494,7 @@ def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
 
 
 def read_examples(file: Path) -> list[Example]:
-    """Prompt and completion of each line; no prompt for a ``text``, no completion to be answered.
-
-    Raises DraftwiseError that names the line which is something else, or where there is none.
-    """
+    """The example of each line; DraftwiseError names the first line that has none."""
     lines = numbered_lines(file, TRACE_BYTES, pipes=True)
     found = [_example(line, f"{file}, line {number}") for number, line in lines]
     if not found:
@@ -304,36 +519,35 @@ def _example(line: str, where: str) -> Example:
 
 
 def _as_texts(
-    base: t.LoadedTarget,
-    examples: Sequence[Example],
-    head: EagleOptions,
-    how: t.Answers,
-    bars: Bars,
+    base: Speculator, examples: Sequence[Example], head: EagleOptions, how: Answers, bars: Bars,
     folder: Path,
-) -> list[Text]:
+) -> list[Text]:  # fmt: skip
     """All texts as tokens, the prompts without a completion answered by the target."""
+    from draftwise.engine.prompts import eos_tokens
     from draftwise.train.data import Text
 
     found, unanswered = [], []
     room = min(head.max_length, base.target.max_positions)
+    end = eos_tokens(base.target, base.tokenizer)[:1]
     for prompt, completion in examples:
-        start = base.encode(prompt) if prompt else []
+        start = list(encode(prompt, base.tokenizer).tokens) if prompt else []
         if completion is None:
             unanswered.append(start[: max(1, room - how.max_new_tokens)])
             continue
         rest = base.tokenizer(completion, add_special_tokens=not prompt)["input_ids"]
-        end = [base.eos_token_id] if base.eos_token_id >= 0 else []
-        tokens = [*start, *rest, *end][:room]
-        if max(1, len(start)) < len(tokens):
-            found.append(Text(tuple(tokens), max(1, len(start))))
+        tokens, first = (*start, *rest, *end)[:room], max(1, len(start))
+        if first < len(tokens):
+            found.append(Text(tokens, first))
     if not unanswered:
         return found
-    return found + base.answers(unanswered, head.temperatures, folder / "answers.jsonl", how, bars)
+    return found + answer_all(
+        base, unanswered, head.temperatures, folder / "answers.jsonl", how, bars
+    )
 
 
 def _train(
-    base: t.LoadedTarget, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
-    learning: t.LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
+    base: Speculator, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
+    learning: LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a head and write it in the target's precision; what is reported of it."""
     import torch
@@ -369,13 +583,15 @@ def _train(
             costs = costs or measure_costs(target, head)
             alphas = e.acceptance_by_depth(head, module, held_out, chosen.depth)
         report["acceptance_by_depth"] = [round(alpha, 4) for alpha in alphas]
-        report.update(t.worth(when, alphas, costs))
+        report.update(worth(when, alphas, costs))
 
     def loss(model: Any, batch: Any) -> Any:
         return e.eagle_loss(model, batch, chosen.depth, chosen.regression)
 
     look("before training")
-    losses = t.train(head, loss, batches, settings, folder / "head.pt", bars, look, learning.probe)
+    losses = train_model(
+        head, loss, batches, settings, folder / "head.pt", bars, look, learning.probe
+    )
     save_head(head.cpu(), out, layout=chosen.layout, dtype=target.dtype, verifier=target.name)
     return report | {
         "held_out_texts": len(held_out),
@@ -394,12 +610,11 @@ def head(
     drafter: str = option(
         ...,
         "The model drafter whose drafts it ends: PATH, lm:PATH or zoo:NAME.",
-        "--drafter",
-        "-d",
+        *("--drafter", "-d"),
         metavar="SPEC",
     ),
-    prompts: Path = t.PROMPTS,
-    out: Path = t.OUT,
+    prompts: Path = PROMPTS,
+    out: Path = OUT,
     depth: int = option(3, "Residual layers before the last (the paper's D).", least=0),
     w_rej: float = option(6.0, "Weight of rejected tokens in the loss: 1, 3, 6, 12."),
     label: str = option(
@@ -411,8 +626,8 @@ def head(
     ),
     tied: bool = option(False, "Repeat one residual layer D times, as in the released code."),
     epochs: float = option(12.0, "Passes over all labelled tokens."),
-    lr: float = option(2e-3, t.RATE),
-    answers: t.Answers,
+    lr: float = option(2e-3, RATE),
+    answers: Answers,
     as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
@@ -425,12 +640,11 @@ def head(
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
-        if label not in LABELS:
-            raise DraftwiseError(f"unknown label {label!r}; the labels are: {', '.join(LABELS)}")
-        own = t.check_inputs(target, hardware, prompts, drafter)
-        base = t.load_target(target, hardware)
-        given = base.encode_all(t.gather(own, base, folder, answers), answers.max_new_tokens)
-        loaded = t.load_drafter(drafter, base, hardware)
+        known("label", label, LABELS)
+        own = check_inputs(target, hardware, prompts, drafter)
+        base = load_target(target, hardware)
+        given = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
+        loaded = load_drafter(drafter, base, hardware)
         from draftwise.train import head as h
 
         options = h.HeadOptions(depth, w_rej, label, tied, epochs, lr, seed=seed)  # type: ignore[arg-type]
@@ -438,11 +652,11 @@ def head(
     inputs = {
         "target": base.target.name,
         "drafter": loaded.model.name,
-        "prompts": t.fingerprint(given),
+        "prompts": fingerprint(given),
         "numbers": [temperature, mixing, answers.max_new_tokens, answers.rows, seed],
     }
-    with quiet(), t.working_in(folder, inputs) as bars:
-        texts = base.answers(given, [temperature], folder / "answers.jsonl", answers, bars)
+    with quiet(), working_in(folder, inputs) as bars:
+        texts = answer_all(base, given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
         kind = "tied" if tied else "head"
         name = f"{kind}-D{depth}-w{w_rej:g}-{label}-{seed}-{epochs:g}-{lr:g}.pt"
@@ -451,7 +665,7 @@ def head(
             setting, judged, options, out, checkpoint=folder / name,
             progress=bars.stage("training", steps),
         )  # fmt: skip
-        t.write_report(out, measured.numbers)
+        write_report(out, measured.numbers)
     try:
         h.plot_reliability(measured.curves, out / "reliability.png")
     except DraftwiseError as error:  # matplotlib is missing
@@ -490,19 +704,15 @@ def make(
     *,
     target: o.Target,
     out: Path = option(
-        ...,
-        "Output jsonl file, with one prompt per line.",
-        "--out",
-        "-o",
-        metavar="FILE",
+        ..., "Output jsonl file, with one prompt per line.", "--out", "-o", metavar="FILE"
     ),
     num: int = option(1000, "Number of prompts.", least=1),
     max_tokens: int = option(160, "Maximum number of tokens per prompt.", least=8),
-    rows: int = option(64, t.ROWS, least=1),
+    rows: int = option(64, ROWS, least=1),
     avoid: list[Path] | None = option(
         None, "Drop prompts that share ten words in a row with this file; repeatable."
     ),
-    seed: int = t.SEED,
+    seed: int = SEED,
     hardware: o.Hardware,
 ) -> None:
     """Let an instruct model write prompts, by continuing the bare beginning of a user turn.
@@ -512,15 +722,13 @@ def make(
     resumes from all samples so far, in `NAME.all` next to the file.
     """
     with quiet(), refused_values():
-        t.check_inputs(target, hardware, Path(t.SELF))
+        check_inputs(target, hardware, Path(SELF))
         for file in avoid or ():
             read_text(file)
-        base = t.load_target(target, hardware)
+        base = load_target(target, hardware)
         everything = out.with_name(out.name + ".all")
-        texts, share = t.own_prompts(
-            base, everything, t.Answers(num, rows=rows, seed=seed), longest=max_tokens,
-            avoid=avoid or (),
-        )  # fmt: skip
+        how = Answers(num, rows=rows, seed=seed)
+        texts, share = own_prompts(base, everything, how, longest=max_tokens, avoid=avoid or ())
         lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts]
         out.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     print(f"wrote {out}: {share}")

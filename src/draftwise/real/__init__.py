@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.real.bundled import RETRIEVAL as RETRIEVAL
-    from draftwise.real.bundled import drafter_specs as drafter_specs
-    from draftwise.real.bundled import own_folders as own_folders
-    from draftwise.real.bundled import own_specs as own_specs
-    from draftwise.real.unpack import PRETRAINED as PRETRAINED
-    from draftwise.real.unpack import Pretrained as Pretrained
-    from draftwise.real.unpack import unpacked as unpacked
+    from draftwise.real.bundled import RETRIEVAL, drafter_specs, own_folders, own_specs
+    from draftwise.real.unpack import PRETRAINED, Pretrained, unpacked
 
 __getattr__, __dir__ = exports(__name__)

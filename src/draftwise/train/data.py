@@ -55,9 +55,8 @@ def answer_logits(
 
 def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
     """The last hidden states [A, D], normed, at flat `positions` [A] of `tokens` [B, T]."""
-    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    found: Tensor = hidden.flatten(0, 1)[positions]
-    return found
+    hidden: Tensor = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1)[positions]
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = None) -> Tensor:

@@ -62,10 +62,9 @@ def first_layers(
     if getattr(own, "layer_types", None):
         own.layer_types = own.layer_types[:num_layers]
     drafter: PreTrainedModel = AutoModelForCausalLM.from_config(config).float()
-    weights: dict[str, Tensor] = {
-        name: value for name, value in target.state_dict().items() if name in drafter.state_dict()
-    }
-    drafter.load_state_dict({k: v.float().cpu() for k, v in weights.items()}, strict=False)
+    kept = drafter.state_dict().keys()
+    weights = {k: v.float().cpu() for k, v in target.state_dict().items() if k in kept}
+    drafter.load_state_dict(weights, strict=False)
     if lends:
         drafter.get_input_embeddings().requires_grad_(False)
         drafter.get_output_embeddings().requires_grad_(False)
@@ -159,11 +158,7 @@ def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> Training
     a_epoch = len(groups(texts, options.tokens_per_batch))
     steps = max(10, round(options.epochs * a_epoch))
     return TrainingSettings(
-        steps,
-        options.lr,
-        warmup_steps=max(1, round(0.03 * steps)),
-        decay_steps=steps,
-        bf16=options.bf16,
+        steps, options.lr, max(1, round(0.03 * steps)), decay_steps=steps, bf16=options.bf16
     )
 
 

@@ -25,6 +25,9 @@ from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
 from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
 from draftwise.types import DraftwiseError, Floats
 
+NUM_BINS, HELD_OUT = 10, 10
+"""Bins of predictions; every tenth text is held out."""
+
 
 class AcceptanceHead(nn.Module):
     """Hidden state of a drafted token -> the log-odds that it is accepted.
@@ -82,9 +85,6 @@ def load(folder: str | Path) -> AcceptanceHead:
     return head
 
 
-NUM_BINS = 10
-
-
 def binary_kl(truth: Floats, predicted: Floats) -> float:
     """Mean divergence of predicted from true acceptance probabilities, in nats.
 
@@ -137,10 +137,7 @@ def unweighted(odds: Floats, w_rej: float) -> Floats:
 
 
 def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
-    """Mean true over mean predicted acceptance, by bin, for each curve; a PNG.
-
-    Raises DraftwiseError where matplotlib is missing.
-    """
+    """Mean true over mean predicted acceptance, as PNG; DraftwiseError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -303,10 +300,6 @@ def draft_chains(
     return LabelledChains(hidden, truth)
 
 
-HELD_OUT = 10
-"""Every tenth text is held out."""
-
-
 @dataclass(frozen=True)
 class Setting:
     """Whose drafts are judged, and how: temperature of both models, share of the text's tokens."""
@@ -334,15 +327,10 @@ class Judged:
 
 
 def judge_texts(
-    setting: Setting,
-    texts: Sequence[Text],
-    folder: Path,
+    setting: Setting, texts: Sequence[Text], folder: Path,
     progress: Callable[[int], None] | None = None,
-) -> Judged:
-    """Judge drafts along all texts; every tenth text is held out.
-
-    Raises DraftwiseError where fewer than two texts are left, OSError for a folder that is full.
-    """
+) -> Judged:  # fmt: skip
+    """Judge drafts along all texts, every tenth held out; DraftwiseError for fewer than two."""
     held_out = list(texts[::HELD_OUT])
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
@@ -371,55 +359,38 @@ def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured
         chain_odds = head(judged.chains.hidden.flatten(0, 1)).view_as(judged.chains.truth)
     chain_truth = judged.chains.truth.double().numpy()
     truth = judged.held_out.sampled.double().numpy()
-    raw, undone = unweighted(odds, 1.0), unweighted(odds, w_rej)
-    curves = {"as trained": reliability(truth, raw)}
-    if w_rej != 1:
-        curves["without the weight"] = reliability(truth, undone)
-    numbers = {
-        "kl": binary_kl(truth, raw),
-        "kl_without_weight": binary_kl(truth, undone),
+    products = chain_truth.cumprod(axis=1).mean(axis=0)  # that all of the first 1, 2, ... stand
+    numbers: dict[str, Any] = {
         "kl_of_the_mean": binary_kl(truth, np.full_like(truth, truth.mean())),
-        "ece": curves["as trained"].ece,
-        "ece_without_weight": reliability(truth, undone).ece,
         "mean_acceptance": float(truth.mean()),
         "num_taught": len(judged.taught),
         "num_held_out": len(judged.held_out),
-        "product_bias": _bias(unweighted(chain_odds.double().numpy(), 1.0), chain_truth),
-        "product_bias_without_weight": _bias(
-            unweighted(chain_odds.double().numpy(), w_rej), chain_truth
-        ),
-        "product_truth": chain_truth.cumprod(axis=1).mean(axis=0).tolist(),
+        "product_truth": products.tolist(),
     }
-    return Measured(numbers, curves)
-
-
-def _bias(predicted: Floats, truth: Floats) -> list[float]:
-    """Mean predicted less mean true probability that all of the first 1, 2, ... tokens stand."""
-    gaps = predicted.cumprod(axis=1) - truth.cumprod(axis=1)
-    found: list[float] = gaps.mean(axis=0).tolist()
-    return found
+    curves = {}
+    for name, key, weight in (
+        ("as trained", "", 1.0),
+        ("without the weight", "_without_weight", w_rej),
+    ):
+        probs = unweighted(odds, weight)
+        chain_probs = unweighted(chain_odds.double().numpy(), weight)
+        curves[name] = reliability(truth, probs)
+        numbers["kl" + key], numbers["ece" + key] = binary_kl(truth, probs), curves[name].ece
+        bias = chain_probs.cumprod(axis=1).mean(axis=0) - products
+        numbers["product_bias" + key] = bias.tolist()
+    return Measured(numbers, curves if w_rej != 1 else {"as trained": curves["as trained"]})
 
 
 def make_head(
-    setting: Setting,
-    judged: Judged,
-    options: HeadOptions,
-    out: Path,
-    *,
-    checkpoint: Path | None = None,
-    progress: Progress | None = None,
-) -> Measured:
+    setting: Setting, judged: Judged, options: HeadOptions, out: Path, *,
+    checkpoint: Path | None = None, progress: Progress | None = None,
+) -> Measured:  # fmt: skip
     head = train_head(judged.taught, options, checkpoint=checkpoint, progress=progress)
     measured = measure_head(judged, head, options.w_rej)
     shown = ("kl", "kl_of_the_mean", "ece", "mean_acceptance")
-    about = {
-        "w_rej": options.w_rej,
-        "label": options.label,
-        "tied": options.tied,
-        "temperature": setting.temperature,
-        "mixing": setting.mixing,
-        "held_out": {name: round(measured.numbers[name], 4) for name in shown},
-    }
+    about = {name: getattr(options, name) for name in ("w_rej", "label", "tied")}
+    about |= {"temperature": setting.temperature, "mixing": setting.mixing}
+    about["held_out"] = {name: round(measured.numbers[name], 4) for name in shown}
     save(head, out, about)
     return measured
 
@@ -486,13 +457,9 @@ def judged_batches(data: Judgements, options: HeadOptions) -> Callable[[int], Ba
 
 
 def train_head(
-    data: Judgements,
-    options: HeadOptions,
-    *,
-    checkpoint: Path | None = None,
-    progress: Progress | None = None,
-    stop_at: int | None = None,
-) -> AcceptanceHead:
+    data: Judgements, options: HeadOptions, *, checkpoint: Path | None = None,
+    progress: Progress | None = None, stop_at: int | None = None,
+) -> AcceptanceHead:  # fmt: skip
     """A head for the hidden states of ``data``; ``checkpoint`` makes the run resumable, bit by bit.
 
     Source: SpecDec++, section 4.4 and appendix D.1. Differs: 12 epochs at 2e-3, falling linearly to
@@ -504,14 +471,9 @@ def train_head(
     torch.manual_seed(options.seed)
     head = AcceptanceHead(data.hidden.shape[1], options.num_layers, tied=options.tied)
     fit(
-        head,
-        weighted_bce(options.w_rej),
-        judged_batches(data, options),
-        head_settings(data, options),
-        checkpoint=checkpoint,
-        progress=progress,
-        stop_at=stop_at,
-    )
+        head, weighted_bce(options.w_rej), judged_batches(data, options),
+        head_settings(data, options), checkpoint=checkpoint, progress=progress, stop_at=stop_at,
+    )  # fmt: skip
     return head.eval()
 
 

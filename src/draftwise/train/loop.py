@@ -21,13 +21,13 @@ Batches = Callable[[int], Any]
 """step -> batch; a pure function, so that a resumed run sees what an uninterrupted one saw."""
 Progress = Callable[[int, float], None]
 """(steps done, loss of the last step), called after every step."""
+CHECKPOINT_S = 120.0
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
     """How long and how fast to learn: warm up, stay, then fall linearly to zero, all within
-    `steps`. `clip` bounds the gradient's norm; `checkpoint_s` is the time between two checkpoints
-    in seconds.
+    `steps`. `clip` bounds the gradient's norm.
     """
 
     steps: int
@@ -37,14 +37,12 @@ class TrainingSettings:
     clip: float = 1.0
     weight_decay: float = 0.05
     bf16: bool = False
-    checkpoint_s: float = 120.0
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup_steps < 0 or self.decay_steps < 0:
             raise ValueError(f"steps must be positive and ramps not negative, got {self}")
 
     def rate(self, step: int) -> float:
-        """The learning rate of `step`, counted from zero."""
         up = min(1.0, (step + 1) / max(1, self.warmup_steps))
         down = min(1.0, (self.steps - step) / max(1, self.decay_steps))
         return self.lr * min(up, down)
@@ -62,7 +60,7 @@ def fit(
 ) -> list[float]:
     """Train `model` in place and return the loss of every step.
 
-    The run is saved to `checkpoint` every `settings.checkpoint_s` seconds and at the end, and
+    The run is saved to `checkpoint` every `CHECKPOINT_S` seconds and at the end, and
     resumes from it; on one machine a resumed run gives the same weights, bit by bit. `stop_at` ends
     a run early without changing its schedule. Raises DraftwiseError where loss or gradient is not
     finite (model and checkpoint are those of the last good step) or the checkpoint cannot be
@@ -81,20 +79,10 @@ def fit(
             )
         if progress is not None:
             progress(len(run.losses), run.losses[-1])
-        if len(run.losses) == last or time.monotonic() - saved > settings.checkpoint_s:
+        if len(run.losses) == last or time.monotonic() - saved > CHECKPOINT_S:
             run.save()
             saved = time.monotonic()
     return run.losses
-
-
-def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """AdamW; vectors (norms) are not decayed."""
-    params = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in params if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
 
 
 class TrainingRun:
@@ -102,7 +90,13 @@ class TrainingRun:
         self, model: nn.Module, settings: TrainingSettings, path: Path | None = None
     ) -> None:
         self._model, self._settings, self._path = model, settings, path
-        self._optimizer = make_optimizer(model, settings)
+        params = [p for p in model.parameters() if p.requires_grad]
+        matrices, vectors = ([p for p in params if (p.ndim > 1) is big] for big in (True, False))
+        groups = [  # norms are not decayed
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
         self.losses: list[float] = []
         if path is not None and path.exists():
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -131,12 +125,11 @@ class TrainingRun:
     def save(self) -> None:
         if (path := self._path) is None:
             return
-        state = {
+        state: dict[str, Any] = {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "losses": self.losses,
-            "rng": torch.get_rng_state(),
         }
+        state |= {"losses": self.losses, "rng": torch.get_rng_state()}
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with replacing(path) as unfinished, unfinished.open("wb") as file:

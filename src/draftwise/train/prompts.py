@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftwise.files import numbered_lines
 from draftwise.install import hint
 from draftwise.nn.model import CausalModel
-from draftwise.train.answers import Ask, continuations
+from draftwise.train.answers import Ask, continuations, read_kept
 from draftwise.types import DraftwiseError
 
 RUN = 10
@@ -37,8 +38,7 @@ def runs_of(files: Iterable[Path]) -> Runs:
     found: set[tuple[str, ...]] = set()
     for file in files:
         try:
-            lines = file.read_text("utf-8").split("\n")
-            values = [json.loads(line) for line in lines if line.strip()]
+            values = [json.loads(line) for _, line in numbered_lines(file)]
         except (OSError, ValueError) as error:
             raise DraftwiseError(f"{file} cannot be read as jsonl: {error}") from error
         found |= {run for text in _strings(values) for run in runs(text)}
@@ -91,24 +91,15 @@ def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Made:
-    """Prompts that a model wrote, and in words what share of them was kept."""
-
     texts: list[str]
     share: str
 
 
 def make_prompts(
-    model: CausalModel,
-    tokenizer: Any,
-    num: int,
-    path: Path,
-    *,
-    longest: int = 160,
-    rows: int = 64,
-    seed: int = 0,
-    avoid: Runs = frozenset(),
+    model: CausalModel, tokenizer: Any, num: int, path: Path, *,
+    longest: int = 160, rows: int = 64, seed: int = 0, avoid: Runs = frozenset(),
     progress: Callable[[int], None] | None = None,
-) -> Made:
+) -> Made:  # fmt: skip
     """At least ``num`` user turns that the model itself writes and ``Filter`` keeps.
 
     Source: Magpie (Xu et al. 2024, arXiv 2406.08464). Differs: system prompts for variety, and
@@ -117,10 +108,10 @@ def make_prompts(
     DraftwiseError where the model has no chat template, or hardly a turn is kept.
     """
     checked = Filter(_template_text(tokenizer), avoid)
-    texts = [text for _, text in _read(path) if checked.keeps(text) and text is not None]
+    texts = [text for _, (text,) in read_kept(path) if checked.keeps(text)]
     done = checked.counts.total()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", buffering=1) as file:
         while len(texts) < num:
             if done > 200 and len(texts) < 0.05 * done:
                 raise DraftwiseError(f"this model writes no prompts: {checked.share()}")
@@ -130,7 +121,6 @@ def make_prompts(
                 model, tokenizer, more, first=done, longest=longest, rows=rows, seed=seed
             ):
                 file.write(json.dumps([index, text]) + "\n")
-                file.flush()
                 if checked.keeps(text):
                     assert text is not None
                     texts.append(text)
@@ -140,14 +130,9 @@ def make_prompts(
     return Made(texts, checked.share())
 
 
-def _read(path: Path) -> list[tuple[int, str | None]]:
-    lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
-    return [(row[0], row[1]) for row in map(json.loads, lines)]
-
-
 def _template_text(tokenizer: Any) -> str:
     prefix, _ = user_prefix(tokenizer)
-    text = tokenizer.decode(prefix)
+    text: str = tokenizer.decode(prefix)
     return text if sum(c.isalpha() for c in text) > 20 else "the template says too little itself"
 
 
@@ -157,12 +142,9 @@ def sample_prompts(
     """(index, text) of ``num`` user turns from ``first`` on, sampled at temperature 1 after the
     system prompts of ``TOPICS``, in turn; None where one did not end in time.
     """
-    prefixes, ends = [], set()
-    for topic in TOPICS:
-        prefix, end = user_prefix(tokenizer, topic)
-        prefixes.append(prefix)
-        ends |= set(end)
-    asks = {i: Ask(prefixes[i % len(TOPICS)]) for i in range(first, first + num)}
+    around = [user_prefix(tokenizer, topic) for topic in TOPICS]
+    ends = {token for _, end in around for token in end}
+    asks = {i: Ask(around[i % len(TOPICS)][0]) for i in range(first, first + num)}
     found = continuations(
         model, asks, max_new_tokens=longest, eos_token_ids=sorted(ends), rows=rows, seed=seed
     )
@@ -190,7 +172,6 @@ class Filter:
         self._seen = MinHashLSH(threshold=SAME, num_perm=64)
 
     def keeps(self, text: str | None) -> bool:
-        """Whether to keep this text; counted either way."""
         verdict = self._verdict(text)
         self.counts[verdict] += 1
         return verdict == "kept"
@@ -213,7 +194,6 @@ class Filter:
         return "kept"
 
     def share(self) -> str:
-        """How many were kept, and why not the others, in words."""
         total = self.counts.total()
         others = [f"{n} {why}" for why, n in self.counts.most_common() if why != "kept"]
         left_out = f" (left out: {', '.join(others)})" if others else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -49,3 +50,24 @@ def whole_numbers(option: str, text: str, example: str) -> list[int]:
             f"{option} {shown(text)}: write whole numbers from 1 to {_MOST:,}, such as {example}"
         )
     return found
+
+
+def rate(value: float) -> str:
+    """Four digits, and never a power of ten.
+
+    >>> rate(72.3149), rate(12345.6)
+    ('72.31', '12346')
+    """
+    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def signed(regret: float) -> str:
+    """A regret with its sign, without a minus zero."""
+    return f"{round(regret, 1) + 0.0:+.1f}"
+
+
+def regret_note(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the column ``regret`` says; empty where there is none."""
+    if not any("regret" in row for row in rows.values()):
+        return ""
+    return "regret: rounds more (-: fewer) than the policy's best fixed plan in hindsight"

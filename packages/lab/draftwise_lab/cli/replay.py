@@ -16,7 +16,7 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import Output, quiet, refusals, refused_values, say
 from draftwise.cli.load import check, check_chat, load
 from draftwise.cli.prompts import as_chat, read_batch
-from draftwise.cli.show import bars, broken, rate, regret_note, signed
+from draftwise.cli.show import bars, broken
 from draftwise.types import NONE, DraftwiseError
 from draftwise_lab.bench.advice import ENGINES, advise, check_engines
 from draftwise_lab.bench.replay import (
@@ -34,6 +34,9 @@ from draftwise_lab.cli.options import (
     Policies,
     Reward,
     Seeds,
+    rate,
+    regret_note,
+    signed,
     whole_numbers,
 )
 

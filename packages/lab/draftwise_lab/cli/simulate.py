@@ -15,9 +15,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise.cli.failures import Output
-from draftwise.cli.show import broken, regret_note, signed
+from draftwise.cli.show import broken
 from draftwise.errors import DraftwiseError
 from draftwise_lab.cli import options as o
+from draftwise_lab.cli.options import regret_note, signed
 from draftwise_lab.sim.match import Match, Outcome, make_match, report, run_match
 from draftwise_lab.sim.presets import SETTINGS, setting
 from draftwise_lab.sim.traces import trace_setting

@@ -10,7 +10,7 @@ import typer
 
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli import training as t
+from draftwise.cli import train as t
 from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.prompts import read_batch
 from draftwise.cli.show import Bars
@@ -106,7 +106,7 @@ def sweep(
     points: dict[str, list[s.Point]] = {}
     with quiet(), t.keeping(out):
         for name, given in panels.items():
-            rows = [base.encode(one.prompt) for one in given]
+            rows = [list(one.encoded(base).tokens) for one in given]
             with Bars() as bars:
                 tick = bars.stage(name, s.num_turns(ways, rows, repeats, batch_size))
                 runs = s.play(field, ways, rows, repeats, batch_size, tick)
