@@ -55,6 +55,8 @@ LINES: tuple[tuple[str, str], ...] = (
     ("generate hi --min-p 2", "--min-p 2.0: it must"),
     ("generate hi --presence-penalty nan", "--presence-penalty nan: it"),
     ("generate hi --logit-bias 5=nan", "--logit-bias"),
+    ("generate \udcff", "no valid Unicode"),
+    ("generate --batch half.jsonl", "half.jsonl, line 1 is no valid Unicode"),
     ("generate --file latin1.txt", "iconv -f latin1"),
     ("generate --batch latin1.txt", "iconv -f latin1"),
     ("generate --file empty.txt", "empty.txt is empty"),

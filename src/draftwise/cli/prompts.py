@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwise.chat import Message, is_messages
+from draftwise.chat import Message, check_unicode, is_messages
 from draftwise.files import TRACE_BYTES, prompt_lines, read_text
 from draftwise.types import DraftwiseError
 
@@ -39,12 +39,12 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
         raise DraftwiseError("give the prompt as an argument or with --file, not both")
     if prompt is not None and prompt != "-":
-        return _not_empty(prompt, "the prompt")
+        return _checked(prompt, "the prompt")
     if file is not None:
-        return _not_empty(read_text(file, TRACE_BYTES, pipes=True).removesuffix("\n"), str(file))
+        return _checked(read_text(file, TRACE_BYTES, pipes=True).removesuffix("\n"), str(file))
     if prompt is None and sys.stdin.isatty():
         raise DraftwiseError("no prompt: give it as an argument, with --file, or on stdin")
-    return _not_empty(sys.stdin.read().removesuffix("\n"), "the prompt on stdin")
+    return _checked(sys.stdin.read().removesuffix("\n"), "the prompt on stdin")
 
 
 def read_batch(file: Path) -> list[Given]:
@@ -74,10 +74,11 @@ def _prompt_of(where: str, entry: Any) -> str | Sequence[Message]:
     prompt = entry.get("prompt") if isinstance(entry, dict) else entry
     if not isinstance(prompt, str):
         raise DraftwiseError(f'{where}: no text under "prompt", and no "messages"')
-    return _not_empty(prompt, where)
+    return _checked(prompt, where)
 
 
-def _not_empty(prompt: str, where: str) -> str:
+def _checked(prompt: str, where: str) -> str:
     if not prompt:
         raise DraftwiseError(f"{where} is empty: there is nothing to continue")
+    check_unicode(where, prompt)
     return prompt
