@@ -47,7 +47,6 @@ class SourceAttribution:
                 self._ends.append((end, source))
 
     def finish(self, text: str) -> list[Piece]:
-        """The remaining pieces of the finished answer."""
         return self._cut(text, len(text))
 
     def _cut(self, text: str, end: int) -> list[Piece]:

@@ -189,7 +189,6 @@ class Generation(Iterator[Round]):
 
     @property
     def num_cache_bytes(self) -> int:
-        """Size of the target's KV cache in bytes."""
         return self._engine.num_cache_bytes
 
     def results(self) -> list[Result]:

@@ -1,4 +1,4 @@
-"""The loop: choose, read, draft, verify, commit, look, reveal and learn, for all running rows.
+"""The loop: choose, catch up, draft, verify, commit, probe, reveal and learn, for all running rows.
 
 ``Loop.round`` is the entry point. Every request has its own text, length, plan and policy. Rows
 that chose the same drafter draft together, and one target forward verifies all rows.
@@ -40,7 +40,7 @@ class Loop:
 
     def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
         self._pool, self._cache, self._drafting = pool, cache, drafting
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # by phase
         self._verify_s = self._plain_s = self._probe_s = 0.0
         self._num_idle = 0
 
@@ -75,7 +75,12 @@ class Loop:
                 elif not state.waits:  # its plan is played in a later round
                     state.request.learn(state.decision, facts)
         charged = self._account(states, self._pool.cost_clock() - start)
-        return self._records(states, evidence, charged)
+        seconds, self.seconds = self.seconds, {}  # each row is charged all of the round's
+        return [
+            state.request.record(state.decision, facts, state.num_emitted, seconds, num, charged)
+            for num in (len(states),)
+            for state, facts in zip(states, evidence, strict=True)
+        ]
 
     def _rests(self, requests: Sequence[Request]) -> bool:
         """Whether the round only decodes: no policy chooses, and all learn from it later.
@@ -114,39 +119,33 @@ class Loop:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to the phase ``name``."""
         start = self._pool.clock()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self._pool.clock() - start
 
     def costs(self, requests: Sequence[Request]) -> Costs:
-        """Current costs of target and drafters for these rows."""
         longest = max(request.longest for request in requests)
         context = sum(len(request.context.tokens) for request in requests)
-        return self._drafting.shared(
-            self._pool.cost_model.costs(
-                len(requests), longest + 1, context, self._pool.target.packs
-            )
-        )
+        packs = self._pool.target.packs
+        costs = self._pool.cost_model.costs(len(requests), longest + 1, context, packs)
+        return self._drafting.shared(costs)
 
     def _verify(self, states: Sequence[RoundState]) -> None:
         """Run one target forward, and accept or reject the drafts of all rows."""
         start = self._pool.cost_clock()
         for state in states:
             state.uniforms = state.request.uniforms(len(state.draft) + 1)
-        num_fed, widest = (
-            self._target_forward(states),
-            1 + max(len(state.draft) for state in states),
-        )
+        tokens = self._target_forward(states)
+        if not self._pool.target.packs:
+            tokens = len(states) * (1 + max(len(state.draft) for state in states))
         verify_batch(states)
-        tokens = num_fed if self._pool.target.packs else widest * len(states)
         self._verify_s = self._pool.cost_clock() - start
         context = sum(len(state.context.tokens) for state in states)
         self._plain_s = self._pool.cost_model.record_target_step(
             len(states), tokens, context, self._verify_s
         )
-        broken = [state for state in states if is_broken(int(state.verdict.tokens[-1]))]
-        if broken := [state for state in broken if len(state.draft)]:
+        drafted = [state for state in states if len(state.draft)]
+        if broken := [state for state in drafted if is_broken(int(state.verdict.tokens[-1]))]:
             self._verify_plainly(broken)
 
     def _target_forward(self, states: Sequence[RoundState]) -> int:
@@ -212,7 +211,6 @@ class Loop:
     def _collect_evidence(
         self, states: Sequence[RoundState], drafted: Sequence[RoundState]
     ) -> list[Evidence]:
-        """The evidence of the round, for each request."""
         costs = self.costs([state.request for state in states]) if drafted else None
         seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
         matches = self._drafting.sessions.matches
@@ -242,21 +240,6 @@ class Loop:
             tokens=text[emitted_start - state.request.num_unseen :],
             num_left=state.request.answer.num_left,
         )
-
-    def _records(
-        self,
-        states: Sequence[RoundState],
-        evidence: Sequence[Evidence],
-        charged: tuple[float, float],
-    ) -> list[Round]:
-        """One record per request; each is given all of the round's seconds."""
-        seconds, self.seconds = self.seconds, {}
-        return [
-            state.request.record(
-                state.decision, facts, state.num_emitted, seconds, len(states), charged
-            )
-            for state, facts in zip(states, evidence, strict=True)
-        ]
 
 
 def choose(

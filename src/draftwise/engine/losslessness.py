@@ -147,7 +147,6 @@ class LosslessnessReport:
         )
 
     def verdict(self) -> str:
-        """One sentence."""
         dtype = str(arithmetic(self._model)).removeprefix("torch.")
         num, parted = len(self.differences), [d for d in self.differences if d is not None]
         flips = [margin for found in self.widths.values() for margin in found.flips]
@@ -176,7 +175,6 @@ class LosslessnessReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, in logits where nothing else is said."""
         return {
             "dtype": str(arithmetic(self._model)).removeprefix("torch."),
             "device": str(self._model.device),

@@ -167,7 +167,6 @@ class RequestParams:
 
     @property
     def drafts(self) -> bool:
-        """Whether drafting is enabled for it."""
         return self.speculation and self.max_draft != 0
 
     def check_vocabulary(self, vocab_size: int) -> None:

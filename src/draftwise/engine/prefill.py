@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from draftwise.engine.drafting import Drafting, everything, free, probe
+from draftwise.engine.drafting import Drafting
 from draftwise.engine.loop import Loop
 from draftwise.engine.records import as_logprobs, logprobs
 from draftwise.engine.request import Request
@@ -77,14 +77,14 @@ class PrefillScheduler:
 
     def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
         """Use free and panoramic scores first, then the probes that policies ask for."""
-        names, ask = self._drafting.sessions.names, self._drafting.score_prompts
+        names, score = self._drafting.sessions.names, self._drafting.score_prompts
         # drafters with panoramic feedback prefill whole prompts in any case
         whole = [r for r in requests if r.reads_everything]
         rest = [r for r in requests if not r.reads_everything]
         probing = [r for r in rest if r.probing is not None]
         plain = [r for r in rest if r.probing is None]
-        for how, group in ((everything, whole), (free, probing), (probe, plain)):
-            found = ask(how, {r.id: names for r in group}, group)
+        for everything, group in ((True, whole), (False, probing), (None, plain)):
+            found = score({r.id: names for r in group}, group, everything)
             for request in group:
                 request.learn(Decision(0, 1.0, 0), self._round_zero(request, found[request.id]))
         if not may_pay:
@@ -92,13 +92,12 @@ class PrefillScheduler:
         most = 1 if num_waiting else None
         num_rows = 1 + num_waiting // max(len(requests), 1)  # for each request of the group
         drafters_to_probe = {r.id: r.drafters_to_probe(num_rows)[:most] for r in requests}
-        looks = ask(probe, drafters_to_probe, requests)
+        probed = score(drafters_to_probe, requests)
         for request in requests:
-            if scores := looks[request.id]:
+            if scores := probed[request.id]:
                 request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))
 
     def _round_zero(self, request: Request, scores: Mapping[str, Scores]) -> Evidence:
-        """The evidence before the first round."""
         return Evidence(
             PLAIN,
             0,

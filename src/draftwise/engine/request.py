@@ -84,12 +84,10 @@ class RoundState:
 
     @property
     def context(self) -> Context:
-        """The request's text as drafters see it."""
         return self.request.context
 
     @property
     def row(self) -> int:
-        """The request's row in every cache."""
         return self.request.context.row
 
     @property
@@ -120,14 +118,12 @@ class RuleComparison:
         self.needs_hidden = max(each.needs_hidden for each in every)
 
     def should_continue(self, step: DraftStep) -> bool:
-        """The decision of the played rule; the first stop of every other rule is recorded."""
         for rule, other in self._others.items():
             if rule not in self._stops and not other.should_continue(step):
                 self._stops[rule] = step.depth
         return self._guide.should_continue(step)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Only the played rule learns from the draft."""
         self._guide.learn(num_drafted, num_accepted)
 
 
@@ -157,7 +153,6 @@ class Stats:
     account: Account = field(default_factory=Account)
 
     def add(self, round_: Round) -> None:
-        """Count one round."""
         self.num_rounds += 1
         self.num_drafted += round_.num_drafted
         self.num_accepted += round_.num_accepted
@@ -169,10 +164,8 @@ class Stats:
 
     def merge(self, other: Stats, are_together: bool = False) -> None:
         """Add other counts. Seconds are added, or for concurrent rows the longer ones kept."""
-        self.num_rounds += other.num_rounds
-        self.num_drafted += other.num_drafted
-        self.num_accepted += other.num_accepted
-        self.num_emitted += other.num_emitted
+        for name in ("num_rounds", "num_drafted", "num_accepted", "num_emitted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.pulls.update(other.pulls)
         self.account.merge(other.account)
         for phase, seconds in other.seconds_by_phase.items():
@@ -198,7 +191,6 @@ class Stats:
 
     @property
     def recent_speed(self) -> float | None:
-        """``speed`` over the latest rounds."""
         return self.account.recent_speed
 
     @property
@@ -265,7 +257,6 @@ class Request:
         self.lead(self.policy)
 
     def lead(self, policy: Policy) -> None:
-        """Set the policy, and detect its optional capabilities."""
         self.policy = policy
         self.probing = policy if isinstance(policy, ProbingPolicy) else None
         self.mixing = policy if isinstance(policy, Mixing) else None
@@ -294,7 +285,6 @@ class Request:
         return first is not None
 
     def fail(self, error: Exception) -> None:
-        """End with ``error``; emitted tokens stay."""
         self.error = error
         self.end("error")
 
@@ -319,7 +309,7 @@ class Request:
             )
 
     def _ask(self, what: Callable[[], T], instead: T) -> T:
-        """What its policy or feedback says; ``instead`` from its first failure on."""
+        """Ask the policy or feedback; ``instead`` from its first failure on."""
         if self.is_idle:
             return instead
         try:
@@ -371,7 +361,6 @@ class Request:
         return self._ask(lambda: tuple(map(str, own.drafters_to_probe(num_rows))), ())
 
     def choose(self) -> Decision:
-        """The policy's decision; plain decoding where drafting is disabled."""
         return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
 
     @property
@@ -383,7 +372,7 @@ class Request:
 
     @property
     def advantage(self) -> float:
-        """The speed that the policy expects, relative to plain decoding."""
+        """The expected speed relative to plain decoding."""
         policy = self.policy
         assert isinstance(policy, PricingPlans)
         return self._ask(lambda: float(policy.advantage), 0.0)
@@ -402,13 +391,12 @@ class Request:
         return Decision(self.plans.index(PLAIN) if PLAIN in self.plans else 0, 1.0, 0)
 
     def plays(self, decision: Decision) -> list[Plan]:
-        """The chosen plan, or one plan of every drafter for a policy that ``plays_all``."""
         if self.is_idle or self.is_resting:
             return [PLAIN]
         return _one_each(self.plans) if self.plays_all else [self.plans[decision.plan]]
 
     def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
-        """The plan that was really played: for a mixed draft, its main drafter and its length."""
+        """The plan as it was drafted: of a mixed draft, its main drafter and its length."""
         if self.mixer is None or plan.tree is not None or len(draft) != len(draft.confidences):
             return plan
         writers = Counter(draft.sources[: draft.num_chain]).most_common()
@@ -417,14 +405,13 @@ class Request:
         return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
     def task(self, plan: Plan, most: int) -> DraftTask:
-        """The draft task of a plan in this round, of at most ``most`` tokens."""
         length, guide = min(plan.length, self.num_draftable, most), self.guide(plan)
         if others := self._others(plan):
             guide = RuleComparison(guide, others, self.stops)
         return DraftTask(self.context, length, guide, plan.tree)
 
     def _others(self, plan: Plan) -> dict[str, StopRule]:
-        """The drafter's other rules, as far as they may be asked about this plan's draft."""
+        """The drafter's other rules that may be shown this plan's draft."""
         compares = self._ask(lambda: self.revealer.compares_rules, False)
         if not compares or plan.tree is not None or self.plays_all:
             return {}
@@ -474,11 +461,11 @@ class Request:
         self.stops, self.num_unseen = {}, 0
 
     def finish(self) -> None:
-        """Deliver queued feedback, as far as it is known, after the request has ended."""
+        """Deliver queued feedback after the request has ended."""
         self._ask(lambda: self._teach(self.revealer.flush()), None)
 
-    def _teach(self, told: DueFeedback) -> None:
-        for made, feedback in told:
+    def _teach(self, due: DueFeedback) -> None:
+        for made, feedback in due:
             self.policy.learn(made, feedback)
 
     def _estimates(self) -> Floats:

@@ -126,7 +126,6 @@ class Answer:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still be emitted."""
         return self._ending.max_new_tokens - self.num_tokens
 
     def push(self, tokens: Sequence[int]) -> int:

@@ -184,7 +184,6 @@ class _SampledVerdicts:
             self.tensors += [self._p.new_empty(0)] * 2
 
     def fill_in(self, told: Iterator[Floats]) -> None:
-        """Fill in each row from the values read from the device."""
         last, bonus = (next(told).astype(np.int64).tolist() for _ in range(2))
         alphas, of_text = (np.nan_to_num(next(told)) for _ in range(2))
         kept: list[int] = []
