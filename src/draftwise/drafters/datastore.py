@@ -215,14 +215,12 @@ class Store:
         return [self._one_document(row) for row in rows]
 
     def _one_document(self, row: list[int]) -> list[int]:
-        """The row up to its document's end."""
         if max(row) < self.vocab_size:
             return row
         return row[: next(i for i, token in enumerate(row) if token >= self.vocab_size)]
 
 
 def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:
-    """The range, or ``num`` of it at even distances."""
     if last - first <= num:
         return np.arange(first, last)
     return first + np.arange(num) * (last - first) // num
@@ -236,7 +234,6 @@ def _common_bytes(one: bytes, other: bytes) -> int:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The file as memory; pages are read when they are looked at."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < _HEADER_BYTES:

@@ -100,7 +100,6 @@ class _LookupFinder(Finder):
         return self._matched([*self._text, *draft] if length else [], length, source)
 
     def _matched(self, text: Sequence[int], length: int, source: int) -> Match:
-        """What follows ``source``, running on into itself where it reaches the end."""
         if not length:
             return NO_MATCH
         if length == self._sizes[-1]:

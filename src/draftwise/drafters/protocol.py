@@ -59,11 +59,9 @@ class Context:
 
     @property
     def is_drafted(self) -> bool:
-        """Whether anything may be drafted for it."""
         return self.drafters is None or bool(self.drafters)
 
     def allows(self, name: str) -> bool:
-        """Whether this drafter may draft for it."""
         return self.drafters is None or name in self.drafters
 
     def span(

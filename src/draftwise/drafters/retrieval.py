@@ -59,8 +59,7 @@ class Finder(ABC):
         """Called once, before the first token: the text so far is the prompt."""
 
     @abstractmethod
-    def push(self, token: int) -> None:
-        """Append a token."""
+    def push(self, token: int) -> None: ...
 
     @abstractmethod
     def find(self, draft: Sequence[int]) -> Match:
@@ -162,7 +161,6 @@ class RetrievalSession:
     def tree(
         self, context: Context, num_tokens: int, *, top_k: int | None = None, length: int = 16
     ) -> TokenTree:
-        """The likeliest ``num_tokens`` nodes after the match, by frequency; see ``tree``."""
         rows = self._row(context).match.rows(min(length, num_tokens))
         return tree(rows, num_tokens, top_k=top_k, length=length)
 

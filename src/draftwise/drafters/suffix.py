@@ -333,12 +333,10 @@ class _SuffixFinder(Finder):
 
 
 def _nexts(places: Sequence[tuple[Piece, int]]) -> list[int]:
-    """The tokens at these places."""
     return [piece.tokens[offset] for piece, offset in places]
 
 
 def _continuations(places: Sequence[tuple[Piece, int]], depth: int) -> Rows:
-    """How past outputs went on, as far as they went."""
     return [piece.tokens[offset : offset + depth].tolist() for piece, offset in places]
 
 

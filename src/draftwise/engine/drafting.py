@@ -201,7 +201,7 @@ class Sessions:
     def leave_out(self, name: str, error: Exception) -> None:
         """Disable a drafter in all rows, with a warning that gives the reason."""
         for sessions in (self._sessions, self._retrieving, self._catching_up):
-            sessions.pop(name, None)  # type: ignore[attr-defined]
+            sessions.pop(name, None)
         self._hosts.discard(name)
         why = f"returned nonsense ({error})" if isinstance(error, Nonsense) else f"raised {error!r}"
         warnings.warn(f"drafter {name} {why}: it is left out from now on", stacklevel=3)

@@ -131,7 +131,6 @@ class RowKVCache:
         return new
 
     def _joined(self) -> list[Block]:
-        """The tensors of each shape, kind and device in one piece."""
         groups: dict[object, list[tuple[bool, int]]] = {}
         for is_value, tensors in ((False, self.keys), (True, self.values)):
             for layer, tensor in tensors.items():
@@ -231,7 +230,6 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The first slot after them, which is how many slots they may look at."""
         return self.start + self.count
 
 
@@ -421,7 +419,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return self.get_seq_length(layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Slots that attention will see, and the first of them."""
         return max((span.end for span in self._spans), default=query_length), 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:

@@ -86,7 +86,6 @@ def _far(twin: CausalModel) -> tuple[int, int]:
 
 
 def _twin(model: CausalModel) -> CausalModel | None:
-    """A tiny one with a layer of each kind, where windows change something far along."""
     config = model.module.config
     try:
         has_edges = model.switch or model.has_states or has_far_edges(config.get_text_config())
@@ -198,7 +197,6 @@ class _Trial:
             self.errors.append(_relative_error(logits.last(0, keep), plain))
 
     def finish(self) -> None:
-        """Rounds at the end of both texts: a rejected draft, one token, and the rest."""
         self.cache.settle([0, 1], self.cache.lengths)
         self.feed([1, 1], [self.wrong, self.wrong[:2]])
         self.feed([1, 1], [[], []])

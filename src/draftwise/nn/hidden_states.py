@@ -76,7 +76,6 @@ class HiddenStateHooks:
 
 
 def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
-    """The decoder's layers, if it has one list of ``num_layers``."""
     decoder = getattr(module, "base_model", None)
     if decoder is None or decoder is module:
         return None

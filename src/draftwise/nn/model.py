@@ -203,7 +203,6 @@ def _rwkv_state(trace: StateCheckpoint) -> list[Tensor] | None:
 
 
 def _xlstm_cache(trace: StateCheckpoint, config: Any, tokens: Tensor, dtype: Any) -> Any:
-    """The library's cache for xLSTM, with the states of these rows."""
     from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
     cache = xLSTMCache(config, len(tokens), dtype=dtype, device=tokens.device)
@@ -294,7 +293,6 @@ def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
 
 
 def _end(start: int, fed: Fed, tree: Branches | None) -> int:
-    """One past the last position of the input."""
     return start + len(fed) if tree is None else int(tree.positions.max()) + 1
 
 
@@ -350,7 +348,6 @@ class CausalModel:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The hidden states that forwards return, in order."""
         return self._call.taps.places
 
     def tap(self, indices: Iterable[int]) -> None:

@@ -217,7 +217,6 @@ def _rows(tensor: Tensor, rows: Ints) -> Tensor:
 
 
 def _joined(blocks: Sequence[Tensor], logits: Tensor, is_whole: bool) -> Tensor:
-    """The blocks end to end: the logits themselves, uncopied, where they are all of them."""
     return logits if is_whole else torch.cat(list(blocks))
 
 

@@ -57,7 +57,7 @@ class MedusaDrafter:
 
 
 class BlockRunner(HiddenStateRunner):
-    """A runner whose ``read`` leaves the logits of the draft's later tokens in ``_ahead``."""
+    """A runner whose ``read`` stores the logits of all drafted tokens in ``_ahead``."""
 
     def __init__(self, max_length: int) -> None:
         super().__init__()

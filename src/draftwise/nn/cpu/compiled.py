@@ -99,7 +99,6 @@ class CompiledSteps:
         return logits, hidden
 
     def _compile(self, key: tuple[int, ...], taps: Sequence[int], inputs: tuple[Any, ...]) -> bool:
-        """Compile one shape by feeding it once; to feed it again changes nothing."""
         print(
             f"compiling {self._name}: {key[1]} tokens at once, up to {key[2]} of text ...",
             file=sys.stderr,

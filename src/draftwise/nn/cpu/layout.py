@@ -65,7 +65,6 @@ class Prepacked(nn.Linear):
         return self.product(input)
 
     def product(self, states: Tensor) -> Tensor:
-        """From the blocks, if they are still the weight's."""
         is_theirs = states.dtype == self.weight.dtype and _mark(self.weight) == self._packed_from
         if self._blocks is None or not is_theirs:
             return super().forward(states)
@@ -135,7 +134,6 @@ def is_packed(module: nn.Module) -> bool:
 
 
 def _is_served(weight: Tensor) -> bool:
-    """Does this build of torch, on this processor, have the kernels for such a weight?"""
     backends: Any = torch.backends  # has no types; x86 builds have both
     has_kernels = backends.mkl.is_available() and backends.mkldnn.is_available()
     is_plain = type(weight.data) is Tensor  # and not one of torchao's, which says it is float32

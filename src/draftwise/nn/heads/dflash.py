@@ -50,7 +50,6 @@ class BlockShape:
 
     @property
     def longest(self) -> int:
-        """Tokens that one block drafts."""
         return self.size - self.first
 
 

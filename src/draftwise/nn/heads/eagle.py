@@ -217,7 +217,6 @@ class EagleHead(BorrowingHead):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of keys and values per token."""
         return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -666,7 +665,6 @@ def save_head(
 
 
 def _third_settings(config: EagleConfig) -> dict[str, Any]:
-    """What both layouts say of an EAGLE-3 head."""
     return {
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,

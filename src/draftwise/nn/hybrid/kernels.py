@@ -44,7 +44,6 @@ class Family:
 
     @property
     def starts_from_zero(self) -> bool:
-        """Whether the chunk kernel cannot be told a state."""
         return not self.state
 
     def num_tokens(self, arguments: Arguments) -> int:

@@ -22,8 +22,6 @@ MOST_STEPS = 24
 
 
 class Key(NamedTuple):
-    """One state: its layer, and which of that layer's."""
-
     layer: int
     number: int = 0
 
