@@ -129,7 +129,7 @@ class EagleRunner(HiddenStateRunner):
     states.
     """
 
-    probe_tokens = PROBE_TOKENS
+    probe_tokens = PROBE_TOKENS  # a class attribute in place of the property
 
     def __init__(self, head: StateHead) -> None:
         super().__init__()

@@ -57,7 +57,6 @@ class Window:
 
     @property
     def num_slots(self) -> int:
-        """Slots of a cache for it, one draft included."""
         return self.sink + self.window + ROOM
 
     def skipped(self, num_tokens: int) -> int:
@@ -127,7 +126,10 @@ class LMRunner(DraftModelRunner):
         capacity = most if window is None else min(most, window.num_slots)
         super().__init__(model.new_cache(capacity=capacity))
         self._skipped: dict[int, int] = {}
-        self.probe_tokens = min(PROBE_TOKENS, capacity)
+
+    @property
+    def probe_tokens(self) -> int:
+        return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
     def shows_hidden(self) -> bool:

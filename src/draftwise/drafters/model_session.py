@@ -112,11 +112,14 @@ class DraftModelRunner(ABC):
     resumes: whether it can draft after tokens that it did not draw.
     """
 
-    probe_tokens: int | None = None
     remembers, resumes = True, False
 
     def __init__(self, cache: RaggedCache) -> None:
         self._cache = cache
+
+    @property
+    def probe_tokens(self) -> int | None:
+        return None
 
     @property
     def shows_hidden(self) -> bool:
