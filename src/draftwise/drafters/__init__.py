@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
-    from draftwise.drafters.continuations import TokenTree as TokenTree
-    from draftwise.drafters.continuations import most_frequent_path as most_frequent_path
-    from draftwise.drafters.continuations import tree as continuation_tree
     from draftwise.drafters.datastore import DatastoreDrafter as DatastoreDrafter
     from draftwise.drafters.datastore import Store as DatastoreFile
     from draftwise.drafters.datastore import replacing as replacing
@@ -17,8 +14,8 @@ if TYPE_CHECKING:
     from draftwise.drafters.datastore import write as write_datastore
     from draftwise.drafters.eagle import EagleDrafter as EagleDrafter
     from draftwise.drafters.eagle import EagleRunner as EagleRunner
-    from draftwise.drafters.experimental.dflash import DFlashDrafter as DFlashDrafter
-    from draftwise.drafters.experimental.medusa import MedusaDrafter as MedusaDrafter
+    from draftwise.drafters.experimental.heads import DFlashDrafter as DFlashDrafter
+    from draftwise.drafters.experimental.heads import MedusaDrafter as MedusaDrafter
     from draftwise.drafters.lm import ROOM as ROOM
     from draftwise.drafters.lm import LMDrafter as LMDrafter
     from draftwise.drafters.lm import LMRunner as LMRunner
@@ -33,6 +30,9 @@ if TYPE_CHECKING:
     from draftwise.drafters.retrieval import NO_MATCH as NO_MATCH
     from draftwise.drafters.retrieval import Match as Match
     from draftwise.drafters.retrieval import RetrievalSession as RetrievalSession
+    from draftwise.drafters.retrieval import TokenTree as TokenTree
+    from draftwise.drafters.retrieval import most_frequent_path as most_frequent_path
+    from draftwise.drafters.retrieval import tree as continuation_tree
     from draftwise.drafters.suffix import ORDERS as ORDERS
     from draftwise.drafters.suffix import SuffixDrafter as SuffixDrafter
 

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.checks import MANY, whole
-from draftwise.drafters.continuations import Rows
 from draftwise.drafters.retrieval import (
     LONGEST_MATCH,
     NO_MATCH,
     Finder,
     Match,
     RetrievalSession,
+    Rows,
 )
 from draftwise.files import replacing as complete_file
 from draftwise.types import DraftwiseError
@@ -212,12 +212,8 @@ class Store:
         places = self._suffixes[_spread(first, last, num)].astype(np.int64)
         following = places[:, None] - np.arange(1, depth + 1)
         rows: list[list[int]] = self._tokens[np.maximum(following, 0)].tolist()
-        return [self._one_document(row) for row in rows]
-
-    def _one_document(self, row: list[int]) -> list[int]:
-        if max(row) < self.vocab_size:
-            return row
-        return row[: next(i for i, token in enumerate(row) if token >= self.vocab_size)]
+        # up to the separator at the end of the document
+        return [row[: row.index(end)] if (end := self.vocab_size) in row else row for row in rows]
 
 
 def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:

@@ -12,12 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.drafters.continuations import pruned
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
 from draftwise.nn.transfer import DeviceRead, together
-from draftwise.nn.trees import Branches
+from draftwise.nn.trees import Branches, pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
 

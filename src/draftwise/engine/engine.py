@@ -135,7 +135,7 @@ class Engine:
         self._prefilling: list[Request] = []
         self._running: list[Request] = []
         self._free: list[int] = []
-        self._num_rows, self._numbers = 0, itertools.count()
+        self._rows, self._numbers = itertools.count(), itertools.count()
         self._is_open, self._is_stepping = True, False
         self._dropped: list[int] = []  # by finalizers, which may run during a step
         self._isolated: set[int] = set()  # requests that are prefilled one by one
@@ -375,7 +375,7 @@ class Engine:
             context.row = found.context.row
             self._cache.crop(context.row, found.length)
         else:
-            context.row = self._next_row()
+            context.row = heapq.heappop(self._free) if self._free else next(self._rows)
             self._cache.open(context.row, row_tokens)
             if found is not None:
                 self._cache.copy(found.context.row, context.row, found.length)
@@ -443,14 +443,11 @@ class Engine:
             budget = self._prefill_budget.budget(is_idle=not self._running)
             num = self._prefill_scheduler.prefill(requests, budget)
             self._prefill_budget.record(num, self._pool.clock() - start)
-            done = [
-                request for request in requests if self._prefill_scheduler.is_prefilled(request)
-            ]
+            done = [request for request in requests if self._prefill_scheduler.is_done(request)]
             start = self._pool.cost_clock()
             may_pay = self._pool.guard.allows_drafts
             self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
-            guarded = sum(request.is_guarded for request in done)
-            if guarded:
+            if guarded := sum(request.is_guarded for request in done):
                 seconds = self._pool.cost_clock() - start
                 self._loop.begin(guarded, len(self._running) + len(done), seconds)
             for request in done:
@@ -491,12 +488,6 @@ class Engine:
             if request.context.row >= 0:
                 self._close(request.context.row)
         requests.clear()
-
-    def _next_row(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        self._num_rows += 1
-        return self._num_rows - 1
 
     def _close(self, row: int) -> None:
         self._cache.close(row)

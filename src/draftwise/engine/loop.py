@@ -7,7 +7,7 @@ that chose the same drafter draft together, and one target forward verifies all 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -213,33 +213,25 @@ class Loop:
     ) -> list[Evidence]:
         costs = self.costs([state.request for state in states]) if drafted else None
         seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
-        matches = self._drafting.sessions.matches
         return [
-            self._evidence(state, costs, seconds, matches(state.context) if drafted else {})
+            Evidence(
+                plan=state.played,
+                num_drafted=len(state.draft),
+                num_accepted=state.verdict.num_accepted,
+                scores=state.scores,
+                drafted_alphas=drafted_alphas(state.draft, state.alphas, state.verdict.path),
+                emitted_start=(start := len(state.context.tokens) - state.num_emitted),
+                seconds=seconds,
+                costs=costs,
+                matches=self._drafting.sessions.matches(state.context) if drafted else {},
+                stops=state.request.stops,
+                confidences=state.draft.confidences[: state.draft.num_chain],
+                siblings=siblings_of(state.draft, state.verdict.path),
+                tokens=state.context.tokens[start - state.request.num_unseen :],
+                num_left=state.request.answer.num_left,
+            )
             for state in states
         ]
-
-    def _evidence(
-        self, state: RoundState, costs: Costs | None, seconds: float, matches: Mapping[str, int]
-    ) -> Evidence:
-        text = state.context.tokens
-        emitted_start = len(text) - state.num_emitted
-        return Evidence(
-            plan=state.played,
-            num_drafted=len(state.draft),
-            num_accepted=state.verdict.num_accepted,
-            scores=state.scores,
-            drafted_alphas=drafted_alphas(state.draft, state.alphas, state.verdict.path),
-            emitted_start=emitted_start,
-            seconds=seconds,
-            costs=costs,
-            matches=matches,
-            stops=state.request.stops,
-            confidences=state.draft.confidences[: state.draft.num_chain],
-            siblings=siblings_of(state.draft, state.verdict.path),
-            tokens=text[emitted_start - state.request.num_unseen :],
-            num_left=state.request.answer.num_left,
-        )
 
 
 def choose(

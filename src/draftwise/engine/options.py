@@ -218,7 +218,9 @@ def batch_params(
     given = {name: value for name, value in options.items() if name not in _BATCH}
     num = checks.whole("num_return_sequences", options.get("num_return_sequences", 1), 1, 1024)
     if params is not None:
-        _alone(method, given)
+        for name in given:
+            why = f"params and {name} were both given: write {name} into it"
+            raise DraftwiseError(f"{method}(): {why}")
         all_ = [params] * num_prompts if isinstance(params, RequestParams) else list(params)
         if len(all_) != num_prompts or not all(isinstance(one, RequestParams) for one in all_):
             raise DraftwiseError(f"params: give one RequestParams, or {num_prompts}, one a prompt")
@@ -245,12 +247,6 @@ def batch_params(
         ends = None if stop_when is None else partial(stop_when, index)
         found.append(replace(params, stop_when=ends))
     return found, num, seed
-
-
-def _alone(method: str, options: Mapping[str, Any]) -> None:
-    if options:
-        name = next(iter(options))
-        raise DraftwiseError(f"{method}(): params and {name} were both given: write {name} into it")
 
 
 def check_names(method: str, options: Mapping[str, Any], *, batch: bool = False) -> None:

@@ -44,7 +44,10 @@ class PrefillScheduler:
                 break
         if not fed:
             return 0
-        keep = max(self._num_kept(request, len(piece)) for request, piece in fed)
+        keep = max(
+            len(piece) if request.wants_prompt_logprobs else min(len(piece), PROMPT_SCORES)
+            for request, piece in fed
+        )
         rows = [request.context.row for request, _ in fed]
         starts = [self._cache.lengths[row] for row in rows]
         logits = self._target.extend(self._cache, rows, [piece for _, piece in fed], keep)
@@ -57,7 +60,7 @@ class PrefillScheduler:
             self._remember(request, logits.last(index, min(keep, len(piece))))
         return sum(len(piece) for _, piece in fed)
 
-    def is_prefilled(self, request: Request) -> bool:
+    def is_done(self, request: Request) -> bool:
         """Whether only the prompt's last token is left, which the first round feeds."""
         return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
 
@@ -109,17 +112,13 @@ class PrefillScheduler:
             num_left=request.answer.num_left,
         )
 
-    def _num_kept(self, request: Request, num_fed: int) -> int:
-        """Tokens of a chunk whose logits are needed."""
-        return num_fed if request.wants_prompt_logprobs else min(num_fed, PROMPT_SCORES)
-
     def _remember(self, request: Request, block: torch.Tensor) -> None:
         """Keep p of the prompt's last tokens, and log-probabilities if requested."""
         context, text = request.context, request.prompt
         end = self._cache.lengths[context.row]
         if request.wants_prompt_logprobs:
-            told = torch.tensor(text[end - len(block) + 1 : end + 1], device=block.device)
-            found = fetch(logprobs(block, told, request.num_logprobs or 0))
+            tokens = torch.tensor(text[end - len(block) + 1 : end + 1], device=block.device)
+            found = fetch(logprobs(block, tokens, request.num_logprobs or 0))
             request.prompt_logprobs += as_logprobs(*found)
         if request.scores_prompt and end == len(text) - 1:
             num = min(PROMPT_SCORES, len(block))

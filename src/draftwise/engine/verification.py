@@ -155,7 +155,12 @@ class _SampledVerdicts:
         self._turns, self._p = states, p.probs
         drafts = [state.draft for state in states]
         rows: list[Tensor] = []
-        numbers = [np.array([self._row(rows, q) for q in _drawn_from(d)]) for d in drafts]
+        numbers = [
+            np.array(
+                [self._row(rows, q) for q in ([None] * len(d) if d.probs is None else d.probs)]
+            )
+            for d in drafts
+        ]
         self._trees = DraftTreeBatch.of(
             [d.tokens for d in drafts], [d.parents for d in drafts], numbers
         )
@@ -207,7 +212,3 @@ class _SampledVerdicts:
         if q is not None:
             rows.append(torch.as_tensor(q, device=self._p.device, dtype=self._p.dtype))
         return -1 if q is None else len(rows) - 1
-
-
-def _drawn_from(draft: Draft) -> Sequence[Tensor | Floats | None]:
-    return [None] * len(draft) if draft.probs is None else list(draft.probs)

@@ -51,7 +51,9 @@ def check_model(model: CausalModel) -> None:
             f"cannot speculate with {model.name}: {found}. docs/models.md lists the types that are "
             "served."
         )
-    model.forgets = twin is not None and _forgets(twin, way)
+    if twin is not None:
+        twin.forgets = True
+        model.forgets = twin.windows is not None and not _try(twin, way, _far(twin))
     # alone: such a model counts slots, and a tree's positions are others
     model.serves_trees = not (model.has_states or model.is_alone) and all(
         _grows_trees(one) for one in (model, twin) if one is not None
@@ -73,11 +75,6 @@ def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who
     if error <= _TOLERANCE.get(model.dtype, 0.1):
         return ""
     return f"{who}its logits on a ragged KV cache are off by {error:.2g} (relative)"
-
-
-def _forgets(twin: CausalModel, way: tuple[bool, bool]) -> bool:
-    twin.forgets = True
-    return twin.windows is not None and not _try(twin, way, _far(twin))
 
 
 def _far(twin: CausalModel) -> tuple[int, int]:

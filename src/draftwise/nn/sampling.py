@@ -155,10 +155,10 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
         raise ValueError(f"spans of {(ends or [0])[-1]} rows for logits of {len(logits)}")
     if not any(span.sampling.temperature > 0 or span.sampling.edits for span in spans):
         return Dists(_argmax(logits), *_no_draws(logits, len(logits)))
-    blocks = [
-        _edited(logits[end - span.num_rows : end], span)
-        for span, end in zip(spans, ends, strict=True)
-    ]
+    blocks = []
+    for span, end in zip(spans, ends, strict=True):
+        rows = logits[end - span.num_rows : end]
+        blocks.append(_edited(rows, span) if span.sampling.edits else rows)
     is_greedy = np.repeat(
         [span.sampling.temperature == 0 for span in spans], [span.num_rows for span in spans]
     )
@@ -243,28 +243,20 @@ def _argmax_on_host(scores: Floats32) -> Tensor:
 
 def _edited(logits: Tensor, span: SampledSpan) -> Tensor:
     """A span's rows with its callback, biases and penalties applied, which read its text."""
-    if not span.sampling.edits:
-        return logits
+    sampling, scores = span.sampling, logits.float()
     try:
-        return _all_edits(logits.float(), span)
+        if sampling.process is not None:
+            scores = _processed(scores, sampling.process, span)
+        if sampling.logit_bias:
+            tokens = torch.tensor(list(sampling.logit_bias), device=scores.device)
+            values = torch.tensor(list(sampling.logit_bias.values()), device=scores.device)
+            scores = scores.index_add(-1, tokens, values.to(scores.dtype).expand(len(scores), -1))
+        return _penalised(scores, span) if sampling.penalises else scores
     except Exception as error:
         if span.blame is None:
             raise
         span.blame(error)
         return logits
-
-
-def _all_edits(scores: Tensor, span: SampledSpan) -> Tensor:
-    sampling = span.sampling
-    if sampling.process is not None:
-        scores = _processed(scores, sampling.process, span)
-    if sampling.logit_bias:
-        tokens = torch.tensor(list(sampling.logit_bias), device=scores.device)
-        values = torch.tensor(list(sampling.logit_bias.values()), device=scores.device)
-        scores = scores.index_add(-1, tokens, values.to(scores.dtype).expand(len(scores), -1))
-    if sampling.penalises:
-        scores = _penalised(scores, span)
-    return scores
 
 
 def _processed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,29 @@ def draft_branches(draft: Draft, base: int) -> Branches | None:
     parents = [-1, *(draft.parents + 1).tolist()]
     is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
     return None if is_chain else branches(parents, base)
+
+
+def pruned(
+    tokens: Ints,
+    parents: Ints,
+    ends: Container[int],
+    num_allowed: Callable[[Sequence[int]], int] = len,
+) -> tuple[Ints, Ints]:
+    """A tree's tokens and parents without descendants of end tokens, tokens of probability 0, and
+    their descendants. num_allowed: how many of a path's tokens come before one of probability 0.
+
+    >>> pruned(np.array([5, 2, 7, 8]), np.array([-1, -1, 1, 0]), {2})[1].tolist()
+    [-1, -1, 0]
+    """
+    place, paths = {-1: -1}, dict[int, list[int]]({-1: []})
+    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+        if parent in place and (parent < 0 or int(tokens[parent]) not in ends):
+            paths[node] = [*paths[parent], token]
+            if num_allowed(paths[node]) == len(paths[node]):
+                place[node] = len(place) - 1
+    kept = list(place)[1:]
+    above = np.array([place[parent] for parent in parents[kept].tolist()], dtype=np.int64)
+    return tokens[kept], above
 
 
 def tree_masks(
