@@ -826,35 +826,34 @@ class NeuralSession:
     def _grow(
         self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
-        rows = [chain.context.row for chain in chains]
         grown = self._grown(chains, current)
-        seen = yield [tensor for tree in grown for tensor in tree]
-        for index, (row, chain) in enumerate(zip(rows, chains, strict=True)):
+        read = iter((yield [tensor for chain in chains for tensor in grown[chain.context.row]]))
+        for chain in chains:
             context = chain.context
             self._reader.settle(context, len(context.tokens), len(context.tokens))
-            tokens, parents = (found.astype(np.int64) for found in seen[2 * index : 2 * index + 2])
+            tokens, parents = next(read).astype(np.int64), next(read).astype(np.int64)
             tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
-            trees[row] = Draft(tokens, None, [self._name] * len(tokens), parents)
+            trees[context.row] = Draft(tokens, None, [self._name] * len(tokens), parents)
 
-    def _grown(self, chains: Sequence[Chain], current: DraftLogits) -> list[tuple[Tensor, Tensor]]:
-        """Tokens and parents of all rows' trees, with one forward per level."""
-        growing = [
-            grow(chain.tree, chain.length, self._reader.base(chain.context), current.logits[index])
-            for index, chain in enumerate(chains)
-            if chain.tree is not None
-        ]
-        found: list[tuple[Tensor, Tensor] | None] = [None] * len(chains)
-        sent: dict[int, Tensor | None] = dict.fromkeys(range(len(chains)))
-        while sent:
-            feeds: dict[int, TreeLevel] = {}
-            for index, logits in sent.items():
+    def _grown(
+        self, chains: Sequence[Chain], current: DraftLogits
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        """Tokens and parents of the tree of each row, with one forward per level of all trees."""
+        growing: dict[int, Growing] = {}
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        answers: dict[int, Any] = {}
+        for chain, logits in zip(chains, current.logits, strict=True):
+            assert chain.tree is not None
+            row, base = chain.context.row, self._reader.base(chain.context)
+            growing[row], answers[row] = grow(chain.tree, chain.length, base, logits), None
+        while answers:
+            levels: dict[int, TreeLevel] = {}
+            for row, answer in answers.items():
                 try:
-                    feeds[index] = (
-                        next(growing[index]) if logits is None else growing[index].send(logits)
-                    )
+                    levels[row] = growing[row].send(answer)
                 except StopIteration as done:
-                    found[index] = done.value
-            rows = [chains[index].context.row for index in feeds]
-            levels = self._reader.read_level(rows, list(feeds.values())) if feeds else []
-            sent = dict(zip(feeds, levels, strict=True))
-        return [tree for tree in found if tree is not None]
+                    found[row] = done.value
+            rows, feeds = list(levels), list(levels.values())
+            read = self._reader.read_level(rows, feeds) if levels else []
+            answers = dict(zip(rows, read, strict=True))
+        return found

@@ -38,7 +38,7 @@ from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import DeviceRead, fetch
 from draftwise.protocols import Mixer
-from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Floats, Plan, Scores
+from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Scores
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ class Sessions:
         Tensors that several drafters read in the same step share one transfer and its seconds.
         """
         asked = [name for name in questions if name in self._sessions]
-        sent: dict[str, Sequence[Floats] | None] = dict.fromkeys(asked)
+        sent: dict[str, Any] = dict.fromkeys(asked)
         asks: dict[str, DeviceRead[T]] = {}
         answers: dict[str, T] = {}
         seconds, now = dict.fromkeys(asked, 0.0), self._clock()
@@ -156,9 +156,7 @@ class Sessions:
                 try:
                     if values is None:
                         asks[name] = questions[name](self._sessions[name])
-                        wanted[name] = tensors_of(next(asks[name]))
-                    else:
-                        wanted[name] = tensors_of(asks[name].send(values))
+                    wanted[name] = tensors_of(asks[name].send(values))
                 except StopIteration as done:
                     try:
                         answers[name] = check(name, done.value)

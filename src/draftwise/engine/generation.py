@@ -127,9 +127,7 @@ class Generation(Iterator[Round]):
     ) -> None:
         self._engine, self._outbox = engine, deque[Round]()
         self._requests: list[Request] = []
-        self._trace: TraceWriter | None = None
-        if trace is not None:
-            self._trace = TraceWriter(trace)
+        self._trace = None if trace is None else TraceWriter(trace)
         for request in requests:
             request.outbox = self._outbox
             engine.admit(request)

@@ -232,14 +232,8 @@ def _first_difference(
 def _answer(found: Difference | None) -> Mapping[str, Any]:
     if found is None:
         return {"is_equal": True}
-    return {
-        "is_equal": False,
-        "position": found.position,
-        "plain": found.plain,
-        "speculative": found.speculative,
-        "margin": found.margin,
-        "is_rounding": found.is_rounding,
-    }
+    names = ("position", "plain", "speculative", "margin", "is_rounding")
+    return {"is_equal": False} | {name: getattr(found, name) for name in names}
 
 
 def _median(values: Sequence[float]) -> float | None:

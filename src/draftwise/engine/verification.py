@@ -155,12 +155,8 @@ class _SampledVerdicts:
         self._turns, self._p = states, p.probs
         drafts = [state.draft for state in states]
         rows: list[Tensor] = []
-        numbers = [
-            np.array(
-                [self._row(rows, q) for q in ([None] * len(d) if d.probs is None else d.probs)]
-            )
-            for d in drafts
-        ]
+        qs = [[None] * len(d) if d.probs is None else d.probs for d in drafts]
+        numbers = [np.array([self._row(rows, q) for q in own]) for own in qs]
         self._trees = DraftTreeBatch.of(
             [d.tokens for d in drafts], [d.parents for d in drafts], numbers
         )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from draftwise.nn.sampling import (
         Occurrences, Shared, SampledSpan, distributions, draw, warped,
     )
-    from draftwise.nn.tiny import tiny_config, tiny_module, windowed
+    from draftwise.nn.tiny import tiny_config, tiny_module
     from draftwise.nn.transfer import answered, fetch
     from draftwise.nn.trees import Masks, branches, draft_branches, tree_masks
     from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios

@@ -127,8 +127,7 @@ def load_model(
 
 
 def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> Any:
-    is_map = isinstance(device, str) and device.startswith("map:")
-    spread = device.removeprefix("map:") if is_map else None if isinstance(device, str) else device
+    spread = _device_map(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
@@ -184,6 +183,12 @@ def _read(source: str, dtype: Any, spread: Any) -> Any:
     if told is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
         raise ValueError(f"this transformers knows no quantisation like {told}")
     return module if base is None else merged(module, source)
+
+
+def _device_map(device: Device) -> Any:
+    if isinstance(device, str):
+        return device.removeprefix("map:") if device.startswith("map:") else None
+    return device
 
 
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:

@@ -174,17 +174,6 @@ def tiny_config(config: Any) -> Any:
     return type(config)(**{**_kept(config, told, made), **made})
 
 
-def windowed(config: Any, size: int) -> Any:
-    """As ``tiny_config``, with windows or chunks of ``size`` tokens, even if none is the rule."""
-    if getattr(config, "sliding_window", 0) is None:
-        config.sliding_window = size
-    made = tiny_config(config)
-    for name in _WINDOWS.split():
-        if getattr(made, name, None):
-            setattr(made, name, size)
-    return made
-
-
 def tiny_module(config: Any, seed: int = 0) -> Any:
     """A random float32 module of a tiny configuration on the CPU, without drawing from the global
     seed. Raises ValueError for one that is not tiny after all.

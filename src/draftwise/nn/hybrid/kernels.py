@@ -46,13 +46,6 @@ class Family:
     def starts_from_zero(self) -> bool:
         return not self.state
 
-    def num_tokens(self, arguments: Arguments) -> int:
-        return int(arguments[self.tokenwise[0]].shape[self.time])
-
-    def initial(self, arguments: Arguments) -> Tensor | None:
-        found: Tensor | None = arguments.get(self.state)
-        return found
-
     def cut(self, arguments: Arguments, row: int, num: int) -> dict[str, Any]:
         """What the chunk kernel is given for one row's first tokens, batch size 1."""
         present = [name for name in self.tokenwise if arguments.get(name) is not None]
@@ -69,14 +62,6 @@ class Family:
         seen: is given the state after each token, where that costs only a copy.
         """
         raise NotImplementedError
-
-    def run_chunk(
-        self, chunk: Kernel, arguments: Arguments, state: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        assert self.state or state is None, "the kernel starts from zero"
-        initial = {self.state: state} if self.state else {}
-        output, new = chunk(**{**arguments, **initial, self.final: True})
-        return output, new
 
 
 class Delta(Family):
@@ -197,10 +182,13 @@ class Call:
     def _run(
         self, arguments: Arguments, state: Tensor | None, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        is_short = self.family.num_tokens(arguments) <= STEPS
-        if state is not None and (is_short or self.family.starts_from_zero):
-            return self.family.run(self.step, arguments, state, seen)
-        return self.family.run_chunk(self.chunk, arguments, state)
+        family = self.family
+        is_short = arguments[family.tokenwise[0]].shape[family.time] <= STEPS
+        if state is not None and (is_short or family.starts_from_zero):
+            return family.run(self.step, arguments, state, seen)
+        initial = {} if family.starts_from_zero else {family.state: state}
+        output, new = self.chunk(**{**arguments, **initial, family.final: True})
+        return output, new
 
 
 def bound_arguments(kernel: Kernel, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
