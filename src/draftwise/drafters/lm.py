@@ -114,9 +114,7 @@ class LMDrafter:
 
 
 class LMRunner(DraftModelRunner):
-    """A causal LM on its KV cache of texts and drafts. With a window, the slot of a token after the
-    sink is its position minus the number of skipped tokens.
-    """
+    """A causal LM on its KV cache; with a window, slots are positions minus skipped tokens."""
 
     resumes = True
 

@@ -651,9 +651,7 @@ def _rows(p: Sequence[int | Tensor]) -> Tensor:
 
 @dataclass(slots=True)
 class _ScoredRow:
-    """unscored_from: the first position without a score. drafted: the draft after ``base`` tokens.
-    scores: not returned yet.
-    """
+    """unscored_from: first position without a score. base: tokens before ``drafted``."""
 
     unscored_from: int = 0
     base: int = 0
@@ -756,9 +754,7 @@ class NeuralSession:
         ]
 
     def _catch_up(self, contexts: Sequence[Context], most: int | None) -> DeviceRead[set[int]]:
-        """Feed texts up to their last token, or the last ``most`` uncached tokens, for scores;
-        returns the rows with omitted tokens.
-        """
+        """Feed texts, or their last ``most`` tokens, for scores; returns the shortened rows."""
         readings, skipped = [], set()
         for context in contexts:
             room, end = self._reader.follow(context), len(context.tokens) - 1

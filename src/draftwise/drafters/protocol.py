@@ -116,9 +116,7 @@ Peek = Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A draft that takes tokens of retrieval drafters too. most: its maximum number of tokens,
-    siblings included; 0 = that of its chain, if the target serves no trees.
-    """
+    """A draft with retrieved tokens. most: maximum tokens with siblings; 0 = the chain's length."""
 
     mixer: Mixer
     peek: Peek
@@ -224,9 +222,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Shaping(Protocol):
-    """A drafter that limits its plans. max_length: None = the plan's length. tree: the shape of its
-    plans if the setting names none.
-    """
+    """Limits of its plans. max_length: None = the plan's. tree: the default shape."""
 
     max_length: int | None
     tree: TreeShape | None
@@ -234,9 +230,7 @@ class Shaping(Protocol):
 
 @runtime_checkable
 class ShowingHidden(Protocol):
-    """A drafter with hidden states for stop rules. home: its folder, which may hold a trained head
-    for a stop rule. show_hidden: costs a copy of them in each step.
-    """
+    """Hidden states for stop rules. home: its folder, which may hold a trained head."""
 
     home: Path | None
     hidden_size: int

@@ -125,9 +125,7 @@ LONGEST_MATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest matching suffix of a text. length: in tokens. rows: depth in tokens ->
-    continuations, none of them empty. nexts: their first tokens.
-    """
+    """The longest matching suffix. rows: depth -> continuations. nexts: their first tokens."""
 
     length: int
     rows: Callable[[int], Rows]

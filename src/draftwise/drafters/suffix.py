@@ -119,9 +119,7 @@ class SuffixIndex:
         self._num_pieces = self.num_tokens = 0
 
     def append(self, number: int, token: int, keys: tuple[int, ...]) -> int:
-        """Add a token after the context ``keys`` to a text (0, or a dropped one: a new text);
-        return the text's number.
-        """
+        """Add a token after context ``keys``; number 0 = a new text. Returns the text's number."""
         piece = self._pieces.get(number)
         if piece is None or len(piece.tokens) >= self._longest_text:
             number, piece = self._new_piece(piece)
@@ -160,9 +158,7 @@ class SuffixIndex:
         return 0, []
 
     def _longest(self, level: int, place: int, ending: Tail) -> tuple[int, list[tuple[Piece, int]]]:
-        """The newest places, from ``place`` back, that agree with the ending longest; (0, []) if
-        this bucket has other contexts only.
-        """
+        """The newest places of the longest match, from ``place`` back; (0, []) = other contexts."""
         pieces, order, last = self._pieces, ORDERS[level], ending.last
         longest = num = tail = 0
         places: list[tuple[Piece, int]] = []

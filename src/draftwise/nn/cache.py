@@ -113,9 +113,7 @@ class RowKVCache:
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
     def grown(self, length: int, num_slots: int, first: int = 0) -> RowKVCache:
-        """A copy with ``num_slots`` slots that holds the tokens from ``first`` up to ``length``;
-        layers of one shape are copied at once.
-        """
+        """A copy with ``num_slots`` slots, of the tokens from ``first`` up to ``length``."""
         new, kept = (
             RowKVCache(num_slots, first=first),
             slice(first - self.first, length - self.first),
@@ -266,9 +264,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.open(row, None if capacity == UNLIMITED else capacity)
 
     def open(self, row: int, expected: int | None = None) -> None:
-        """Begin a row, empty. expected: its length in the end, for which storage from a shelf is
-        taken.
-        """
+        """Begin an empty row. expected: its final length, for storage from a shelf."""
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
         self._settled += [0] * missing

@@ -97,9 +97,7 @@ class HiddenStates:
         self._stored: dict[int, Tensor] = {}
 
     def put(self, start: int, hidden: Mapping[int, Tensor]) -> None:
-        """Append [n, D] states by tap, from position ``start`` on; ValueError unless that is
-        ``length``.
-        """
+        """Append [n, D] states by tap; ValueError unless ``start`` is ``length``."""
         if start != self.length:
             raise ValueError(
                 f"hidden states of positions 0 to {self.length - 1} are known: those of {start} "
@@ -123,9 +121,7 @@ class HiddenStates:
         self.length = length
 
     def get(self, taps: Sequence[int], start: int, end: int) -> Tensor:
-        """[end - start, taps x D] states of these taps side by side; ValueError for unknown
-        positions.
-        """
+        """[end - start, taps x D] states of these taps; ValueError for unknown positions."""
         if end > self.length:
             raise ValueError(
                 f"hidden states up to position {end - 1} are asked for, and only {self.length} "

@@ -44,9 +44,7 @@ def rounding_layer(module: Any) -> str | None:
 
 
 def base_of(source: str) -> str | None:
-    """The base model (folder or hub id) of an adapter's folder; None = it is no adapter. Raises
-    DraftwiseError where the adapter names none.
-    """
+    """The base model of an adapter's folder; None = no adapter. DraftwiseError if it names none."""
     file = Path(source) / "adapter_config.json"
     if not file.is_file():
         return None
@@ -192,9 +190,7 @@ def _device_map(device: Device) -> Any:
 
 
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
-    """The tokenizer of a folder or hub id; raises DraftwiseError where there is none. asks_hub:
-    whether to download one that is not cached.
-    """
+    """The tokenizer of a folder or hub id, or DraftwiseError. asks_hub: whether to download it."""
     source = place(str(source))
     if (base := base_of(source)) and not (Path(source) / "tokenizer_config.json").exists():
         source = place(base)

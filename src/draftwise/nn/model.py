@@ -358,9 +358,7 @@ class CausalModel:
     def new_cache(
         self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
     ) -> RaggedCache:
-        """A cache with ``num_rows`` open rows of at most ``capacity`` tokens. forgets: whether
-        layers with windows may drop what no token after ``settle`` attends to.
-        """
+        """A cache of rows of at most ``capacity`` tokens. forgets: drop what windows never read."""
         turns = LongRopeState() if self.switch else None
         windows = self.windows if forgets else None
         return self._call.new_cache(num_rows, capacity, self.compiled, turns, windows)
@@ -385,9 +383,7 @@ class CausalModel:
         return num_tokens * self.token_bytes - gone
 
     def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
-        """Use compiled forwards of these widths for short feeds of single rows; ignored by models
-        with states. backend: as for ``torch.compile``.
-        """
+        """Use compiled forwards of these widths for single rows; models with states ignore it."""
         if not self.has_states:
             self.compiled = CompiledSteps(self.module, self.name, widths, backend)
 

@@ -19,9 +19,7 @@ Floats32 = NDArray[np.float32]
 
 
 class Occurrences:
-    """Counts [V] of a growing text, of all of it and of its answer alone, after ``num_prompt``
-    tokens.
-    """
+    """Counts [V] in a growing text, and in its answer, which starts at ``num_prompt``."""
 
     def __init__(self, num_prompt: int) -> None:
         self.num_prompt, self._num_read = num_prompt, 0
@@ -180,9 +178,7 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """[n] the token at each uniform [n] in [0, 1), float64, of the cumulative [n, V]; never one of
-    mass 0, and -1 where probabilities are not finite. As ``distributions.draw``.
-    """
+    """[n] inverse-CDF draws at uniforms [n], never of mass 0; -1 where not finite."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # on a GPU sums may step back by a rounding: so the mass is looked at, too
@@ -199,9 +195,7 @@ def distributions(
     drafted: Sequence[int],
     parents: Ints | None = None,
 ) -> list[Dist]:
-    """[T, V] logits of one request as T distributions on the host, -1 where not finite. Row t is
-    conditioned on ``text`` and t drafted tokens, or the path to node t - 1 of the tree.
-    """
+    """[T, V] logits of one request as distributions on the host, -1 where not finite."""
     found = warped(logits, [SampledSpan(sampling, len(logits), text, len(text), drafted, parents)])
     tokens = found.tokens.tolist()
     if sampling.temperature == 0:

@@ -175,9 +175,7 @@ def tiny_config(config: Any) -> Any:
 
 
 def tiny_module(config: Any, seed: int = 0) -> Any:
-    """A random float32 module of a tiny configuration on the CPU, without drawing from the global
-    seed. Raises ValueError for one that is not tiny after all.
-    """
+    """A random float32 module on the CPU, by its own seed. ValueError if it is not tiny."""
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     if size > _LARGEST:

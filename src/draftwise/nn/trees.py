@@ -189,8 +189,9 @@ class Masks:
 
 
 def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None = None) -> Ints:
-    """[R, T] slots of rows of different lengths; T is the largest count, or ``width``. Padding
-    repeats the row's last slot, so that no query is without a key (NaN would stay in the cache).
+    """[R, T] slots, padded to ``width`` or the largest count by repeating a row's last slot.
+
+    A query without a key would put NaN into the cache.
     """
     last = np.maximum(np.array(counts) - 1, 0)
     steps = np.minimum(np.arange(width or max(counts)), last[:, None])

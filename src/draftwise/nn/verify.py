@@ -198,9 +198,7 @@ def _when_tried(
 
 
 def _left(rest: Tensor, children: Tensor, index: Tensor, q: Tensor) -> Tensor:
-    """[R, V] the residual of p after all these children [R, C] (M = none) were rejected in turn;
-    point masses are removed all at once.
-    """
+    """[R, V] residual of p after the children [R, C] (M = none) were rejected in turn."""
     tokens, rows = index[0], index[3]
     for kids in children.T[:, :, None] if len(q) else children[None]:
         is_there = kids < len(tokens)

@@ -68,9 +68,7 @@ class CompiledSteps:
             self._shelf.setdefault(storage.num_slots, []).append(storage)
 
     def width(self, cache: RaggedCache, row: int, wanted: int) -> int | None:
-        """The width to pad one row's feed to; None for a prompt, what fits no width or storage, and
-        the first forward of a storage, which the plain module reads.
-        """
+        """The width to pad one row's feed to; None = the plain module reads it."""
         used, storage = cache.lengths[row] + wanted, cache.storage(row)
         is_ready = bool(storage.keys) and used <= storage.num_slots
         if not is_ready or used > cache.capacity or not torch.is_inference_mode_enabled():

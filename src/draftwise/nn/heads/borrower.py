@@ -26,9 +26,7 @@ IDS = "draft_ids"
 
 
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write a causal LM without embeddings and ``lm_head``, but with the tokens of its
-    ``LentHead``.
-    """
+    """Write a causal LM without embeddings and ``lm_head``, with the ids of its ``LentHead``."""
     own = _own(module)
     config = AutoConfig.for_model(**module.config.to_dict())
     setattr(config, BORROWS, True)

@@ -40,9 +40,7 @@ class MedusaHeads(nn.ModuleList):
         )
 
     def logits(self, states: Tensor, num: int) -> Tensor:
-        """[num, R, V] of the first ``num`` heads from the target's last states [R, D]; after token
-        s, head i (from 0) predicts token s + i + 2.
-        """
+        """[num, R, V] of the first heads, from states [R, D] after token s; head i: s + i + 2."""
         return torch.stack([head(states) for head, _ in zip(self, range(num), strict=False)])
 
     @property

@@ -221,9 +221,7 @@ def states_after(
 
 
 def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str, Any]:
-    """The arguments of all calls as one; what follows a row's first ``nums`` tokens is masked: g =
-    0 and beta = 0 neither let the state decay nor add to it.
-    """
+    """The arguments of all calls as one; after ``nums`` tokens g = beta = 0, a no-op."""
     longest = max(nums)
     stacked = {n: torch.cat([c.arguments[n][:, :longest][index] for c in calls]) for n in TOKENWISE}
     if min(nums) < longest:
