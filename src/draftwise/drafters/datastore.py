@@ -175,9 +175,7 @@ class Store:
         self._places: memoryview[int] = memoryview(places)
 
     def find(self, ending: Sequence[int]) -> tuple[int, int, int]:
-        """The length of the longest match of a text's last 32 tokens, and the range [first, last)
-        of suffixes that have it; (0, 0, 0) if there is none.
-        """
+        """Length of the longest match (at most 32), its suffixes [first, last); zeros = none."""
         ending = ending[-LONGEST_MATCH:]
         if not ending or ending[-1] >= self.vocab_size:
             return 0, 0, 0

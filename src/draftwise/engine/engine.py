@@ -36,10 +36,8 @@ class PrefixMatch(NamedTuple):
 
 
 class PrefixCache:
-    """Rows of ended requests, kept for later prompts; evicts the least recently used.
-
-    num_rows: maximum number of kept rows; 0 = none, and no prefix is reused. needs_states: whether
-    drafters read the target's hidden states, which rows without drafts do not keep.
+    """Rows of ended requests for later prompts; evicts the least recently used. num_rows: 0 = none.
+    needs_states: whether drafters need the target's hidden states, which undrafted rows lack.
     """
 
     def __init__(self, num_rows: int, needs_states: bool) -> None:
@@ -69,8 +67,8 @@ class PrefixCache:
     def find(self, prompt: Context, running: Iterable[Context]) -> PrefixMatch | None:
         """The longest common prefix with a kept or running row; None if it is too short.
 
-        Only rows of the same tenant and no private text: response times and counters would reveal
-        other tenants' prompts.
+        Only rows of the same tenant and no private text: timing and counters would reveal others'
+        prompts.
         """
         if self.num_rows == 0:
             return None
@@ -88,7 +86,7 @@ class PrefixCache:
 
 
 def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
-    """Length of the common prefix of two texts.
+    """Length of the common prefix.
 
     >>> common_prefix_length(np.array([1, 2, 3]), [1, 2, 4, 5])
     2
@@ -101,14 +99,13 @@ def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
 class Engine:
     """Continuous batching for one target and its drafters.
 
-    A running request has a row in every KV cache. Rows grow with their text and are freed when the
-    request ends. Requests that do not fit wait in order; a request runs only where the memory for
-    its longest text is reserved. Rows of ended requests are the prefix cache.
+    A running request has a row in every KV cache, which grows with its text. Requests run in order
+    of priority, as soon as memory for their longest text is free. Rows of ended requests are the
+    prefix cache.
 
-    max_rows: maximum number of running requests. max_bytes: maximum size of the KV caches of
-    target and drafters; None = no limit. num_prefixes: ended rows kept as prefix cache; 0 = none.
-    Any thread may call the engine: a lock serialises calls, also with other engines on the same
-    models. Callbacks of requests run in the thread that calls ``step`` and may not call ``step``.
+    max_rows: maximum running requests. max_bytes: maximum size of all KV caches; None = no limit.
+    num_prefixes: ended rows kept; 0 = none. Thread-safe: a lock serialises calls, also with other
+    engines on the same models. Callbacks run in the thread that calls ``step`` and may not call it.
     """
 
     def __init__(
@@ -142,10 +139,8 @@ class Engine:
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
-        """Add a request; it runs as soon as there is room.
-
-        Raises DraftwiseError if the request can never fit, if its id is in use, or if the engine is
-        closed.
+        """Add a request. Raises DraftwiseError if it can never fit, its id is in use, or the engine
+        is closed.
         """
         with self.lock:
             if not self._is_open:
@@ -165,10 +160,9 @@ class Engine:
     def step(self) -> list[Round]:
         """Start waiting requests that fit, prefill some prompt tokens, and run one round.
 
-        Returns one record per request in the round; empty while all prompts are being prefilled, or
-        when nothing is left to do. A request whose start or prefill fails ends alone, with its
-        ``error``; an exception of the round ends all running requests. Raises DraftwiseError when
-        called by a callback of a request.
+        Returns one record per request in the round; empty if none is ready. A request whose start
+        or prefill fails ends alone, with its ``error``; an exception of the round ends all running
+        requests. Raises DraftwiseError if a request's callback calls it.
         """
         with self.lock:
             if self._is_stepping:
@@ -215,10 +209,7 @@ class Engine:
                 self.cancel(gone)
 
     def cancel(self, id_: int) -> None:
-        """End a request at once and free its row; the request keeps its text so far.
-
-        Raises DraftwiseError for an id that is not in the engine.
-        """
+        """End a request at once; it keeps its text so far. DraftwiseError for an unknown id."""
         with self.lock:
             found = next((request for request in self._all() if request.id == id_), None)
             if found is None:
@@ -302,8 +293,8 @@ class Engine:
     def _schedule(self) -> None:
         """Start waiting requests in order, as far as they fit.
 
-        A request whose prefix is being prefilled by another one waits for it, and keeps its place
-        in the queue.
+        A request whose prefix another one is prefilling waits for it, and keeps its place in the
+        queue.
         """
         later: list[tuple[int, int, Request]] = []
         try:

@@ -1,7 +1,7 @@
-"""The loop: choose, catch up, draft, verify, commit, probe, reveal and learn, for all running rows.
+"""Rounds of all running rows: choose, catch up, draft, verify, commit, probe, reveal, learn.
 
-``Loop.round`` is the entry point. Every request has its own text, length, plan and policy. Rows
-that chose the same drafter draft together, and one target forward verifies all rows.
+Every request has its own text, length, plan and policy. Rows with the same drafter draft together,
+and one target forward verifies all rows.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Loop:
     def _rests(self, requests: Sequence[Request]) -> bool:
         """Whether the round only decodes: no policy chooses, and all learn from it later.
 
-        While the guard is closed and no row expects SURE times the speed of plain decoding, the
-        search for drafts costs time for each row and returns nothing.
+        While the guard is closed and no row expects SURE times the speed of plain decoding, drafts
+        are looked for in every fourth round only.
         """
         if self._pool.guard.allows_drafts or not all(r.can_rest for r in requests):
             self._num_idle = 0
@@ -109,9 +109,8 @@ class Loop:
         return plain_s, seconds
 
     def begin(self, num: int, num_running: int, seconds: float) -> None:
-        """Book ``num`` new requests whose prompts were scored by drafters in ``seconds``.
-
-        The seconds are charged to the guard's account, and every request adds some credit.
+        """Book ``num`` new requests whose prompts drafters scored in ``seconds``: charge and
+        credit.
         """
         guard, plain_s = self._pool.guard, self._plain_s
         guard.charge(min(seconds, num * plain_s))  # more means that the machine paused
@@ -162,9 +161,8 @@ class Loop:
     def _verify_plainly(self, states: Sequence[RoundState]) -> None:
         """Verify rows again whose drafts contain a token with non-finite keys or values.
 
-        A mask multiplies such keys and values by 0, which is not finite either. Therefore p is
-        computed again without a draft, and the same uniforms verify only the drafts' first tokens;
-        the round emits at most one of them.
+        A mask multiplies these by 0, which is not finite either. So p is computed without a draft,
+        and the same uniforms verify the drafts' first tokens; the round emits at most one of them.
         """
         alone = [replace(state, draft=EMPTY) for state in states]
         self._cache.settle([t.row for t in states], [len(t.context.tokens) - 1 for t in states])
@@ -239,8 +237,8 @@ def choose(
 ) -> list[RoundState]:
     """The policy's decision for each row; a pending decision is kept.
 
-    may_draft: whether the guard allows drafts. If not, guarded rows draft only if they expect SURE
-    times the speed of plain decoding. rests: whether all rows decode plainly, without a decision.
+    may_draft: if the guard forbids drafts, guarded rows draft only if they expect SURE times the
+    speed of plain decoding. rests: all rows decode plainly, without a decision.
     """
     states = []
     for request in requests:

@@ -41,9 +41,9 @@ def check_scope(scope: str) -> str:
 class SharedPolicyState:
     """What the requests of a speculator share: one state for each scope.
 
-    Each request has its own policy, which starts from what earlier requests of the scope learnt. A
-    policy without this ability (``protocols.Remembering``) is itself shared for ``session`` and
-    ``task:LABEL``, and starts from scratch for ``auto``, as for ``request``.
+    Each request has its own policy, which starts from what its scope has learnt. A policy that
+    cannot (``protocols.Remembering``) is itself shared for ``session`` and ``task:LABEL``, and
+    otherwise starts from scratch.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
@@ -59,9 +59,8 @@ class SharedPolicyState:
         self._seen: str | None = None
 
     def begin(self, policy: Policy, prompt: Sequence[int], label: str, private: bool) -> None:
-        """The policy of a new request, with what its scope has learnt.
-
-        label: the kind of request, such as a task. private: no other request learns from this one.
+        """Start a request's policy from its scope. label: kind of request. private: teaches no
+        other.
         """
         if self._shared is not None and isinstance(policy, Remembering):
             policy.recall(self._shared, prompt, label, private)
@@ -71,12 +70,11 @@ class SharedPolicyState:
         return self.policy if self._shared is None else self._shared
 
     def save(self, path: str | Path) -> None:
-        """Write the state atomically.
+        """Write the state atomically; other scopes in the file are kept.
 
-        Other scopes in the file are kept. A file that another process changed, or that is no state
-        of this policy and these plans, is renamed with a warning. Raises DraftwiseError for the
-        scope ``request``, which shares nothing, for a missing folder, and where another process
-        holds the file (``hold``); OSError.
+        A file that another process changed, or of another policy or plans, is renamed with a
+        warning. Raises DraftwiseError for a scope that shares nothing, for a missing folder, and if
+        another process holds the file (``hold``); OSError.
         """
         kept, path = self._kept, checks.path("path", path)
         if kept is None:
@@ -95,10 +93,10 @@ class SharedPolicyState:
             self._seen = saved[self.scope]
 
     def load(self, path: str | Path) -> None:
-        """Read a saved state; a scope that the file does not have starts from scratch.
+        """Read a saved state; a scope that is not in the file starts from scratch.
 
-        Raises DraftwiseError for a file of another policy or other plans, and its subclass
-        ``UnusableState`` for a file that is damaged, of another version or no state.
+        Raises DraftwiseError for a file of another policy or plans, and ``UnusableState`` for a
+        damaged file, another version or no state.
         """
         found = self._read(checks.path("path", path))
         kept = self._kept
@@ -113,10 +111,8 @@ class SharedPolicyState:
         self._seen = found["saved"].get(self.scope)
 
     def take_up(self, path: Path) -> str | None:
-        """Load a file if it exists; an ``UnusableState`` is renamed.
-
-        Returns a warning, or None. Raises DraftwiseError for a file of another policy or other
-        plans; OSError.
+        """Load a file if it exists; an ``UnusableState`` is renamed. Returns a warning or None.
+        Errors as ``load``; OSError.
         """
         if not path.exists():
             return None
@@ -165,10 +161,10 @@ class SharedPolicyState:
 
 @contextmanager
 def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
-    """Lock a state file for this process; the command line and the server do so while they run.
+    """Lock a state file for this process, as the command line and the server do.
 
-    path: None locks nothing. Raises DraftwiseError if another process holds the lock for longer
-    than ``wait_s`` seconds.
+    Raises DraftwiseError if another process holds it for longer than ``wait_s`` seconds. path: None
+    = no lock.
     """
     if path is None or (place := Path(os.path.realpath(path))) in _HELD:
         yield

@@ -52,14 +52,13 @@ EMPTY = Draft.chain([], None, NONE)
 class RoundState:
     """A row of a round, filled in phase by phase.
 
-    plans: plans played; several only if the policy plays one of every drafter. parts: the drafts of
-    each drafter, which are branches of ``draft``. played: the first plan as it was played. logits:
-    [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D] hidden states there.
-    uniforms: [N + 1] for the nodes and the bonus token. verdict: accepted path and bonus token.
-    alphas, ratios: [N] of the nodes, as in ``Scores``; offpath_scores: the same two numbers for
-    each of the draft's ``offpath_probs``. targets: p before each token of the verdict. logprobs: of
-    each position, if requested. judged: each drafter's scores from verification. waits: whether a
-    drafter must catch up first, so that the plan is played later. scores: all scores of the round.
+    plans: plans played, several for a policy that ``plays_all``. parts: each drafter's draft, a
+    branch of ``draft``. played: the first plan as it was drafted. logits: [N + 1, V] after the text
+    and each node. hidden: by tap, [N + 1, D]. uniforms: [N + 1], the bonus token's last. alphas,
+    ratios: [N], as in ``Scores``; offpath_scores: both for each of ``offpath_probs``. targets: p
+    before each token of the verdict. logprobs: by position, if requested. judged: each drafter's
+    scores from verification. waits: a drafter must catch up before the plan is played. scores: all
+    of the round.
     """
 
     request: Request
@@ -101,9 +100,8 @@ class RoundState:
 
 
 class RuleComparison:
-    """A stop rule, with other rules that are shown the same steps for comparison.
-
-    stops: by rule, the draft length at which it would have stopped, if it would have.
+    """A stop rule, with other rules that see the same steps. stops: by rule, its first stop in
+    tokens.
     """
 
     def __init__(
@@ -140,8 +138,7 @@ TARGET = "target"
 class Stats:
     """Counts and seconds of one request, with vLLM's names for metrics.
 
-    seconds: wall time per phase; all rows of a batch are charged its whole time. pulls: rounds by
-    plan label. account: seconds relative to plain decoding, for ``speed``.
+    seconds_by_phase: wall time; each row of a batch is charged all of it. pulls: rounds by drafter.
     """
 
     num_rounds: int = 0
@@ -204,20 +201,15 @@ class Stats:
 class Request:
     """One request: prompt, parameters, policy, text so far and statistics.
 
-    plans: the arms of its policy. guides: stop rules by drafter and spec, which learn from this
-    request's drafts alone. fuses: its guarded callbacks. priority: higher runs first.
-    scores_prompt: whether drafters are scored on the last prompt tokens. num_logprobs: number of
-    likeliest tokens reported with each emitted one; None = no log-probabilities.
-    wants_prompt_logprobs: also report them for the prompt, from its second token on. outbox: the
-    queue that receives its rounds, if any.
+    plans: the arms of its policy. guides: stop rules by drafter and spec. callbacks: guarded ones.
+    scores_prompt: whether drafters are scored on the prompt. num_logprobs: likeliest tokens
+    reported per emitted one; None = no log-probabilities. outbox: queue that receives its rounds.
     stops: lengths at which other rules would have stopped, if the feedback ``compares_rules``.
-    is_idle: drafting was disabled, because policy, feedback or reward raised or returned nonsense.
-    is_resting: nothing is drafted in this round, because the guard or the request allows no draft.
-    num_unseen: tokens emitted in rounds that the policy has not learnt from yet.
-    pending: a choice that could not be played yet. switch: number of positions of LongRoPE's short
-    table; 0 = one table. longest: maximum number of tokens per draft.
-    looking, mixing: the policy, if it has this optional capability, else None. plays_all: one
-    choice stands for one plan of every drafter. is_guarded: the guard may suspend its drafts.
+    is_idle: drafting is disabled, because policy, feedback or reward failed. is_resting: no draft
+    in this round. num_unseen: emitted tokens that the policy has not learnt from. pending: a choice
+    that waits for its drafter. switch: positions of LongRoPE's short table; 0 = one table. longest:
+    maximum tokens per draft. probing, mixing: the policy, if it has this capability. is_guarded:
+    the guard may suspend its drafts.
     """
 
     id: int
@@ -324,9 +316,8 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Maximum length of a draft in this round, in tokens.
-
-        The last token of an answer is never drafted, and no draft crosses LongRoPE's switch.
+        """Maximum draft length in this round: the answer's last token is never drafted, and no
+        draft crosses LongRoPE's switch.
         """
         left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
         return max(0, left if below < 0 else min(left, below))
@@ -430,8 +421,7 @@ class Request:
     def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[int | Tensor]) -> int:
         """Append verified tokens up to the end of the answer; return their number.
 
-        targets: p before each token of the verdict. A bonus token of -1 marks logits that were not
-        finite; the tokens before it count.
+        targets: p before each token. A bonus token of -1 marks logits that were not finite.
         """
         if self.check_callbacks():  # a failed callback may have changed p: emit nothing
             return 0

@@ -180,9 +180,7 @@ class Windows:
         return end - storage.first <= storage.num_slots <= 2 * wanted
 
     def slide(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """Storage with room up to ``end``, without what no token after ``settled`` attends to.
-        length: of the row.
-        """
+        """A copy with room up to ``end``, from the first slot that tokens after ``settled`` see."""
         first = max(storage.first, self._kept_from(settled))
         return storage.grown(length, self._num_slots(end - first), first)
 
@@ -203,9 +201,7 @@ class Windows:
 
 
 def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tensor:
-    """[R, 1, T, used] of a mask [R or 1, 1, T, all slots]: each row from its first slot up to its
-    end.
-    """
+    """[R, 1, T, used] of a mask [R or 1, 1, T, slots]: each row from its first slot to its end."""
     if len(set(firsts)) == 1:
         return mask[..., firsts[0] :]
     used = max(end - first for first, end in zip(firsts, ends, strict=True))
@@ -284,9 +280,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Let an empty ``row`` begin with the first ``length`` tokens (``reachable``) of another
-        row.
-        """
+        """Let an empty ``row`` begin with the first ``length`` (``reachable``) tokens of a row."""
         if self._shelf is None:
             self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
         else:

@@ -138,9 +138,7 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
 
 
 class _Trial:
-    """Two random texts, fed piece by piece to a cache, and the logits of plain forwards over them.
-    errors: of each piece. wrong: a draft to be rejected.
-    """
+    """Two random texts, fed in pieces to a cache, and their plain logits."""
 
     def __init__(self, model: CausalModel, lengths: Sequence[int]) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -63,9 +63,7 @@ class HiddenStateHooks:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Whether hooks and library agree on three tokens; asked of the module itself, since hooks
-        on layers that a view shares would run twice.
-        """
+        """Whether hooks and library agree; not on the view, whose shared layers' hooks run twice."""
         ids = torch.arange(3, device=self._module.device)[None]
         try:
             said = self._module(input_ids=ids, output_hidden_states=True).hidden_states

@@ -43,9 +43,7 @@ def followed(
     skip: int,
     num_rows: int,
 ) -> tuple[Tensor, Tensor]:
-    """Counts [T, V] everywhere and in the answer, before each of T rows (``SampledSpan``), from
-    ``seen``, which has read the text.
-    """
+    """Counts [T, V] in text and answer before each row (``SampledSpan``), from ``seen``."""
     device = seen.everywhere.device
     everywhere, answered = seen.everywhere.clone(), seen.answered.clone()
     _add(everywhere, text[start:], -1.0)

@@ -27,9 +27,7 @@ ATTENTION = "draftwise_head"
 
 @dataclass(frozen=True, slots=True)
 class MtpStyle:
-    """hidden_first: the state comes before the embedding in ``proj``'s input. returns_normed: the
-    head drafts on from its normed output.
-    """
+    """hidden_first: state before embedding. returns_normed: drafts on from the normed output."""
 
     hidden_first: bool = False
     returns_normed: bool = True
