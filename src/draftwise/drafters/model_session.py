@@ -240,8 +240,8 @@ def drawn_span(
     if context.sampling.process is not None:
         known = [token for token in drafted if isinstance(token, int)]
         return context.span(1, len(context.tokens), known, skip=len(known))
-    said = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
-    return context.span(1, len(context.tokens), said, skip=len(drafted))
+    tokens = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
+    return context.span(1, len(context.tokens), tokens, skip=len(drafted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,15 +257,15 @@ class Sibling:
 class Chain:
     """The draft of one row as it grows.
 
-    looks: whether the host reads each token before the next is drawn, or the whole draft at its
-    end. waits: whether its stop rule needs the hidden state after a token to judge it.
+    is_stepwise: whether the host reads each token before the next is drawn. waits: whether its stop
+    rule needs the hidden state after a token to judge it.
     """
 
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
         self._guide, self._mix, self._resumes = task.guide, task.mix, resumes
         self.is_over = False
-        self.looks = (
+        self.is_stepwise = (
             task.mix is not None
             or not task.guide.never_stops
             or task.context.sampling.process is not None
@@ -400,7 +400,7 @@ class Chain:
         )
 
 
-def draw_blindly(
+def draw_on_device(
     reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
     """Draw whole drafts on the device; tokens after an end token are dropped."""
@@ -432,7 +432,7 @@ def draw_blindly(
             chains[index].keep(next(found), q.q(place), None)
 
 
-def look_on(
+def draw_stepwise(
     reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
     """Draw token by token, each read by the host before the next is drawn.
@@ -448,7 +448,7 @@ def look_on(
             reading = [i for i in reading if len(chains[i].tokens) + 1 < chains[i].length]
             newest = yield from _newest(chains, tokens)
             after = _read_drawn(reader, chains, tokens, reading, newest) if reading else None
-        yield from _look(chains, current, tokens, reading, after)
+        yield from _append_drawn(chains, current, tokens, reading, after)
         going = [index for index in reading if chains[index].should_continue()]
         if after is not None:
             for row, index in enumerate(reading):
@@ -462,7 +462,7 @@ def look_on(
         chains = [chains[index] for index in going]
 
 
-def _look(
+def _append_drawn(
     chains: Sequence[Chain],
     current: DraftLogits,
     tokens: Tensor,
@@ -815,7 +815,7 @@ class NeuralSession:
         begun = [i for i in lines if chains[i].begins()]
         if begun:
             own = [chains[i] for i in begun]
-            draw = look_on if any(chain.looks for chain in own) else draw_blindly
+            draw = draw_stepwise if any(chain.is_stepwise for chain in own) else draw_on_device
             asks.append(draw(self._reader, own, current.take(begun)))
         yield from together(asks)
 

@@ -43,10 +43,10 @@ class GuardedCallback:
 
     def num_allowed(self, text: Sequence[int], num: int) -> int:
         """How many of the last ``num`` tokens a logits processor allows; all by default."""
-        tell = getattr(self._call, "num_allowed", None)
-        if tell is not None and self.error is None:
+        num_allowed = getattr(self._call, "num_allowed", None)
+        if num_allowed is not None and self.error is None:
             try:
-                return max(0, min(int(tell(text, num)), num))
+                return max(0, min(int(num_allowed(text, num)), num))
             except Exception as error:
                 self.error = error
         return num

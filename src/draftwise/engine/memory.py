@@ -143,7 +143,7 @@ class SharedPolicyState:
             version = found["draftwise"]
             if version != _VERSION:
                 raise ValueError(f"its version is {version}, not {_VERSION}")
-            told = {key: found[key] for key in self._about}
+            theirs = {key: found[key] for key in self._about}
             for key in ("saved", "scopes"):
                 if not isinstance(found[key], dict):
                     raise ValueError(f"its {key} are no table")
@@ -151,10 +151,10 @@ class SharedPolicyState:
             why = str(error) if isinstance(error, ValueError) else "it is not a state of draftwise"
             raise _unusable(path, why) from error
         for key, ours in self._about.items():
-            if told[key] != ours:
+            if theirs[key] != ours:
                 raise DraftwiseError(
-                    f"cannot take up {path}: it was learnt with the {key} {told[key]}, not {ours}; "
-                    "use the options it was made with, or another file"
+                    f"cannot take up {path}: it was learnt with the {key} {theirs[key]}, not "
+                    f"{ours}; use the options it was made with, or another file"
                 )
         return dict(found)
 

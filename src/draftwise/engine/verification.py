@@ -35,7 +35,7 @@ def verify_batch(states: Sequence[RoundState]) -> None:
         following[torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)] = (
             judged.following
         )
-    said = [
+    requested = [
         logprobs(
             state.logits, following[end - len(state.draft) - 1 : end], state.request.num_logprobs
         )
@@ -43,26 +43,26 @@ def verify_batch(states: Sequence[RoundState]) -> None:
         if state.logits is not None and state.request.num_logprobs is not None
     ]
     offpath_probs = [q for state in greedy for _, q in state.draft.offpath_probs]
-    told = iter(
+    values = iter(
         fetch(
             [
                 p.tokens,
                 torch.stack(offpath_probs) if offpath_probs else p.tokens[:0],
                 *(judged.tensors if judged is not None else ()),
-                *(tensor for own in said for tensor in own),
+                *(tensor for own in requested for tensor in own),
             ]
         )
     )
-    points = np.split(next(told).astype(np.int64), ends[:-1])
-    offpath_tokens = iter(next(told).tolist())
+    points = np.split(next(values).astype(np.int64), ends[:-1])
+    offpath_tokens = iter(next(values).tolist())
     for state, own in zip(states, points, strict=True):
         if state.context.sampling.temperature == 0:
             _verify_greedy(state, own, offpath_tokens)
     if judged is not None:
-        judged.fill_in(told)
+        judged.fill_in(values)
     for state in states:
         if state.request.num_logprobs is not None:
-            state.logprobs = as_logprobs(next(told), next(told), next(told))
+            state.logprobs = as_logprobs(next(values), next(values), next(values))
 
 
 def score_drafts(state: RoundState) -> None:
@@ -184,9 +184,9 @@ class _SampledVerdicts:
         else:
             self.tensors += [self._p.new_empty(0)] * 2
 
-    def fill_in(self, told: Iterator[Floats]) -> None:
-        last, bonus = (next(told).astype(np.int64).tolist() for _ in range(2))
-        alphas, of_text = (np.nan_to_num(next(told)) for _ in range(2))
+    def fill_in(self, values: Iterator[Floats]) -> None:
+        last, bonus = (next(values).astype(np.int64).tolist() for _ in range(2))
+        alphas, of_text = (np.nan_to_num(next(values)) for _ in range(2))
         kept: list[int] = []
         node, offpath = 0, len(self._trees.tokens)
         for row, state in enumerate(self._turns):

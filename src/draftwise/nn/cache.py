@@ -1,8 +1,8 @@
 """The KV cache: rows with storage of their own, windows, and ropes with two tables.
 
-Longrope: the library turns a whole forward by the table of its last position, and ``generate``
-recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of one forward
-over them; here, too, a row whose keys the other table turned is recomputed (``read_turned``).
+LongRoPE: the library uses the rope table of a forward's last position for all its tokens, and
+``generate`` recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of
+one forward over them, and a row whose keys are of the other table is recomputed (``read_turned``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
-    """Tokens that a first rope table is for, and the longest text that is served; 0 = no such
-    number. Types whose ``generate`` keeps the first table's keys serve no text beyond it.
+    """Positions of the first rope table, and the longest text that is served; 0 = none.
+
+    Types whose ``generate`` keeps the first table's keys serve no text beyond it.
     """
     limit = _first_table(module.config.get_text_config())
     can = limit and can_read_again and _reads_again(module)
@@ -32,7 +33,7 @@ def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
 
 
 def _first_table(config: Any) -> int:
-    """Tokens up to which a rope with two tables has one; 0 = it has one anyway."""
+    """Positions of the first of two rope tables; 0 = there is one table."""
     rope = getattr(config, "rope_parameters", None) or {}
     own = getattr(config, "original_max_position_embeddings", None)
     limits = [
@@ -45,7 +46,7 @@ def _first_table(config: Any) -> int:
 
 
 def _reads_again(module: Any) -> bool:
-    """Whether ``generate`` reads a text again that outgrows the table that the rope looks at."""
+    """Whether ``generate`` recomputes a text that outgrows the first table."""
     prepare = getattr(module, "prepare_inputs_for_generation", None)
     code = getattr(prepare, "__code__", None)
     if code is None or "original_max_position_embeddings" not in code.co_consts:
@@ -56,7 +57,7 @@ def _reads_again(module: Any) -> bool:
 
 
 class LongRopeState:
-    """Of each row its tokens by slot, and whether the second table turned its keys."""
+    """Tokens of each row by slot, and whether its keys are of the second table."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -231,10 +232,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     """Keys and values of rows that come and go, each with a length and storage of its own.
 
     ``lengths``: valid tokens of each row, 0 of closed ones; no forward attends to what lies after,
-    so a rejected draft is removed by lowering a number. Storage grows by blocks and is freed when
-    its row is closed (``docs/kv_cache.md``). capacity: tokens of a row, at most. shelf: reusable
-    storage; None = blocks. states: of recurrent layers. turns: of a rope with two tables. windows:
-    layers that forget what lies too far back; None = all keep everything.
+    so rollback lowers a number. Storage grows by blocks and is freed when its row is closed
+    (``docs/kv_cache.md``). capacity: maximum tokens of a row. shelf: reusable storage; None =
+    blocks. states: of recurrent layers. longrope: of a rope with two tables. windows: layers that
+    drop old tokens; None = none does.
     """
 
     def __init__(
@@ -243,13 +244,13 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         capacity: int = UNLIMITED,
         shelf: Shelf | None = None,
         states: States | None = None,
-        turns: LongRopeState | None = None,
+        longrope: LongRopeState | None = None,
         windows: Windows | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
         self.capacity, self._shelf = capacity, shelf
         self.lengths: list[int] = []
-        self.states, self.turns = states or States(), turns
+        self.states, self.longrope = states or States(), longrope
         self._storage: list[RowKVCache] = []
         self._windows, self._recent = windows, list[RowKVCache]()  # of the layers that forget
         self._settled: list[int] = []
@@ -269,8 +270,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         if self._shelf is not None and expected is not None:
             self._storage[row] = self._shelf.take(expected)
         self.states.open(row)
-        if self.turns is not None:
-            self.turns.open(row)
+        if self.longrope is not None:
+            self.longrope.open(row)
 
     def close(self, row: int) -> None:
         if self._shelf is not None:
@@ -292,8 +293,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             first = min(recent.first, length)
             self._recent[row] = recent.grown(length, length - first, first)
         self.states.copy(source, row, length)
-        if self.turns is not None:
-            self.turns.copy(source, row, length)
+        if self.longrope is not None:
+            self.longrope.copy(source, row, length)
         self.lengths[row] = self._settled[row] = length
 
     def place(self, spans: Sequence[Span], packed: bool = False, fed: Sequence[Any] = ()) -> None:
@@ -388,8 +389,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.settle([row], [base + len(path)])
         if list(path) == list(range(len(path))):
             return
-        if self.turns is not None:
-            self.turns.keep_path(row, base, path)
+        if self.longrope is not None:
+            self.longrope.keep_path(row, base, path)
         for storage in (self._storage[row], self._recent[row]):
             first = base - storage.first
             for tensor in storage.tensors:

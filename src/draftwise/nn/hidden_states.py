@@ -63,12 +63,13 @@ class HiddenStateHooks:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Whether hooks and library agree; not on the view, whose shared layers' hooks run twice."""
+        """Whether hooks and library agree on three tokens."""
         ids = torch.arange(3, device=self._module.device)[None]
+        # hooks on layers that a view shares would run twice: the module itself is called
         try:
-            said = self._module(input_ids=ids, output_hidden_states=True).hidden_states
+            theirs = self._module(input_ids=ids, output_hidden_states=True).hidden_states
             found = self.call(self._view, input_ids=ids)[1]
-            return all(torch.equal(found[place], said[place]) for place in self.places)
+            return all(torch.equal(found[place], theirs[place]) for place in self.places)
         except Exception:  # a layer that is called in a way of its own
             return False
 

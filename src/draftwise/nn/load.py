@@ -69,16 +69,16 @@ def merged(module: Any, folder: str) -> Any:
         raise DraftwiseError(
             f"reading the PEFT adapter {folder} needs peft: {hint('peft')}"
         ) from error
-    said = f"the adapter {folder} does not fit {type(module).__name__}, the model that it names"
+    problem = f"the adapter {folder} does not fit {type(module).__name__}, the model that it names"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             found = PeftModel.from_pretrained(module, folder).merge_and_unload(safe_merge=True)
         except Exception as error:
-            raise DraftwiseError(f"{said}: {str(error).strip()}") from error
+            raise DraftwiseError(f"{problem}: {str(error).strip()}") from error
     missing = [str(one.message) for one in caught if "missing adapter keys" in str(one.message)]
     if missing:
-        raise DraftwiseError(f"{said}: {missing[0][:300]}")
+        raise DraftwiseError(f"{problem}: {missing[0][:300]}")
     return found
 
 
@@ -177,9 +177,9 @@ def _read(source: str, dtype: Any, spread: Any) -> Any:
             device_map=spread,
             trust_remote_code=False,
         )
-    told = getattr(module.config, "quantization_config", None)
-    if told is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
-        raise ValueError(f"this transformers knows no quantisation like {told}")
+    quantization = getattr(module.config, "quantization_config", None)
+    if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
+        raise ValueError(f"this transformers knows no quantisation like {quantization}")
     return module if base is None else merged(module, source)
 
 
@@ -205,16 +205,16 @@ def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
 
 
 def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
-    said = f"cannot load a {what} from {source}"
+    problem = f"cannot load a {what} from {source}"
     if not Path(source).is_dir() and isinstance(error, OSError):
         first_line = str(error).strip().partition("\n")[0]
         return DraftwiseError(
-            f"{said}: it is no folder here, and the hub did not give it ({first_line}). "
+            f"{problem}: it is no folder here, and the hub did not give it ({first_line}). "
             "Name a folder, or a hub id that is in the cache or can be reached"
         )
     if "trust_remote_code" in str(error):
         return DraftwiseError(
-            f"{said}: it brings Python code of its own, which is not run here. If you trust it, "
+            f"{problem}: it brings Python code of its own, which is not run here. If you trust it, "
             "load it yourself (trust_remote_code=True) and pass the object"
         )
-    return DraftwiseError(f"{said}: {error}")
+    return DraftwiseError(f"{problem}: {error}")

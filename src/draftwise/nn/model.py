@@ -155,7 +155,7 @@ class Caller:
         self.taps = HiddenStateHooks(module, self._view, num_layers)
 
     def new_cache(
-        self, num_rows: int, capacity: int, shelf: Shelf | None, turns: LongRopeState | None,
+        self, num_rows: int, capacity: int, shelf: Shelf | None, longrope: LongRopeState | None,
         windows: Windows | None,
     ) -> RaggedCache:  # fmt: skip
         made: type[RaggedCache] = RaggedCache
@@ -163,7 +163,7 @@ class Caller:
             from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
             made = type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
-        return made(num_rows, capacity, shelf, States(self.has_states), turns, windows)
+        return made(num_rows, capacity, shelf, States(self.has_states), longrope, windows)
 
     def __call__(
         self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
@@ -269,8 +269,8 @@ def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
     """Use the rope table of each row's last position, and recompute keys of the other table.
     switch: tokens of the first table. Rows of different tables are fed one by one.
     """
-    cache, turns = feed.cache, feed.cache.turns
-    assert turns is not None
+    cache, longrope = feed.cache, feed.cache.longrope
+    assert longrope is not None
     each = list(zip(feed.rows, feed.tokens, feed.all_trees, strict=True))
     needs = [_end(cache.lengths[row], fed, tree) > switch for row, fed, tree in each]
     if len(set(needs)) > 1:
@@ -278,11 +278,11 @@ def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
     again, whole = [], []
     for row, fed, tree in each:
         start = cache.lengths[row]
-        missed = turns.tokens[row][:start] if turns.is_long[row] != needs[0] else []
+        missed = longrope.tokens[row][:start] if longrope.is_long[row] != needs[0] else []
         again.append(missed)
         whole.append(_from_the_first(tree, start) if tree is not None and missed else tree)
-        turns.tokens[row] = [*turns.tokens[row][:start], *fed]
-        turns.is_long[row] = needs[0]
+        longrope.tokens[row] = [*longrope.tokens[row][:start], *fed]
+        longrope.is_long[row] = needs[0]
     return read_behind(extend, replace(feed, trees=whole if any(whole) else ()), again)
 
 
@@ -359,9 +359,9 @@ class CausalModel:
         self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
     ) -> RaggedCache:
         """A cache of rows of at most ``capacity`` tokens. forgets: drop what windows never read."""
-        turns = LongRopeState() if self.switch else None
+        longrope = LongRopeState() if self.switch else None
         windows = self.windows if forgets else None
-        return self._call.new_cache(num_rows, capacity, self.compiled, turns, windows)
+        return self._call.new_cache(num_rows, capacity, self.compiled, longrope, windows)
 
     @property
     def windows(self) -> Windows | None:
@@ -489,11 +489,11 @@ class CausalModel:
         fed = [index for index, span in enumerate(spans) if span.count]
         counts, cache = [span.count for span in spans], feed.cache
         cache.place([spans[index] for index in fed], packed=True)
-        looks = [
+        inputs = [
             self._sight.of_row(spans[i], feed.trees[i] if feed.trees else None, cache.near(place))
             for place, i in enumerate(fed)
         ]
-        positions, masks = zip(*looks, strict=True)
+        positions, masks = zip(*inputs, strict=True)
         edges = [0, *accumulate(counts)]
         extra: dict[str, Any] = {}
         kept = [min(count, feed.keep) for count in counts]

@@ -131,8 +131,8 @@ def rejection_sample(
     last = after[roots]
     bonus = draw(_left(p[last], children[last], index, q), u[num:])
     owners = torch.from_numpy(forest.rows).to(p.device)
-    said = torch.zeros_like(first).index_copy(0, places, tokens)
-    return last, bonus, torch.where(first < end, said[first.clamp(max=end - 1)], bonus[owners])
+    token_at = torch.zeros_like(first).index_copy(0, places, tokens)
+    return last, bonus, torch.where(first < end, token_at[first.clamp(max=end - 1)], bonus[owners])
 
 
 def masses(q: Tensor, rows: Tensor, proposed: Tensor, tokens: Tensor) -> Tensor:
@@ -172,15 +172,15 @@ def _when_tried(
 
     After point masses p is renormalised by a division; after a draw it is a residual of V numbers.
     """
-    order = np.argsort(forest.before, kind="stable")  # siblings side by side, each in its turn
+    order = np.argsort(forest.before, kind="stable")  # siblings in their order
     firsts = np.arange(len(order)) - forest.ranks[order]
     crowded = np.unique(forest.before[forest.ranks > 0])
-    turns, firsts_, later, fresh = torch.from_numpy(
+    tried, firsts_, later, fresh = torch.from_numpy(
         np.stack((order, firsts, forest.ranks > 0, ~forest.is_again))
     ).to(p.device)
     own = of_p * fresh
-    before = own[turns].cumsum(0) - own[turns]
-    gone = torch.zeros_like(own).index_copy(0, turns, before - before[firsts_])
+    before = own[tried].cumsum(0) - own[tried]
+    gone = torch.zeros_like(own).index_copy(0, tried, before - before[firsts_])
     at = torch.from_numpy(crowded).to(p.device)
     whole = own.new_zeros(forest.num_places).index_copy(0, at, p[at].sum(-1, dtype=torch.float64))
     left = whole[index[1]] - gone

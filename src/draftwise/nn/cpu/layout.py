@@ -149,8 +149,8 @@ def _memory_bytes() -> int:
     """Of the machine, or of the container where it is given less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
-    said = limit.read_text().strip() if limit.is_file() else ""
-    return min(total, int(said)) if said.isdigit() else total
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return min(total, int(text)) if text.isdigit() else total
 
 
 def weights_of(module: nn.Module) -> str:

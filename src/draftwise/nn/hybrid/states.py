@@ -48,7 +48,7 @@ class StateCheckpoint:
 
     def __init__(self, before: Sequence[State], width: int) -> None:
         self.before, self.width = before, width
-        self.layer = 0  # whose turn it is
+        self.layer = 0  # the one that is running
         self.rewinds = True
         self._handed: dict[Key, Tensor] = {}  # conv states given out; the kernel for one token
         self._inputs: dict[Key, tuple[Tensor, int]] = {}  # works in them. [R, C, K + T] and K
