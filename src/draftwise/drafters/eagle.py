@@ -22,10 +22,8 @@ from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
 
-CHUNK = 1024
-"""Maximum slots of a row per forward of a head, which bounds its mask."""
-TOP_K, TOTAL_TOKENS = 10, 60
-"""EAGLE-2's tree: defaults where a spec names one half of a shape."""
+CHUNK = 1024  # maximum slots of a row per forward of a head, which bounds its mask
+TOP_K, TOTAL_TOKENS = 10, 60  # EAGLE-2's tree: defaults where a spec names one half of a shape
 
 
 def load_eagle(

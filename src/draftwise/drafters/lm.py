@@ -22,10 +22,8 @@ from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import Shared
 from draftwise.types import DraftwiseError
 
-SINK = 4
-"""StreamingLLM's default."""
-ROOM = 128
-"""Slots for a draft after the window; longer drafts are shortened."""
+SINK = 4  # StreamingLLM's default
+ROOM = 128  # slots for a draft after the window; longer drafts are shortened
 
 _LONGEST = 1 << 24
 

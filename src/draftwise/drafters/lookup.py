@@ -14,8 +14,7 @@ from draftwise.drafters.retrieval import (
 )
 from draftwise.errors import BadValue
 
-_LONGEST = 64
-"""Tokens of the longest n-gram: each size up to it is looked up for every token."""
+_LONGEST = 64  # tokens of the longest n-gram: each size up to it is looked up for every token
 
 
 class LookupDrafter:

@@ -75,8 +75,7 @@ def _best(scores: Tensor, num: int) -> Tensor:
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
 
 
-PROBE_TOKENS = 32
-"""Tokens at the end of a prompt that a probe reads."""
+PROBE_TOKENS = 32  # tokens at the end of a prompt that a probe reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -659,8 +658,7 @@ class _ScoredRow:
     scores: list[Scores] = field(default_factory=list)
 
 
-PROBE_WEIGHT = 0.25
-"""Weight of a probe's scores, which ignore distant context."""
+PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context
 
 
 class NeuralSession:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from draftwise.nn.hidden_states import HiddenStates
 
-MAX_TARGETS = 64
-"""Verified target distributions that are kept per request, for scores."""
+MAX_TARGETS = 64  # verified target distributions that are kept per request, for scores
 
 
 @dataclass(slots=True)

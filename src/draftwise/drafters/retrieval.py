@@ -119,8 +119,7 @@ def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
     return groups
 
 
-LONGEST_MATCH = 32
-"""Matches are measured up to this many tokens: longer ones say nothing more."""
+LONGEST_MATCH = 32  # matches are measured up to this many tokens: longer ones say nothing more
 
 
 @dataclass(frozen=True, slots=True)

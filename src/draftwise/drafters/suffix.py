@@ -196,8 +196,7 @@ class SuffixIndex:
         return self._num_pieces, piece
 
 
-_MOST_TOKENS = 1 << 26
-"""Tokens of the longest history, of a few hundred bytes each."""
+_MOST_TOKENS = 1 << 26  # tokens of the longest history, of a few hundred bytes each
 
 
 class SuffixDrafter:

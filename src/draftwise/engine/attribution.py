@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from draftwise.engine.request import TARGET
 from draftwise.engine.text import Detokenizer
 
-Piece = tuple[str, str]
-"""A piece of text and the name of its drafter."""
+Piece = tuple[str, str]  # a piece of text and the name of its drafter
 
 
 class SourcedTokens(Protocol):

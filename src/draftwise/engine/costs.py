@@ -129,13 +129,11 @@ class FixedCostModel:
 
 CostModel = MeasuredCostModel | FixedCostModel
 
-LEAST_PIECE, LARGEST_PIECE = 16, 2048
-"""Smallest and largest chunk of a prefill, in tokens."""
+LEAST_PIECE, LARGEST_PIECE = 16, 2048  # smallest and largest chunk of a prefill, in tokens
 
 _LATEST = 9
 
-SHARE = 0.5
-"""Most seconds of a chunk, as a share of a round."""
+SHARE = 0.5  # most seconds of a chunk, as a share of a round
 
 
 class PrefillBudget:

@@ -42,8 +42,7 @@ from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Score
 
 T = TypeVar("T")
 
-SHARE_STEP = 0.2
-"""Smoothing factor of the share of rows that a drafter drafts for."""
+SHARE_STEP = 0.2  # smoothing factor of the share of rows that a drafter drafts for
 CREDIT, SHARE = 12.0, 0.005
 """The guard's: rounds take longer here, and answers are fewer, than on a GPU server."""
 
@@ -205,8 +204,7 @@ class Sessions:
         warnings.warn(f"drafter {name} {why}: it is left out from now on", stacklevel=3)
 
 
-FEW = 32
-"""Uncached tokens that a drafter may read in the forward of its draft."""
+FEW = 32  # uncached tokens that a drafter may read in the forward of its draft
 
 
 class Drafting:

@@ -24,8 +24,7 @@ from draftwise.nn.hidden_states import HiddenStates
 from draftwise.types import Costs, DraftwiseError
 
 _LOG = logging.getLogger(__name__)
-MIN_PREFIX_TOKENS = 32
-"""Shortest common prefix that is reused, in tokens."""
+MIN_PREFIX_TOKENS = 32  # shortest common prefix that is reused, in tokens
 
 
 class PrefixMatch(NamedTuple):

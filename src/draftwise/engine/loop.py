@@ -23,16 +23,13 @@ from draftwise.nn.cache import RaggedCache
 from draftwise.nn.trees import draft_branches
 from draftwise.types import Costs, Draft, Evidence, Verdict
 
-PAUSE = 8.0
-"""Most plain rounds charged for one round: a longer one was interrupted."""
+PAUSE = 8.0  # most plain rounds charged for one round: a longer one was interrupted
 SURE = 1.3
 """Expected speed relative to plain decoding at which a request drafts on an empty account."""
-REQUEST_CREDIT = 1.0
-"""Credit of a new request in plain rounds, divided by the rows of the batch."""
+REQUEST_CREDIT = 1.0  # credit of a new request in plain rounds, divided by the rows of the batch
 IDLE_ROUNDS, IDLE_PERIOD = 8, 4
 """Rounds without drafts while the guard is closed, after which only every fourth looks for them."""
-PROBE_SHARE = 0.01
-"""Share of the time that probes of idle drafters may take."""
+PROBE_SHARE = 0.01  # share of the time that probes of idle drafters may take
 
 
 class Loop:

@@ -21,8 +21,7 @@ from draftwise.types import DraftwiseError, Feedback, Plan
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
 _VERSION = 2
-_WAIT_S = 10.0
-"""Seconds for which ``save`` waits for another process."""
+_WAIT_S = 10.0  # seconds for which ``save`` waits for another process
 
 
 class UnusableState(DraftwiseError):
@@ -181,8 +180,7 @@ def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
             _HELD.discard(place)
 
 
-_HELD: set[Path] = set()
-"""Files locked by this process, which it need not wait for."""
+_HELD: set[Path] = set()  # files locked by this process, which it need not wait for
 
 
 def _try_out(policy: Policy, state: Any) -> None:

@@ -18,8 +18,7 @@ from draftwise.types import LONGEST_PLAN, DraftwiseError, SamplingParams
 Single = str | Prompt | Sequence[int] | Sequence[Message]
 """One prompt, for a type checker; more is taken (tensors, what a tokenizer returns)."""
 
-MOST_LENGTHS = 128
-"""Lengths that a request may choose among; with the drafters they make its plans."""
+MOST_LENGTHS = 128  # lengths that a request may choose among; with the drafters they make its plans
 
 
 class Options(TypedDict, total=False):
@@ -70,8 +69,7 @@ def _sampling_params(name: str, value: Any) -> SamplingParams:
     raise BadValue(name, value, "a SamplingParams")
 
 
-_MOST_ENDS = 2**20
-"""No vocabulary has more tokens."""
+_MOST_ENDS = 2**20  # no vocabulary has more tokens
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:

@@ -16,8 +16,7 @@ from draftwise.nn.sampling import warped
 from draftwise.nn.transfer import fetch
 from draftwise.types import PLAIN, Decision, Evidence, Scores
 
-PROMPT_SCORES = 16
-"""Prompt tokens on which drafters are scored before the first round."""
+PROMPT_SCORES = 16  # prompt tokens on which drafters are scored before the first round
 
 
 class PrefillScheduler:

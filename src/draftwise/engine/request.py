@@ -44,8 +44,7 @@ from draftwise.types import (
 NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 """The verdict before verification."""
 
-EMPTY = Draft.chain([], None, NONE)
-"""An empty draft."""
+EMPTY = Draft.chain([], None, NONE)  # an empty draft
 
 
 @dataclass(slots=True)
@@ -127,11 +126,9 @@ class RuleComparison:
 
 T = TypeVar("T")
 
-MIXED = "mixed"
-"""The rule in the plan of a draft that several drafters wrote."""
+MIXED = "mixed"  # the rule in the plan of a draft that several drafters wrote
 
-TARGET = "target"
-"""The source of a bonus token: the target itself wrote it."""
+TARGET = "target"  # the source of a bonus token: the target itself wrote it
 
 
 @dataclass(slots=True)

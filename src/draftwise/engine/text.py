@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_HELD = "�"
-"""What a decoder returns for bytes of an incomplete character."""
+_HELD = "�"  # what a decoder returns for bytes of an incomplete character
 _MOST_TOKENS, _CONTEXT = 64, 8
 """Most tokens without a boundary, and tokens kept before a forced one: a character has at most four
 bytes, each of which may be a token."""

@@ -211,8 +211,7 @@ def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tens
     return torch.stack([pad(row, (0, used - row.shape[-1])) for row in cut])
 
 
-UNLIMITED = 1 << 30
-"""Tokens: no limit but memory."""
+UNLIMITED = 1 << 30  # tokens: no limit but memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Call = Callable[..., Any]
-"""A forward: takes more options of the library, returns its output."""
+Call = Callable[..., Any]  # a forward: takes more options of the library, returns its output
 
 
 class HiddenStateHooks:

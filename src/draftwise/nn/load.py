@@ -22,8 +22,7 @@ from draftwise.nn.folder import borrows, place, read_object
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
-_MODULES = ("Linear8bitLt",)
-"""Of bitsandbytes: LLM.int8() quantises activations."""
+_MODULES = ("Linear8bitLt",)  # of bitsandbytes: LLM.int8() quantises activations
 _TENSORS = ("LinearActivationQuantizedTensor",)
 """Of torchao before 0.14; later ones carry ``act_quant_kwargs``."""
 
@@ -82,8 +81,7 @@ def merged(module: Any, folder: str) -> Any:
     return found
 
 
-Device = str | dict[str, Any]
-"""One device, or how a model is spread over several."""
+Device = str | dict[str, Any]  # one device, or how a model is spread over several
 
 
 def load_model(

@@ -69,8 +69,7 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
     return sorted({place for count in counts for place in range(max(0, count - num), count)})
 
 
-Trees = Sequence[Branches | None]
-"""[R] tree of each row, None = a chain; empty = all are chains."""
+Trees = Sequence[Branches | None]  # [R] tree of each row, None = a chain; empty = all are chains
 
 
 class AttentionInputs:
@@ -130,8 +129,7 @@ class AttentionInputs:
         return self._numbers[:num]
 
 
-_NUM_RWKV = 5
-"""Tensors of an RWKV state, each of all layers."""
+_NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
 
 
 class Caller:

@@ -13,13 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 WINDOW = 3
-ROPE_SWITCH = 30
-"""Positions of the first table of a rope with two."""
+ROPE_SWITCH = 30  # positions of the first table of a rope with two
 _VOCAB = 99
 _QUERIES_AND_KEYS = ("q_proj", "k_proj", "c_attn", "qkv_proj")
 """In the names of query and key weights."""
-_LARGEST = 6_000_000
-"""Maximum parameters: a larger model has sizes that ``_SIZES`` lacks."""
+_LARGEST = 6_000_000  # maximum parameters: a larger model has sizes that ``_SIZES`` lacks
 
 
 def _named(*rows: tuple[int, str]) -> dict[str, int]:

@@ -112,8 +112,7 @@ _KINDS = {
     **dict.fromkeys(("linear_attention", "conv", "recurrent", "mamba", "moe", "mlp", "dummy"), ""),
 }
 """The mask of each kind of layer; "" = none."""
-Fed = Sequence[int] | Tensor
-"""Tokens of one row, on the host or [n] on the device."""
+Fed = Sequence[int] | Tensor  # tokens of one row, on the host or [n] on the device
 
 
 class Masks:

@@ -10,12 +10,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-LEAST_NUMEL = 100_000
-"""Products with smaller weights take less than what finding their blocks does."""
-SHARE = 0.25
-"""Of the machine's memory, at most so much goes into second copies of weights."""
-ROWS = 16
-"""Rows that blocks are made for: of 8, 16 and 32 none is better for all of 2 to 64."""
+LEAST_NUMEL = 100_000  # products with smaller weights take less than what finding their blocks does
+SHARE = 0.25  # of the machine's memory, at most so much goes into second copies of weights
+ROWS = 16  # rows that blocks are made for: of 8, 16 and 32 none is better for all of 2 to 64
 _LEAST_ROWS = {torch.float32: 3, torch.bfloat16: 4}
 """Fewer take longer than these, and are filled up: one of 1,536 x 576 in bfloat16 takes 153 us for
 one row, 169 for two, 134 for four (``docs/real_models.md``)."""

@@ -21,8 +21,7 @@ from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
 FILE = "model.safetensors"
-IDS = "draft_ids"
-"""Beside the weights: the tokens that can be drafted, where these are not all."""
+IDS = "draft_ids"  # beside the weights: the tokens that can be drafted, where these are not all
 
 
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 STEPS = 16
 """Tokens up to which a feed goes step by step; chunks of the library's kernels hold 64 and more."""
-TOKENWISE = ("query", "key", "value", "g", "beta")
-"""What the delta rules are given of each token."""
+TOKENWISE = ("query", "key", "value", "g", "beta")  # what the delta rules are given of each token
 Kernel = Callable[..., Any]
 Arguments = Mapping[str, Any]
 
