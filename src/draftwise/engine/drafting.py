@@ -111,11 +111,7 @@ class Sessions:
         """Tokens of the text that a drafter must read before it drafts; 0 if it is disabled."""
         if (session := self._catching_up.get(name)) is None:
             return 0
-        try:
-            return int(session.num_uncached_tokens(context))
-        except Exception as error:
-            self.leave_out(name, error)
-            return 0
+        return self._try(name, lambda: int(session.num_uncached_tokens(context))) or 0
 
     def catch_up(self, name: str, contexts: Sequence[Context], most: int) -> float:
         """Let a drafter catch up on up to ``most`` tokens of each text; returns the seconds."""
@@ -129,10 +125,7 @@ class Sessions:
 
     def broadcast(self, what: Callable[[str, DraftSession], None]) -> None:
         for name, session in list(self._sessions.items()):
-            try:
-                what(name, session)
-            except Exception as error:
-                self.leave_out(name, error)
+            self._try(name, partial(what, name, session))
 
     def gather(
         self,
@@ -157,10 +150,9 @@ class Sessions:
                         asks[name] = questions[name](self._sessions[name])
                     wanted[name] = tensors_of(asks[name].send(values))
                 except StopIteration as done:
-                    try:
-                        answers[name] = check(name, done.value)
-                    except Exception as error:
-                        self.leave_out(name, error)
+                    answer = self._try(name, partial(check, name, done.value))
+                    if name in self._sessions:
+                        answers[name] = cast(T, answer)
                 except Exception as error:
                     self.leave_out(name, error)
                 before, now = now, self._clock()
@@ -187,13 +179,18 @@ class Sessions:
     def _look_up(self, context: Context, what: Callable[[Retrieving], T]) -> dict[str, T]:
         found: dict[str, T] = {}
         for name, session in list(self._retrieving.items()):
-            if not context.allows(name):
-                continue
-            try:
-                found[name] = what(session)
-            except Exception as error:
-                self.leave_out(name, error)
+            if context.allows(name):
+                answer = self._try(name, partial(what, session))
+                found |= {} if answer is None else {name: answer}
         return found
+
+    def _try(self, name: str, what: Callable[[], T]) -> T | None:
+        """Call something of a drafter; if it raises, disable the drafter and return None."""
+        try:
+            return what()
+        except Exception as error:
+            self.leave_out(name, error)
+            return None
 
     def leave_out(self, name: str, error: Exception) -> None:
         """Disable a drafter in all rows, with a warning that gives the reason."""

@@ -29,12 +29,11 @@ def verify_batch(states: Sequence[RoundState]) -> None:
     greedy = [state for state in states if state.context.sampling.temperature == 0]
     drawn = [state for state in states if state.context.sampling.temperature > 0]
     judged = _SampledVerdicts(drawn, p) if drawn else None
-    following = p.tokens if judged is None else p.tokens.clone()
+    following = p.tokens
     ends = list(accumulate(len(state.draft) + 1 for state in states))
     if judged is not None:
-        following[torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)] = (
-            judged.following
-        )
+        sampled = torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)
+        following = following.index_copy(0, sampled, judged.following)
     requested = [
         logprobs(
             state.logits, following[end - len(state.draft) - 1 : end], state.request.num_logprobs
@@ -43,16 +42,9 @@ def verify_batch(states: Sequence[RoundState]) -> None:
         if state.logits is not None and state.request.num_logprobs is not None
     ]
     offpath_probs = [q for state in greedy for _, q in state.draft.offpath_probs]
-    values = iter(
-        fetch(
-            [
-                p.tokens,
-                torch.stack(offpath_probs) if offpath_probs else p.tokens[:0],
-                *(judged.tensors if judged is not None else ()),
-                *(tensor for own in requested for tensor in own),
-            ]
-        )
-    )
+    tensors = [p.tokens, torch.stack(offpath_probs) if offpath_probs else p.tokens[:0]]
+    tensors += judged.tensors if judged is not None else ()
+    values = iter(fetch([*tensors, *(tensor for own in requested for tensor in own)]))
     points = np.split(next(values).astype(np.int64), ends[:-1])
     offpath_tokens = iter(next(values).tolist())
     for state, own in zip(states, points, strict=True):

@@ -14,9 +14,8 @@ from draftwise.drafters.eagle import EagleDrafter, HiddenStateRunner, features_o
 from draftwise.drafters.model_session import DraftInput, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
 from draftwise.nn.cache import Span
-from draftwise.nn.heads.dflash import DFlashHead, load_dflash_head
-from draftwise.nn.heads.medusa import MedusaHeads, load_medusa_heads
 from draftwise.nn.heads.mtp import load_mtp_head
+from draftwise.nn.heads.parallel import DFlashHead, MedusaHeads, load_dflash_head, load_medusa_heads
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
 
