@@ -455,7 +455,10 @@ def draw_stepwise(
                     chains[index].add_offpath(len(chains[index].tokens) - 1, after.q, row)
             current = after.take([reading.index(index) for index in going])
         elif going and reader.resumes and any(chains[index].is_mixed for index in going):
-            current = _read_mixed(reader, [chains[index] for index in going])
+            mixed = [chains[index] for index in going]  # with tokens copied after the drawn ones
+            ends = [len(chain.context.tokens) + len(chain.tokens) for chain in mixed]
+            nums = [reader.num_unread(c.context, end) for c, end in zip(mixed, ends, strict=True)]
+            current, _, _ = prefill_logits(reader, mixed, [min(MAX_TARGETS, n) for n in nums])
         elif going:
             current = _read_drawn(reader, chains, tokens, going, ())
         chains = [chains[index] for index in going]
@@ -549,15 +552,6 @@ def _read_drawn(
     return DraftLogits(warped(read[0], spans), *read)
 
 
-def _read_mixed(reader: DraftModelRunner, chains: Sequence[Chain]) -> DraftLogits:
-    """Feed the drawn tokens and those copied after them."""
-    nums = []
-    for chain in chains:
-        end = len(chain.context.tokens) + len(chain.tokens)
-        nums.append(min(MAX_TARGETS, reader.num_unread(chain.context, end)))
-    return prefill_logits(reader, chains, nums)[0]
-
-
 def _uniforms(chains: Sequence[Chain], num: int, like: Tensor) -> Tensor:
     """[N, num] uniforms of the rows' draft streams; empty if all rows are greedy."""
     if all(chain.context.sampling.temperature == 0 for chain in chains):
@@ -598,7 +592,10 @@ def score_known(
         alphas = ((points == tokens) & (points >= 0)).astype(np.float64)
         ratios = alphas * (points == text)
     elif isinstance(known, Dists):
-        alphas, ratios = yield _of_drawn(_rows(p), known.take(places).probs, text)
+        target, q = _rows(p), known.take(places).probs
+        of_p, of_q = _at(target, text), _at(q, text)
+        of_text = torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
+        alphas, ratios = yield [torch.minimum(target, q).sum(-1), of_text]
         alphas, ratios = np.minimum(np.nan_to_num(alphas), 1.0), np.nan_to_num(ratios)
     else:
         proposed = np.array(known[places])
@@ -629,13 +626,6 @@ def joined(parts: Sequence[Scores]) -> Scores | None:
         np.concatenate((before.alphas, last.alphas)),
         np.concatenate((before.ratios, last.ratios)),
     )
-
-
-def _of_drawn(p: Tensor, q: Tensor, text: Ints) -> list[Tensor]:
-    """[n] acceptance probabilities, and ``min(1, q/p)`` of the text's tokens."""
-    of_p, of_q = _at(p, text), _at(q, text)
-    ratios = torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
-    return [torch.minimum(p, q).sum(-1), ratios]
 
 
 def _at(dists: Tensor, tokens: Ints) -> Tensor:

@@ -27,13 +27,7 @@ def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
 
     Types whose ``generate`` keeps the first table's keys serve no text beyond it.
     """
-    limit = _first_table(module.config.get_text_config())
-    can = limit and can_read_again and _reads_again(module)
-    return (limit, 0) if can else (0, limit)
-
-
-def _first_table(config: Any) -> int:
-    """Positions of the first of two rope tables; 0 = there is one table."""
+    config = module.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     own = getattr(config, "original_max_position_embeddings", None)
     limits = [
@@ -42,7 +36,9 @@ def _first_table(config: Any) -> int:
         if isinstance(one, dict) and "longrope" in str(one.get("rope_type"))
         if (limit := one.get("original_max_position_embeddings") or own)
     ]
-    return min(limits, default=0)
+    limit = min(limits, default=0)
+    can = limit and can_read_again and _reads_again(module)
+    return (limit, 0) if can else (0, limit)
 
 
 def _reads_again(module: Any) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,28 +156,18 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
         raise _refusal("causal LM", source, error) from error
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Around loads: the library would draw a bar for each model."""
-    was_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+def _read(source: str, dtype: Any, spread: Any) -> Any:
+    base, was_shown = base_of(source), logging.is_progress_bar_enabled()
+    folder = source if base is None else place(base)
+    logging.disable_progress_bar()  # the library would draw one for each model
     try:
-        yield
+        # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
+        module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, device_map=spread, trust_remote_code=False
+        )
     finally:
         if was_shown:
             logging.enable_progress_bar()
-
-
-def _read(source: str, dtype: Any, spread: Any) -> Any:
-    base = base_of(source)
-    with without_bars():
-        # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
-        module = AutoModelForCausalLM.from_pretrained(
-            source if base is None else place(base),
-            dtype=dtype,
-            device_map=spread,
-            trust_remote_code=False,
-        )
     quantization = getattr(module.config, "quantization_config", None)
     if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
         raise ValueError(f"this transformers knows no quantisation like {quantization}")
