@@ -184,7 +184,7 @@ def test_rounds_that_only_decode_leave_the_law_of_sampled_batches(
 ) -> None:
     made = speculator(pool.split("+"), "goodput", vocab_size=VOCAB, lengths=(1, 3))
     seen = resting(made, monkeypatch)
-    assert smallest_p_value(made, SAMPLING[sampling], 3) > LEVEL
+    assert smallest_p_value(made, SAMPLING[sampling]) > LEVEL
     assert min(seen[kind] for kind in ("rests", "searches", "drafts after a rest")) > 3, seen
 
 
