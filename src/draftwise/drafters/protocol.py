@@ -12,6 +12,7 @@ import numpy as np
 from draftwise.nn.sampling import Occurrences, SampledSpan
 from draftwise.nn.transfer import DeviceRead
 from draftwise.protocols import Mixer, StopRule
+from draftwise.stop_rules.thresholds import Fixed
 from draftwise.types import Draft, Ints, SamplingParams, Scores, TreeShape
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ class DraftTask:
     guide: StopRule
     tree: TreeShape | None = None
     mix: Mix | None = None
+
+
+def mixed_task(context: Context, length: int, mix: Mix) -> DraftTask:
+    return DraftTask(context, length, Fixed(), mix=mix)
 
 
 class DraftSession(Protocol):

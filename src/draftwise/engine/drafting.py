@@ -25,6 +25,7 @@ from draftwise.drafters.protocol import (
     DraftTask,
     Mix,
     Retrieving,
+    mixed_task,
 )
 from draftwise.engine.costs import (
     LEAST_PIECE,
@@ -37,7 +38,6 @@ from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import DeviceRead, fetch
 from draftwise.protocols import Mixer
-from draftwise.stop_rules.thresholds import Fixed
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Scores
 
 T = TypeVar("T")
@@ -294,7 +294,7 @@ class Drafting:
                 num_nodes = request.longest if self._pool.target.serves_trees else 0
                 mix = Mix(mixer, partial(self.sessions.peek, request.context), min(num_nodes, most))
                 length = min(mixer.length, request.num_draftable, most)
-                yield mixer.drafter, DraftTask(request.context, length, Fixed(), mix=mix)
+                yield mixer.drafter, mixed_task(request.context, length, mix)
             elif min(plan.length, request.num_draftable) > 0:
                 yield plan.drafter, request.task(plan, most)
 
