@@ -11,8 +11,7 @@ from draftwise.drafters.lm import SINK, LMDrafter, Window
 from draftwise.drafters.protocol import Drafter
 from draftwise.errors import BadValue
 from draftwise.nn.folder import borrows
-from draftwise.nn.heads.borrower import load_borrower
-from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn.load import load_borrower, load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs
 from draftwise.real.unpack import is_pretrained, unpacked

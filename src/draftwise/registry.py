@@ -90,9 +90,9 @@ DRAFTERS: Table = {
     "suffix": ("drafters.suffix:SuffixDrafter", {"max_tokens": 1000}),
     "datastore": ("drafters.datastore:DatastoreDrafter", {}),
     "eagle": ("drafters.eagle:load_eagle", {}),
-    "medusa": ("drafters.experimental.medusa:load_medusa", {}),
-    "mtp": ("drafters.experimental.mtp:load_mtp", {}),
-    "dflash": ("drafters.experimental.dflash:load_dflash", {}),
+    "medusa": ("drafters.experimental.heads:load_medusa", {}),
+    "mtp": ("drafters.experimental.heads:load_mtp", {}),
+    "dflash": ("drafters.experimental.heads:load_dflash", {}),
 }
 
 

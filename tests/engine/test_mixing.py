@@ -83,7 +83,7 @@ def test_rounds_say_who_wrote_what() -> None:
 
 def cheap(made: Speculator) -> Speculator:
     """As if drafting cost little: these tiny models would be left alone."""
-    costs = {"good": 0.05, "lookup": 0.001}
+    costs = {drafter.name: 0.001 if drafter.retrieves else 0.05 for drafter in made._pool.drafters}
     made._pool.cost_model.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
     made._pool.guard.balance = 1.0
     made._pool.guard.observe = lambda *_: None  # type: ignore[method-assign]
@@ -138,6 +138,54 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     assert any(drafted[40:])
     known = [bool(round_.matches) for round_ in rounds[21:40]]
     assert known == [True] * 8 + [number % 4 == 0 for number in range(9, 20)], known
+
+
+def resting(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Let the guard open and close at random; count the rounds that only decode, and the others."""
+    monkeypatch.setattr("draftwise.engine.loop.SURE", math.inf)
+    monkeypatch.setattr("draftwise.engine.loop.IDLE_ROUNDS", 0)
+    made, rng, seen = cheap(made), np.random.default_rng(0), Counter[str]()
+    guard, sound_rests, sound_verify = made._pool.guard, Loop._rests, loop.verify_batch
+
+    def rests(self: Loop, requests: Sequence[Any]) -> bool:
+        guard.balance = 1.0 if rng.random() < 0.5 else -1.0
+        found = sound_rests(self, requests)
+        seen["rests" if found else "searches"] += 1
+        return found
+
+    def verify_batch(states: Sequence[Any]) -> None:
+        drafted = any(len(state.draft) for state in states)
+        seen["drafts after a rest"] += bool(drafted and seen["rests"])
+        sound_verify(states)
+
+    guard._is_open = True
+    monkeypatch.setattr(Loop, "_rests", rests)
+    monkeypatch.setattr(loop, "verify_batch", verify_batch)
+    return seen
+
+
+@pytest.mark.parametrize("pool", ["good+lookup", "eagle+good+lookup", "window+lookup"])
+def test_batches_of_which_some_rounds_only_decode_are_greedy(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = speculator(pool.split("+"), "goodput", lengths=(1, 4))
+    seen = resting(made, monkeypatch)
+    for _ in range(3):  # later batches begin in rows of earlier ones
+        assert_greedy(made, 4)
+    assert min(seen[kind] for kind in ("rests", "searches", "drafts after a rest")) > 3, seen
+
+
+@pytest.mark.parametrize(
+    ("pool", "sampling"),
+    [("good+lookup", "plain"), ("eagle+lookup", "all"), ("bad+suffix", "plain")],
+)
+def test_rounds_that_only_decode_leave_the_law_of_sampled_batches(
+    pool: str, sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = speculator(pool.split("+"), "goodput", vocab_size=VOCAB, lengths=(1, 3))
+    seen = resting(made, monkeypatch)
+    assert smallest_p_value(made, SAMPLING[sampling]) > LEVEL
+    assert min(seen[kind] for kind in ("rests", "searches", "drafts after a rest")) > 3, seen
 
 
 @pytest.mark.parametrize("name", RETRIEVAL)

@@ -16,8 +16,8 @@ from draftwise.nn import (
     Windows,
     attend_raggedly,
     from_first,
+    tiny_config,
     tiny_module,
-    windowed,
 )
 from draftwise.speculator import Speculator
 from models import near_copy
@@ -35,10 +35,21 @@ CONFIGS = {
 NO_TREES = ("llama4", "2x8")
 
 
+def windowed(config: Any) -> Any:
+    """As ``tiny_config``, with windows or chunks of ``SIZE`` tokens, even if none is the rule."""
+    if getattr(config, "sliding_window", 0) is None:
+        config.sliding_window = SIZE
+    made = tiny_config(config)
+    for name in ("sliding_window", "attention_chunk_size"):
+        if getattr(made, name, None):
+            setattr(made, name, SIZE)
+    return made
+
+
 @cache
 def target(kind: str) -> Any:
     """A tiny random module with windows or chunks of ``SIZE``, which looks far back."""
-    config = windowed(CONFIGS[kind](), SIZE)
+    config = windowed(CONFIGS[kind]())
     config.tie_word_embeddings = False  # else it says one token for ever
     module = tiny_module(config)
     generator = torch.Generator().manual_seed(4)

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
-from draftwise.nn.heads.borrower import load_borrower
 from draftwise.nn.heads.eagle import EagleHead, LentHead, load_head
-from draftwise.nn.load import load_model, load_tokenizer
+from draftwise.nn.load import load_borrower, load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target
 from draftwise.real.bundled import own_specs

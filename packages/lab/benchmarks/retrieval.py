@@ -18,8 +18,8 @@ from shared.script import run, show
 from tokenizers import Tokenizer
 
 from draftwise import Speculator, zoo
-from draftwise.drafters.continuations import most_frequent_path, tree
 from draftwise.drafters.datastore import Store, replacing, write
+from draftwise.drafters.retrieval import most_frequent_path, tree
 from draftwise_lab.zoo import sample
 
 LENGTH = 8

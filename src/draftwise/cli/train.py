@@ -390,7 +390,7 @@ def _start(
 def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
     """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
     from draftwise.nn.cpu.layout import put_back
-    from draftwise.nn.heads.borrower import save_borrower
+    from draftwise.nn.load import save_borrower
 
     out.mkdir(parents=True, exist_ok=True)
     put_back(model)

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.checks import MANY, whole
-from draftwise.drafters.continuations import Rows
 from draftwise.drafters.retrieval import (
     LONGEST_MATCH,
     NO_MATCH,
     Finder,
     Match,
     RetrievalSession,
+    Rows,
 )
 from draftwise.files import replacing as complete_file
 from draftwise.types import DraftwiseError
@@ -175,9 +175,7 @@ class Store:
         self._places: memoryview[int] = memoryview(places)
 
     def find(self, ending: Sequence[int]) -> tuple[int, int, int]:
-        """The length of the longest match of a text's last 32 tokens, and the range [first, last)
-        of suffixes that have it; (0, 0, 0) if there is none.
-        """
+        """Length of the longest match (at most 32), its suffixes [first, last); zeros = none."""
         ending = ending[-LONGEST_MATCH:]
         if not ending or ending[-1] >= self.vocab_size:
             return 0, 0, 0
@@ -212,17 +210,11 @@ class Store:
         places = self._suffixes[_spread(first, last, num)].astype(np.int64)
         following = places[:, None] - np.arange(1, depth + 1)
         rows: list[list[int]] = self._tokens[np.maximum(following, 0)].tolist()
-        return [self._one_document(row) for row in rows]
-
-    def _one_document(self, row: list[int]) -> list[int]:
-        """The row up to its document's end."""
-        if max(row) < self.vocab_size:
-            return row
-        return row[: next(i for i, token in enumerate(row) if token >= self.vocab_size)]
+        # up to the separator at the end of the document
+        return [row[: row.index(end)] if (end := self.vocab_size) in row else row for row in rows]
 
 
 def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:
-    """The range, or ``num`` of it at even distances."""
     if last - first <= num:
         return np.arange(first, last)
     return first + np.arange(num) * (last - first) // num
@@ -236,7 +228,6 @@ def _common_bytes(one: bytes, other: bytes) -> int:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The file as memory; pages are read when they are looked at."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < _HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""An EAGLE head as drafter: it reads the target's own hidden states, and drafts from them."""
+"""EAGLE and MTP heads as drafters: one layer over the target's hidden states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.model_session import PROBE_TOKENS, DraftInput, NeuralSession, TreeLevel
+from draftwise.drafters.model_session import (
+    PROBE_TOKENS,
+    DraftInput,
+    DraftModelRunner,
+    NeuralSession,
+    TreeLevel,
+)
 from draftwise.drafters.protocol import Context
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.heads.eagle import StateHead, load_head, read
@@ -16,10 +22,8 @@ from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
 
-CHUNK = 1024
-"""Slots of a row that one forward of a head reads, at most: its mask grows with them."""
-TOP_K, TOTAL_TOKENS = 10, 60
-"""EAGLE-2's tree, for the half of a shape that a spec leaves out."""
+CHUNK = 1024  # maximum slots of a row per forward of a head, which bounds its mask
+TOP_K, TOTAL_TOKENS = 10, 60  # EAGLE-2's tree: defaults where a spec names one half of a shape
 
 
 def load_eagle(
@@ -86,41 +90,27 @@ class EagleDrafter:
         return NeuralSession(self.name, EagleRunner(self.head))
 
 
-class HiddenStateRunner:
-    """What runners share that read the target's hidden states, and their cache.
+class HiddenStateRunner(DraftModelRunner):
+    """A runner of a head that reads the target's hidden states.
 
     A text of n tokens has n - 1 slots: slot s reads the target's states after token s, so the
     first token that can be drafted is the third.
     """
 
-    remembers = True
-    probe_tokens: int | None = None
-    shows_hidden = resumes = False
-
     def __init__(self) -> None:
-        self._cache = RaggedCache()
-
-    def open(self, row: int, expected: int) -> None:
-        self._cache.open(row, expected)
-
-    def close(self, row: int) -> None:
-        self._cache.close(row)
+        super().__init__(RaggedCache())
 
     def crop(self, row: int, length: int) -> None:
-        """Keep the slots of the first ``length`` tokens."""
         self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
 
     def copy(self, source: int, row: int, length: int) -> None:
         self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
 
     def follow(self, context: Context) -> int:
-        """The draft's slots, at most; -1 for a text of one token, which has no state yet."""
+        """As documented; -1 for a text of one token, which has no state yet."""
         num = len(context.tokens)
         self.crop(context.row, num - 1)  # the last slot is read again
         return self._cache.capacity - num + 1 if num > 1 else -1
-
-    def base(self, context: Context) -> int:
-        return self._cache.lengths[context.row]
 
     def first(self, context: Context) -> int:
         return 2
@@ -130,14 +120,14 @@ class HiddenStateRunner:
 
 
 class EagleRunner(HiddenStateRunner):
-    """One EAGLE or MTP head on its cache.
+    """An EAGLE or MTP head on its cache.
 
     Slot s reads token s + 1 with the target's states after token s, and gives q of position s + 2.
-    Of a text the cache holds slots read with the target's states only; those of a draft are cut
-    off when it is judged.
+    After verification the slots of a draft are removed, so all others were read with the target's
+    states.
     """
 
-    probe_tokens = PROBE_TOKENS
+    probe_tokens = PROBE_TOKENS  # a class attribute in place of the property
 
     def __init__(self, head: StateHead) -> None:
         super().__init__()
@@ -151,9 +141,9 @@ class EagleRunner(HiddenStateRunner):
         self._level.pop(row, None)
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
-        """Read slots with the target's states, long texts in pieces.
+        """Feed slots with the target's states, long texts in chunks.
 
-        Where something is left out, what follows stands in its slots, and is as if never read.
+        Slots after omitted tokens are dropped again.
         """
         lengths = self._cache.lengths
         while long := [
@@ -175,14 +165,14 @@ class EagleRunner(HiddenStateRunner):
         return self._head.logits(torch.cat(kept)), None
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
-        """One slot more of each row, after the state that the head itself made up."""
+        """Feed each row one slot, with the head's own last state."""
         last = [self._last[row] for row in rows]
         states = read(self._head, self._cache, rows, list(tokens[:, None]), last)
         self._last.update(zip(rows, states, strict=True))
         return self._head.logits(torch.cat(states)), None
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        """A level of each tree, each token after the state of what it continues."""
+        """Feed a level of each tree, each token with its parent's state."""
         states = []
         for row, feed in zip(rows, feeds, strict=True):
             is_first = len(feed.tokens) == len(feed.tree.positions)
@@ -193,12 +183,11 @@ class EagleRunner(HiddenStateRunner):
         return list(torch.split(self._head.logits(torch.cat(found)), [len(own) for own in found]))
 
     def settle(self, context: Context, base: int, agreed: int) -> None:
-        """Cut off the draft's slots, whether it was accepted or not."""
+        """Remove the draft's slots, accepted or not."""
         if base:
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)
 
     def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:
-        """Read text from the cache's end on, with the target's states."""
         spans = [(r.context, self._start(r), r.end - 1) for r in readings]
         seen = [
             features_of(context).get(self._head.taps, start, end) for context, start, end in spans

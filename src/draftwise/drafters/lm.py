@@ -1,4 +1,4 @@
-"""Causal LMs as drafters, of a long text over its first and last tokens only if so configured."""
+"""Causal LMs as drafters, optionally with a window over long texts."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import whole
-from draftwise.drafters.model_session import PROBE_TOKENS, DraftInput, NeuralSession, TreeLevel
+from draftwise.drafters.model_session import (
+    PROBE_TOKENS,
+    DraftInput,
+    DraftModelRunner,
+    NeuralSession,
+    TreeLevel,
+)
 from draftwise.drafters.protocol import Context
 from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import Shared
 from draftwise.types import DraftwiseError
 
-SINK = 4
-"""StreamingLLM's own default."""
-ROOM = 128
-"""Slots for a draft after the window: a longer one (TapOut's longest, say) is cut to it."""
+SINK = 4  # StreamingLLM's default
+ROOM = 128  # slots for a draft after the window; longer drafts are shortened
 
 _LONGEST = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a drafter keeps of a long text: its first ``sink`` and its last ``window`` tokens.
+    """The first ``sink`` and the last ``window`` tokens of a long text, which a drafter reads.
 
     Source: StreamingLLM (Xiao et al. 2024), section 3.2, as the second cache strategy of MetaSD
-    (appendix F.11, table 13).
-
-    Of a text longer than ``sink + window`` the drafter reads ``text[:sink] + text[sink +
-    skipped:]``, at positions 0, 1, 2, ...; ``skipped`` is the smallest multiple of half a window
-    that makes it fit. Where it changes, the cache is cut back to the sink, and the window is read
-    again. Differs: StreamingLLM drops one token per step and rotates cached keys in every step;
-    our cache holds rotated keys, which cannot be moved. A draft remains a function of the text.
-
-    Cost: at most two tokens read for each of the text; ``sink + window + ROOM`` slots a row. Raises
-    BadValue for a negative sink or a window below 2.
+    (appendix F.11, table 13). The drafter reads ``text[:sink] + text[sink + skipped:]`` at
+    positions 0, 1, 2, ...; ``skipped`` is the smallest multiple of half a window that makes it fit.
+    When it changes, the window is read again. Differs: StreamingLLM drops one token per step and
+    rotates the cached keys; our cache holds rotated keys, which cannot be moved. Cost: at most two
+    tokens read per token of text; ``sink + window + ROOM`` slots per row. Raises BadValue for a
+    negative sink or a window below 2.
 
     >>> window = Window(sink=1, window=4)
     >>> [window.skipped(num) for num in (5, 6, 7, 8)]
@@ -55,11 +55,9 @@ class Window:
 
     @property
     def num_slots(self) -> int:
-        """Slots of a cache for it, one draft included."""
         return self.sink + self.window + ROOM
 
     def skipped(self, num_tokens: int) -> int:
-        """Tokens after the sink that are left out of a text of this length."""
         block = self.window // 2
         surplus = max(0, num_tokens - self.sink - self.window)
         return -(-surplus // block) * block
@@ -113,19 +111,17 @@ class LMDrafter:
         return NeuralSession(self.name, LMRunner(self.model, self._shared, self.window))
 
 
-class LMRunner:
-    """One causal LM on its cache, which holds what was read of each text and of its draft. With a
-    window, the slot of a token after the sink is its position less those skipped.
-    """
+class LMRunner(DraftModelRunner):
+    """A causal LM on its KV cache; with a window, slots are positions minus skipped tokens."""
+
+    resumes = True
 
     def __init__(self, model: CausalModel, shared: Shared, window: Window | None) -> None:
         self._model, self._shared, self._window = model, shared, window
         most = model.max_positions
         capacity = most if window is None else min(most, window.num_slots)
-        self._cache = model.new_cache(capacity=capacity)
+        super().__init__(model.new_cache(capacity=capacity))
         self._skipped: dict[int, int] = {}
-
-    remembers = resumes = True
 
     @property
     def probe_tokens(self) -> int:
@@ -136,15 +132,15 @@ class LMRunner:
         return self._model.num_layers in self._model.taps
 
     def open(self, row: int, expected: int) -> None:
-        self._cache.open(row, min(expected, self._cache.capacity))
+        super().open(row, expected)
         self._skipped[row] = 0
 
     def close(self, row: int) -> None:
-        self._cache.close(row)
+        super().close(row)
         del self._skipped[row]
 
     def crop(self, row: int, length: int) -> None:
-        """Keep what was read of the first tokens, if all of it was read from the beginning."""
+        """Keep the first tokens, unless the window has skipped some."""
         self._cache.crop(row, 0 if self._skipped[row] else length)
         self._skipped[row] = 0
 
@@ -154,7 +150,7 @@ class LMRunner:
         self._cache.copy(source, row, length)
 
     def follow(self, context: Context) -> int:
-        """Where the window moved on, forget it, and keep the sink."""
+        """Drop the window if it has moved, and keep the sink."""
         row = context.row
         if self._window is not None:
             skipped = self._window.skipped(len(context.tokens))
@@ -163,11 +159,8 @@ class LMRunner:
                 self._cache.lengths[row] = min(self._cache.lengths[row], self._window.sink)
         return self._cache.capacity - (len(context.tokens) - self._skipped[row])
 
-    def base(self, context: Context) -> int:
-        return self._cache.lengths[context.row]
-
     def first(self, context: Context) -> int:
-        """After the gap, if there is one."""
+        """The first position after the skipped tokens."""
         skipped = self._skipped[context.row]
         return self._window.sink + skipped + 1 if self._window is not None and skipped else 0
 
@@ -175,7 +168,7 @@ class LMRunner:
         return end - self._skipped[context.row] - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
-        """Read from the cache's end on; where something is left out, it is as if never read."""
+        """Feed the uncached tokens; those after omitted tokens are dropped from the cache again."""
         rows = [reading.context.row for reading in readings]
         lengths = [self._cache.lengths[row] for row in rows]
         fed = [self._unread(reading) for reading in readings]
@@ -207,14 +200,13 @@ class LMRunner:
         return [self._shared.spread(own) for own in found]
 
     def settle(self, context: Context, base: int, agreed: int) -> None:
-        """Cut the cache back to where draft and text agree, and the text's last token off."""
         # the last token of the text was the target's: it is always fed again
         agreed = min(agreed, len(context.tokens) - 1) - self._skipped[context.row]
         agreed = min(self._cache.lengths[context.row], agreed)
         self._cache.settle([context.row], [agreed])
 
     def _unread(self, reading: DraftInput) -> Sequence[int]:
-        """What is read up to the end and is not in the cache; of that the last ``most``."""
+        """The uncached tokens up to the end, at most the last ``most``."""
         row, text = reading.context.row, reading.context.tokens
         start, skipped = self._cache.lengths[row], self._skipped[row]
         end = reading.end - skipped
@@ -227,6 +219,6 @@ class LMRunner:
         return self._shared.readable([*kept, *text[first : reading.end], *after])
 
     def _hidden(self, logits: Logits) -> Tensor | None:
-        """[R, D] at the token that was fed last, where some guide reads it."""
+        """[R, D] after the last token of each row, if a stop rule reads it."""
         states = logits.hidden.get(self._model.num_layers)
         return None if states is None else torch.stack([own[-1] for own in states])

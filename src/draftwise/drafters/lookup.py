@@ -14,8 +14,7 @@ from draftwise.drafters.retrieval import (
 )
 from draftwise.errors import BadValue
 
-_LONGEST = 64
-"""Tokens of the longest n-gram: each size up to it is looked up for every token."""
+_LONGEST = 64  # tokens of the longest n-gram: each size up to it is looked up for every token
 
 
 class LookupDrafter:
@@ -100,7 +99,6 @@ class _LookupFinder(Finder):
         return self._matched([*self._text, *draft] if length else [], length, source)
 
     def _matched(self, text: Sequence[int], length: int, source: int) -> Match:
-        """What follows ``source``, running on into itself where it reaches the end."""
         if not length:
             return NO_MATCH
         if length == self._sizes[-1]:

@@ -1,28 +1,29 @@
-"""A tree of a network's likeliest continuations, grown level by level on the device."""
+"""Drafting with a network: its runner, chains drawn token by token, trees grown level by level."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.drafters.continuations import pruned
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
+from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
 from draftwise.nn.transfer import DeviceRead, together
-from draftwise.nn.trees import Branches
+from draftwise.nn.trees import Branches, pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLevel:
-    """A level of a tree that is read next. tokens: [n]. tree: how they stand after the text. above:
-    [n] which token of the level before each continues (0 in the first level).
+    """The next level of a tree to feed. tokens: [n]. tree: their positions and mask. above: [n]
+    index of each one's parent in the previous level (0 in the first level).
     """
 
     tokens: Tensor
@@ -31,17 +32,16 @@ class TreeLevel:
 
 
 Growing = Generator[TreeLevel, Tensor, tuple[Tensor, Tensor]]
-"""Asks for a level to be read, is sent its logits, and gives tokens [N] and parents [N]."""
+"""Yields a level, is sent its logits [n, V], returns tokens [N] and parents [N]."""
 
 
 def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
-    """A tree after ``base`` tokens that the network has read; logits: [V] after them.
+    """A tree after ``base`` cached tokens; logits: [V] after them.
 
     Source: EAGLE-2 (Li et al. 2024), section 4: the ``top_k`` tokens of a level with the likeliest
     paths get ``top_k`` children each; the likeliest ``total_tokens`` of all are the draft. Differs:
-    also for ordinary LMs, at temperature 1 and before any warp: no token is drawn, so the tree is a
-    function of the text, and p decides alone. Cost: one forward and one top-k a level, on the
-    device.
+    also for ordinary LMs, at temperature 1 and before any warping. No token is drawn, so the tree
+    is a function of the text. Cost: one forward and one top-k per level, on the device.
     """
     num = min(shape.top_k, logits.shape[-1])
     tokens, parents, scores = [], [], []
@@ -56,7 +56,7 @@ def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
         if step + 1 == depth:
             break
         best = _best(scores[-1], num)
-        slots = best // num  # which token of the level before
+        slots = best // num  # index in the previous level
         nodes = best + sum(map(len, tokens[:-1]))
         above = scores[-1][best]
         own = torch.eye(len(best), dtype=torch.bool, device=seen.device)
@@ -65,26 +65,25 @@ def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
         level = yield TreeLevel(tokens[-1][best], Branches(base, positions, seen), slots)
     every = torch.cat(scores)
     chosen = _best(every, shape.total_tokens)
-    place = torch.full((len(every) + 1,), -1, device=logits.device)  # the last one: of the text
+    place = torch.full((len(every) + 1,), -1, device=logits.device)  # [-1]: the end of the text
     place[chosen] = torch.arange(len(chosen), device=logits.device)
     return torch.cat(tokens)[chosen], place[torch.cat(parents)[chosen]]
 
 
 def _best(scores: Tensor, num: int) -> Tensor:
-    """The ``num`` likeliest of these, in the order they were made; of equals the first."""
+    """Indices of the ``num`` largest scores, in increasing order; of equals the first."""
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
 
 
-PROBE_TOKENS = 32
-"""Tokens at the end of a prompt from which a first impression is made."""
+PROBE_TOKENS = 32  # tokens at the end of a prompt that a probe reads
 
 
 @dataclass(frozen=True, slots=True)
 class DraftInput:
-    """What is read of one text and the draft after it, up to ``end`` tokens of both.
+    """Input of one row: text and draft, up to ``end`` tokens of both.
 
-    num: last positions up to ``end`` whose logits are wanted, at least 1. ahead: tokens that will
-    be drawn after them. most: read only this many of the unread tokens.
+    num: number of last positions whose logits are returned, at least 1. ahead: tokens that will be
+    drawn after them. most: feed at most this many uncached tokens, the last ones.
     """
 
     context: Context
@@ -94,80 +93,96 @@ class DraftInput:
     ahead: int = 0
     most: int | None = None
 
+    @property
+    def span(self) -> SampledSpan:
+        """The rows of its logits."""
+        first = self.end + 1 - self.num
+        start = min(first, len(self.context.tokens))
+        return self.context.span(self.num, start, self.drafted, skip=first - start)
 
-class DraftModelRunner(Protocol):
-    """Reads one kind of network and returns its logits; knows no policy and draws nothing.
 
-    Position t of a text is that of its t-th token, from 0; q of position t follows from the tokens
-    before it.
+class DraftModelRunner(ABC):
+    """Runs one kind of network on its KV cache and returns logits; samples nothing.
+
+    Position t of a text is that of its t-th token, from 0; q of position t is conditioned on the
+    tokens before it. probe_tokens: tokens that a probe reads; None = the whole text. remembers:
+    whether it caches what it reads. shows_hidden: whether it returns hidden states with the logits.
+    resumes: whether it can draft after tokens that it did not draw.
     """
+
+    remembers, resumes = True, False
+
+    def __init__(self, cache: RaggedCache) -> None:
+        self._cache = cache
 
     @property
     def probe_tokens(self) -> int | None:
-        """Tokens from which a first impression is made; None = all of a text."""
-
-    @property
-    def remembers(self) -> bool:
-        """Whether what was read of a text need not be read again."""
+        return None
 
     @property
     def shows_hidden(self) -> bool:
-        """Whether it returns hidden states with the logits."""
-
-    @property
-    def resumes(self) -> bool:
-        """Whether it can draft after tokens that it did not draw."""
+        return False
 
     def open(self, row: int, expected: int) -> None:
-        """A text begins, of at most ``expected`` tokens."""
+        self._cache.open(row, min(expected, self._cache.capacity))
 
     def close(self, row: int) -> None:
-        """Free what the row has."""
+        self._cache.close(row)
 
+    @abstractmethod
     def crop(self, row: int, length: int) -> None:
-        """Another text goes on after the first ``length`` tokens."""
+        """Continue the row with another text from its first ``length`` tokens."""
 
+    @abstractmethod
     def copy(self, source: int, row: int, length: int) -> None:
-        """An open row begins like another one."""
+        """Let an open row begin with the first ``length`` tokens of another one."""
 
+    @abstractmethod
     def follow(self, context: Context) -> int:
-        """The text may have grown: tokens that a draft may put into the cache; -1 = no draft."""
+        """Adapt to a text that has grown; returns the slots left for a draft, -1 = no draft."""
 
     def base(self, context: Context) -> int:
-        """Slots of the cache that hold what was read of the row."""
+        """Cached tokens of the row."""
+        return self._cache.lengths[context.row]
 
+    @abstractmethod
     def first(self, context: Context) -> int:
-        """The first position whose q is that of a draft."""
+        """The first position whose q equals that of a draft."""
 
+    @abstractmethod
     def num_unread(self, context: Context, end: int) -> int:
-        """Positions up to ``end`` whose q reading on would give."""
+        """Positions up to ``end`` whose q is not computed yet."""
 
+    @abstractmethod
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
-        """Read on: [sum of num, V] logits, and where states are shown, [R, D] the last of each."""
+        """Feed uncached tokens: [sum of num, V] logits, [R, D] last states if ``shows_hidden``."""
 
+    @abstractmethod
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Read a token [R] after what was read of each row: [R, V] logits, [R, D] states."""
+        """Feed each row one token [R]: [R, V] logits, [R, D] states."""
 
+    @abstractmethod
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        """Read a level of each row's tree: [n, V] each."""
+        """Feed each row a level of its tree: [n, V] logits each."""
 
+    @abstractmethod
     def settle(self, context: Context, base: int, agreed: int) -> None:
-        """Text and draft agree on ``agreed`` tokens; it began after ``base`` (0 = none)."""
+        """Roll back to ``agreed`` tokens; base: where the draft began (0 = none)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLogits:
-    """q of the token that each of n chains draws next, its logits [n, V], states [n, D]."""
+    """q of the next token of n chains, its logits [n, V], and states [n, D]."""
 
     q: Dists
     logits: Tensor
     hidden: Tensor | None
 
     def described(self, tokens: Tensor, whole: bool) -> Tensor:
-        """[N, 4] of the tokens drawn, or unless ``whole`` [N, 1], which is all that mixers read.
+        """[N, 4] for stop rules; [N, 1] for mixers, unless ``whole``.
 
-        The largest probability, the token's own, the entropy, the gap of the two largest; greedy
-        drafts are judged at temperature 1.
+        Largest probability, that of the drawn token, entropy, gap of the two largest; of greedy
+        drafts at temperature 1.
         """
         if len(self.q.probs) == len(self.q):
             probs = self.q.probs
@@ -194,8 +209,8 @@ class DraftLogits:
 def prefill_logits(
     reader: DraftModelRunner, chains: Sequence[Chain], nums: Sequence[int]
 ) -> tuple[DraftLogits, list[DraftInput], Dists]:
-    """Read each text and its draft; q of the last position, the readings, and q of the last
-    ``nums``. Chains get the q's of their copied tokens (``offpath_probs``).
+    """Feed each text and its draft; q of the last position, the inputs, and q of the last ``nums``
+    positions. Chains get the q of their copied tokens (``offpath_probs``).
     """
     readings = []
     for chain, num in zip(chains, nums, strict=True):
@@ -203,7 +218,7 @@ def prefill_logits(
         ahead = chain.length - len(chain.tokens)
         readings.append(DraftInput(chain.context, end, num, chain.tokens, ahead))
     logits, hidden = reader.read(readings)
-    q = warped(logits, [text_span(reading) for reading in readings])
+    q = warped(logits, [reading.span for reading in readings])
     last, end = [], 0
     for chain, num in zip(chains, nums, strict=True):
         end += num
@@ -215,29 +230,22 @@ def prefill_logits(
     return current, readings, q
 
 
-def text_span(reading: DraftInput) -> SampledSpan:
-    """The rows of what was read of a text and its draft."""
-    first = reading.end + 1 - reading.num
-    start = min(first, len(reading.context.tokens))
-    return reading.context.span(reading.num, start, reading.drafted, skip=first - start)
-
-
 def drawn_span(
     context: Context, drafted: Sequence[int | Tensor], device: torch.device
 ) -> SampledSpan:
-    """The row of the token after a draft, of which the host may not know all."""
+    """The row after a draft whose tokens may be on the device."""
     if not context.sampling.reads_text:
         return context.span(1, len(context.tokens))
     if context.sampling.process is not None:
         known = [token for token in drafted if isinstance(token, int)]
         return context.span(1, len(context.tokens), known, skip=len(known))
-    said = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
-    return context.span(1, len(context.tokens), said, skip=len(drafted))
+    tokens = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
+    return context.span(1, len(context.tokens), tokens, skip=len(drafted))
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """An alternative of a chain's token: what comes before it (-1 = the text), and its q."""
+    """A sibling of a chain's token. before: its parent, -1 = the text. q: None = a point mass."""
 
     before: int
     token: int
@@ -246,17 +254,17 @@ class Sibling:
 
 
 class Chain:
-    """The draft of one row: its tokens, who wrote them, and whether it goes on.
+    """The draft of one row as it grows.
 
-    looks: whether the host sees each token before the next is drawn, or the whole draft at its end.
-    waits: whether it sees a token only with the hidden state after it.
+    is_stepwise: whether the host reads each token before the next is drawn. waits: whether its stop
+    rule needs the hidden state after a token to judge it.
     """
 
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
         self._guide, self._mix, self._resumes = task.guide, task.mix, resumes
         self.is_over = False
-        self.looks = (
+        self.is_stepwise = (
             task.mix is not None
             or not task.guide.never_stops
             or task.context.sampling.process is not None
@@ -264,7 +272,7 @@ class Chain:
         self.waits = task.mix is None and shows_hidden and task.guide.waits_for_hidden
         self.is_mixed = task.mix is not None
         self.tokens: list[int] = []
-        self.sources: list[str] = []  # of copied tokens; "" = the drafter itself
+        self.sources: list[str] = []  # "" = the drafter itself
         self.probs: list[Tensor | None] = []
         self.offpath_probs: list[tuple[int, Tensor]] = []
         self.confidences: list[float] = []
@@ -274,7 +282,7 @@ class Chain:
 
     @property
     def needs_facts(self) -> bool:
-        """Whether more than the tokens is looked at: their probabilities."""
+        """Whether mixer or stop rule need probabilities."""
         return self.is_mixed or self._guide.needs_probs
 
     def shorten(self, num_slots: int) -> None:
@@ -283,7 +291,7 @@ class Chain:
         self.length = max(0, min(self.length, room))
 
     def copy(self) -> None:
-        """Append what the mixer takes from retrieval, up to where it wants the drafter, or ends."""
+        """Append retrieved tokens until the mixer chooses the drafter, or ends the draft."""
         if self._mix is None:
             return
         while not self.is_over:
@@ -300,7 +308,7 @@ class Chain:
                 self._step = DraftStep(len(self.tokens), self.length)
 
     def _match(self, length: int, token: int) -> int:
-        """A match's length; 0 where what follows it cannot stand after this draft."""
+        """A match's length; 0 if the token that follows it has no probability here."""
         if not length or self.context.sampling.process is None:
             return length
         stands = self.context.num_allowed([*self.tokens, token]) > len(self.tokens)
@@ -310,7 +318,7 @@ class Chain:
         return not self.is_over and self.length > 0 and (self.is_mixed or self.should_continue())
 
     def should_continue(self) -> bool:
-        """Whether to draw another token; a mixer lets others write first."""
+        """Whether to draw another token, after those that a mixer takes from retrieval."""
         if self.is_over:
             return False
         if self.is_mixed:
@@ -319,10 +327,9 @@ class Chain:
         return self._guide.should_continue(self._step)
 
     def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
-        """Append a token that the drafter drew; -1 = q was not finite, which ends the draft.
+        """Append a drawn token; -1 = q was not finite, which ends the draft.
 
-        q: [V] that it was drawn from, None = a point mass. facts: of the token, as from
-        ``described``.
+        q: [V], None = a point mass. facts: its row of ``DraftLogits.described``.
         """
         if token < 0:
             self.is_over = True
@@ -341,14 +348,14 @@ class Chain:
             self._step = replace(step, hidden_before=self._hidden)
 
     def num_siblings(self) -> int:
-        """Alternatives of the token that was kept last, which are to be verified, too."""
+        """How many siblings of the last token to verify with it."""
         if self._mix is None or not self.tokens or self.context.sampling.process is not None:
             return 0
         room = self._mix.most - len(self.tokens) - len(self.siblings)
         return min(self._mix.mixer.num_siblings(self._step, room), room) if room > 0 else 0
 
     def widen(self, tokens: Sequence[int], qs: Sequence[Tensor | None]) -> None:
-        """Alternatives of the token that was kept last; qs: as for ``keep``, one each."""
+        """Add siblings of the last token; qs: as for ``keep``."""
         before, confidence = len(self.tokens) - 2, self.confidences[-1]
         self.siblings += [
             Sibling(before, token, q, confidence) for token, q in zip(tokens, qs, strict=True)
@@ -356,12 +363,11 @@ class Chain:
         self.is_over = self.is_over or self._is_full
 
     def add_offpath(self, node: int, q: Dists, row: int) -> None:
-        """Note what the drafter would have drawn from after a node, to score it."""
+        """Keep the drafter's q after a node for its scores."""
         drawn_from = q.q(row)
         self.offpath_probs.append((node, q.tokens[row] if drawn_from is None else drawn_from))
 
     def show(self, hidden: Floats) -> None:
-        """The state at the token that was read last."""
         self._hidden = hidden.astype(np.float32)
         if self.tokens:
             self._step = replace(self._step, hidden=self._hidden)
@@ -376,12 +382,10 @@ class Chain:
 
     @property
     def _is_full(self) -> bool:
-        """Whether chain and siblings are as many as may be verified."""
         num = len(self.tokens) + len(self.siblings)
         return self._mix is not None and 0 < self._mix.most <= num
 
     def draft(self, source: str) -> Draft:
-        """The chain as a draft, and its siblings; greedy and copied tokens are point masses."""
         num, siblings = len(self.tokens), self.siblings
         parents = [*range(-1, num - 1), *(sibling.before for sibling in siblings)]
         confidences = [*self.confidences, *(sibling.confidence for sibling in siblings)]
@@ -395,10 +399,10 @@ class Chain:
         )
 
 
-def draw_blindly(
+def draw_on_device(
     reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
-    """Draw whole drafts on the device; what stands after an end token is left out."""
+    """Draw whole drafts on the device; tokens after an end token are dropped."""
     longest = max(chain.length for chain in chains)
     uniforms = _uniforms(chains, longest, current.logits)
     steps: list[tuple[list[int], Tensor, Dists]] = []
@@ -427,23 +431,23 @@ def draw_blindly(
             chains[index].keep(next(found), q.q(place), None)
 
 
-def look_on(
+def draw_stepwise(
     reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
-    """Draw token after token, and look at each before the next is drawn.
+    """Draw token by token, each read by the host before the next is drawn.
 
-    Rules are asked before a token is read, which is a forward; where one judges the state that
-    reading shows, all tokens are read first.
+    Stop rules decide before a token costs a forward; if one needs its hidden state, after it.
     """
     waits = any(chain.waits for chain in chains)
     while chains:
-        tokens = _drawn(chains, current)
+        uniforms = _uniforms(chains, 1, current.logits)
+        tokens = current.q.draw(uniforms[:, 0] if len(current.q.probs) else uniforms)
         reading, after = list(range(len(chains))), None
         if waits:
             reading = [i for i in reading if len(chains[i].tokens) + 1 < chains[i].length]
             newest = yield from _newest(chains, tokens)
             after = _read_drawn(reader, chains, tokens, reading, newest) if reading else None
-        yield from _look(chains, current, tokens, reading, after)
+        yield from _append_drawn(chains, current, tokens, reading, after)
         going = [index for index in reading if chains[index].should_continue()]
         if after is not None:
             for row, index in enumerate(reading):
@@ -451,22 +455,23 @@ def look_on(
                     chains[index].add_offpath(len(chains[index].tokens) - 1, after.q, row)
             current = after.take([reading.index(index) for index in going])
         elif going and reader.resumes and any(chains[index].is_mixed for index in going):
-            current = _read_mixed(reader, [chains[index] for index in going])
+            mixed = [chains[index] for index in going]  # with tokens copied after the drawn ones
+            ends = [len(chain.context.tokens) + len(chain.tokens) for chain in mixed]
+            nums = [reader.num_unread(c.context, end) for c, end in zip(mixed, ends, strict=True)]
+            current, _, _ = prefill_logits(reader, mixed, [min(MAX_TARGETS, n) for n in nums])
         elif going:
             current = _read_drawn(reader, chains, tokens, going, ())
         chains = [chains[index] for index in going]
 
 
-def _look(
+def _append_drawn(
     chains: Sequence[Chain],
     current: DraftLogits,
     tokens: Tensor,
     reading: Sequence[int],
     after: DraftLogits | None,
 ) -> DeviceRead[None]:
-    """Let the chains keep what they drew, with what their rules read of it. after: the logits after
-    these tokens, if they were read already.
-    """
+    """Append the drawn tokens to their chains. after: logits after them, if known already."""
     wanted = [tokens]
     if any(chain.needs_facts for chain in chains):
         whole = any(chain.needs_facts and not chain.is_mixed for chain in chains)
@@ -485,7 +490,7 @@ def _look(
 
 
 def _widen(chains: Sequence[Chain], current: DraftLogits, tokens: Tensor) -> DeviceRead[None]:
-    """Alternatives of the tokens that chains drew last: the likeliest ones, or further draws."""
+    """Add siblings of the last tokens: the likeliest ones (greedy), or further draws."""
     found: list[tuple[Chain, Tensor, Sequence[Tensor | None]]] = []
     for index, chain in enumerate(chains):
         if not (num := chain.num_siblings()):
@@ -506,10 +511,10 @@ def _widen(chains: Sequence[Chain], current: DraftLogits, tokens: Tensor) -> Dev
 def without_replacement(
     q: Tensor, first: Tensor, uniforms: Floats
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Draws from q [V] after ``first``, without replacement: tokens [n], and each one's own q.
+    """Further draws from q [V] after ``first``, without replacement: tokens [n], and q of each.
 
-    Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each q is conditioned on
-    being none of the tokens before. Where nothing is left the token is 0, with probability 1.
+    Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each q excludes the tokens
+    drawn before. If no mass is left, the token is 0 with probability 1.
     """
     tokens, qs = [first], []
     certain = torch.zeros_like(q)
@@ -524,7 +529,7 @@ def without_replacement(
 
 
 def _newest(chains: Sequence[Chain], tokens: Tensor) -> DeviceRead[Sequence[int | Tensor]]:
-    """The tokens just drawn, on the host only where a callback reads them."""
+    """The drawn tokens, on the host only if a callback reads them."""
     if not any(chain.context.sampling.process for chain in chains):
         return tokens.unbind()
     (values,) = yield [tokens]
@@ -539,7 +544,7 @@ def _read_drawn(
     rows: Sequence[int],
     newest: Sequence[int | Tensor],
 ) -> DraftLogits:
-    """Read the tokens that these rows of the chains drew last; newest: not kept so far."""
+    """Feed the tokens that these chains drew last; newest: those not appended yet."""
     fed = tokens if len(rows) == len(tokens) else tokens[list(rows)]
     read = reader.read_drawn([chains[i].context.row for i in rows], fed.clamp(min=0))
     drafts = [(chains[i].context, [*chains[i].tokens, *newest[i : i + 1]]) for i in rows]
@@ -547,23 +552,8 @@ def _read_drawn(
     return DraftLogits(warped(read[0], spans), *read)
 
 
-def _read_mixed(reader: DraftModelRunner, chains: Sequence[Chain]) -> DraftLogits:
-    """Read what was drawn, and what a mixer had copied after it."""
-    nums = []
-    for chain in chains:
-        end = len(chain.context.tokens) + len(chain.tokens)
-        nums.append(min(MAX_TARGETS, reader.num_unread(chain.context, end)))
-    return prefill_logits(reader, chains, nums)[0]
-
-
-def _drawn(chains: Sequence[Chain], current: DraftLogits) -> Tensor:
-    """[N] a token of each, by its row's own stream."""
-    uniforms = _uniforms(chains, 1, current.logits)
-    return current.q.draw(uniforms[:, 0] if len(current.q.probs) else uniforms)
-
-
 def _uniforms(chains: Sequence[Chain], num: int, like: Tensor) -> Tensor:
-    """[N, num] draws of the rows' streams; nothing where all are greedy and need none."""
+    """[N, num] uniforms of the rows' draft streams; empty if all rows are greedy."""
     if all(chain.context.sampling.temperature == 0 for chain in chains):
         return like.new_empty(0)
     drawn = np.zeros((len(chains), num))
@@ -580,10 +570,10 @@ def score_known(
     known: Sequence[int] | Dists,
     matches: Sequence[int] | None = None,
 ) -> DeviceRead[Scores | None]:
-    """Compare a drafter's q at positions ``start``... with the verified p there.
+    """Scores of a drafter's q against the verified p, from position ``start`` on.
 
-    known: the tokens that it would have proposed (-1 = none), or distributions on the device. Only
-    positions in the text whose p is still kept count. Returns None if there is none.
+    known: the tokens that it would have proposed (-1 = none), or distributions. Only positions of
+    the text whose p is still kept count; None if there is none.
     """
     first = max(start, context.targets_start)
     end = min(start + len(known), context.targets_start + len(context.targets), len(context.tokens))
@@ -602,7 +592,10 @@ def score_known(
         alphas = ((points == tokens) & (points >= 0)).astype(np.float64)
         ratios = alphas * (points == text)
     elif isinstance(known, Dists):
-        alphas, ratios = yield _of_drawn(_rows(p), known.take(places).probs, text)
+        target, q = _rows(p), known.take(places).probs
+        of_p, of_q = _at(target, text), _at(q, text)
+        of_text = torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
+        alphas, ratios = yield [torch.minimum(target, q).sum(-1), of_text]
         alphas, ratios = np.minimum(np.nan_to_num(alphas), 1.0), np.nan_to_num(ratios)
     else:
         proposed = np.array(known[places])
@@ -615,14 +608,14 @@ def score_known(
 def _of_points(
     start: int, known: Sequence[int], p: Sequence[Any], text: Sequence[int], lengths: Ints | None
 ) -> Scores:
-    """Scores of proposed tokens against a greedy target's, without arrays: a round has few."""
+    """Scores of proposed tokens for a greedy request; lists are faster for so few."""
     alphas = [float(token == point >= 0) for token, point in zip(known, p, strict=True)]
     ratios = [alpha * (point == token) for alpha, point, token in zip(alphas, p, text, strict=True)]
     return Scores(start, np.array(alphas), np.array(ratios), lengths)
 
 
 def joined(parts: Sequence[Scores]) -> Scores | None:
-    """Scores of one drafter in text order as one, from the last gap on; None of none."""
+    """Consecutive scores of one drafter as one, from the last gap on; None if there are none."""
     if len(parts) < 2:
         return parts[0] if parts else None
     before, last = joined(parts[:-1]), parts[-1]
@@ -635,29 +628,19 @@ def joined(parts: Sequence[Scores]) -> Scores | None:
     )
 
 
-def _of_drawn(p: Tensor, q: Tensor, text: Ints) -> list[Tensor]:
-    """[n] acceptance probabilities, and ``min(1, q/p)`` of the text's tokens."""
-    of_p, of_q = _at(p, text), _at(q, text)
-    ratios = torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
-    return [torch.minimum(p, q).sum(-1), ratios]
-
-
 def _at(dists: Tensor, tokens: Ints) -> Tensor:
-    """[n] what [n, V] give to a token each; negative ones stand for none."""
+    """[n] probabilities in [n, V] of one token each; negative tokens count as 0."""
     index = torch.from_numpy(tokens.clip(0)).to(dists.device)
     return dists.gather(1, index[:, None])[:, 0]
 
 
 def _rows(p: Sequence[int | Tensor]) -> Tensor:
-    """[n, V] of rows that were kept."""
     return torch.stack([torch.as_tensor(row) for row in p])
 
 
 @dataclass(slots=True)
 class _ScoredRow:
-    """unscored_from: the first position without a score. drafted: tokens after the first ``base``.
-    scores: not reported yet.
-    """
+    """unscored_from: first position without a score. base: tokens before ``drafted``."""
 
     unscored_from: int = 0
     base: int = 0
@@ -665,15 +648,14 @@ class _ScoredRow:
     scores: list[Scores] = field(default_factory=list)
 
 
-GLANCE_WEIGHT = 0.25
-"""Of alphas from so short a text: a drafter may live by what lies farther back."""
+PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context
 
 
 class NeuralSession:
-    """Rows of one drafter that computes its q's by a ``DraftModelRunner``.
+    """The session of a drafter with a ``DraftModelRunner``.
 
-    Drafts of a fixed length are drawn on the device and transferred once; a rule, a mixer or a
-    callback sees each token, in one transfer for all rows.
+    Drafts of a fixed length are drawn on the device and transferred once; with a stop rule, a mixer
+    or a callback there is one transfer per token for all rows.
     """
 
     def __init__(self, name: str, reader: DraftModelRunner) -> None:
@@ -697,7 +679,6 @@ class NeuralSession:
         self._rows[row] = _ScoredRow(length)
 
     def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
-        """Catch up, then draw token after token, all rows that go on in one forward a step."""
         reader = self._reader
         chains = [Chain(task, reader.shows_hidden, reader.resumes) for task in tasks]
         for chain in chains:
@@ -726,10 +707,7 @@ class NeuralSession:
             end = len(context.tokens) - 1
             end -= max(0, self._reader.num_unread(context, end) - most)
             readings.append(DraftInput(context, end, self._num_wanted(context, end)))
-        logits, _ = self._reader.read(readings)
-        yield from self._remember(
-            readings, warped(logits, [text_span(reading) for reading in readings])
-        )
+        yield from self._read(readings)
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
         for context in contexts:
@@ -759,14 +737,12 @@ class NeuralSession:
         skipped = yield from self._catch_up(contexts, self._reader.probe_tokens)
         found = [self._report(context) for context in contexts]
         return [
-            replace(scores, weight=GLANCE_WEIGHT) if scores and context.row in skipped else scores
+            replace(scores, weight=PROBE_WEIGHT) if scores and context.row in skipped else scores
             for context, scores in zip(contexts, found, strict=True)
         ]
 
     def _catch_up(self, contexts: Sequence[Context], most: int | None) -> DeviceRead[set[int]]:
-        """Read texts up to their last token, or the last ``most`` unread tokens, for scores;
-        returns the rows of which something was left out.
-        """
+        """Feed texts, or their last ``most`` tokens, for scores; returns the shortened rows."""
         readings, skipped = [], set()
         for context in contexts:
             room, end = self._reader.follow(context), len(context.tokens) - 1
@@ -779,20 +755,22 @@ class NeuralSession:
                 num = min(self._num_wanted(context, end), most or MAX_TARGETS)
                 readings.append(DraftInput(context, end, num, most=most))
         if readings:
-            logits, _ = self._reader.read(readings)
-            q = warped(logits, [text_span(reading) for reading in readings])
-            yield from self._remember(readings, q)
+            yield from self._read(readings)
         return skipped
 
+    def _read(self, readings: Sequence[DraftInput]) -> DeviceRead[None]:
+        logits, _ = self._reader.read(readings)
+        yield from self._remember(readings, warped(logits, [reading.span for reading in readings]))
+
     def _num_wanted(self, context: Context, end: int) -> int:
-        """Positions up to ``end`` whose q can still be compared with a p, or 1 to draw there."""
+        """Positions up to ``end`` whose p is kept and not compared with q yet; at least 1."""
         first = max(self._rows[context.row].unscored_from, self._reader.first(context))
         first = min(end, max(first, context.targets_start)) if context.targets else end
         unread = self._reader.num_unread(context, end)
         return max(1, min(unread, MAX_TARGETS, end + 1 - first))
 
     def _remember(self, readings: Sequence[DraftInput], q: Dists) -> DeviceRead[None]:
-        """Score the q's of positions that texts already have."""
+        """Score q at the positions of verified tokens."""
         asks, rows, place = [], [], 0
         for reading in readings:
             context, first = reading.context, reading.end + 1 - reading.num
@@ -810,7 +788,6 @@ class NeuralSession:
                 row.scores.append(scores)
 
     def _report(self, context: Context) -> Scores | None:
-        """All scores that were not returned before."""
         row = self._rows[context.row]
         found, row.scores = joined(row.scores), []
         return found
@@ -818,7 +795,6 @@ class NeuralSession:
     def _draft(
         self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
-        """Grow trees, and draw chains, with as few looks as they allow."""
         lines = [i for i, chain in enumerate(chains) if chain.tree is None]
         growing = [i for i, chain in enumerate(chains) if chain.tree is not None]
         asks: list[DeviceRead[None]] = []
@@ -827,43 +803,41 @@ class NeuralSession:
         begun = [i for i in lines if chains[i].begins()]
         if begun:
             own = [chains[i] for i in begun]
-            draw = look_on if any(chain.looks for chain in own) else draw_blindly
+            draw = draw_stepwise if any(chain.is_stepwise for chain in own) else draw_on_device
             asks.append(draw(self._reader, own, current.take(begun)))
         yield from together(asks)
 
     def _grow(
         self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
-        """A tree for each row, made on the device and looked at once."""
-        rows = [chain.context.row for chain in chains]
         grown = self._grown(chains, current)
-        seen = yield [tensor for tree in grown for tensor in tree]
-        for index, (row, chain) in enumerate(zip(rows, chains, strict=True)):
+        read = iter((yield [tensor for chain in chains for tensor in grown[chain.context.row]]))
+        for chain in chains:
             context = chain.context
             self._reader.settle(context, len(context.tokens), len(context.tokens))
-            tokens, parents = (found.astype(np.int64) for found in seen[2 * index : 2 * index + 2])
+            tokens, parents = next(read).astype(np.int64), next(read).astype(np.int64)
             tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
-            trees[row] = Draft(tokens, None, [self._name] * len(tokens), parents)
+            trees[context.row] = Draft(tokens, None, [self._name] * len(tokens), parents)
 
-    def _grown(self, chains: Sequence[Chain], current: DraftLogits) -> list[tuple[Tensor, Tensor]]:
-        """Tokens and parents of all rows' trees, which grow level by level together."""
-        growing = [
-            grow(chain.tree, chain.length, self._reader.base(chain.context), current.logits[index])
-            for index, chain in enumerate(chains)
-            if chain.tree is not None
-        ]
-        found: list[tuple[Tensor, Tensor] | None] = [None] * len(chains)
-        sent: dict[int, Tensor | None] = dict.fromkeys(range(len(chains)))
-        while sent:
-            feeds: dict[int, TreeLevel] = {}
-            for index, logits in sent.items():
+    def _grown(
+        self, chains: Sequence[Chain], current: DraftLogits
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        """Tokens and parents of the tree of each row, with one forward per level of all trees."""
+        growing: dict[int, Growing] = {}
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        answers: dict[int, Any] = {}
+        for chain, logits in zip(chains, current.logits, strict=True):
+            assert chain.tree is not None
+            row, base = chain.context.row, self._reader.base(chain.context)
+            growing[row], answers[row] = grow(chain.tree, chain.length, base, logits), None
+        while answers:
+            levels: dict[int, TreeLevel] = {}
+            for row, answer in answers.items():
                 try:
-                    feeds[index] = (
-                        next(growing[index]) if logits is None else growing[index].send(logits)
-                    )
+                    levels[row] = growing[row].send(answer)
                 except StopIteration as done:
-                    found[index] = done.value
-            rows = [chains[index].context.row for index in feeds]
-            levels = self._reader.read_level(rows, list(feeds.values())) if feeds else []
-            sent = dict(zip(feeds, levels, strict=True))
-        return [tree for tree in found if tree is not None]
+                    found[row] = done.value
+            rows, feeds = list(levels), list(levels.values())
+            read = self._reader.read_level(rows, feeds) if levels else []
+            answers = dict(zip(rows, read, strict=True))
+        return found

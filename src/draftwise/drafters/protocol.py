@@ -1,4 +1,4 @@
-"""What the engine and a drafter say to each other: contexts, sessions, known distributions."""
+"""The interface between the engine and drafters: contexts, tasks, sessions."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ if TYPE_CHECKING:
 
     from draftwise.nn.hidden_states import HiddenStates
 
-MAX_TARGETS = 64
-"""Verified target distributions kept a request: what a backlog is scored against, at most."""
+MAX_TARGETS = 64  # verified target distributions that are kept per request, for scores
 
 
 @dataclass(slots=True)
 class Context:
-    """One request as drafters see it: its text, how it samples, and the target's verified p.
+    """A request as drafters see it: text, sampling parameters, and the target's verified p.
 
-    row: its row in every cache, while it runs. tokens: prompt and emitted tokens. rng: the
-    request's draft stream. targets: p at the positions ``targets_start``, ``targets_start + 1``,
-    ... of the text, at most ``MAX_TARGETS`` of the latest: tokens where the request is greedy (-1 =
-    not finite), else [V] rows on the device. features: the target's hidden states along the text
-    but for its last token, where some drafter looks at them. eos: tokens after which nothing is
-    drafted. num_prompt: of the text, by default all that there is at first. seen: how often tokens
-    occurred, where that is penalised. tenant: whose earlier answers it may draft from, and whose it
-    joins. is_private: it joins none. drafters: those that may draft for it, None = all; where there
-    is none, no drafter knows its row. fault: what its own ``sampling`` raised, if it did.
+    row: in every cache. tokens: prompt and emitted tokens. rng: the draft stream. targets: p at
+    positions ``targets_start``, ``targets_start + 1``, ... of the text, the latest ``MAX_TARGETS``:
+    tokens of greedy requests (-1 = not finite), else [V] on the device. features: the target's
+    hidden states of the text without its last token, if a drafter needs them. eos: tokens that end
+    a draft. num_prompt: tokens of the prompt; default: all at first. seen: token counts for
+    penalties. tenant: whose earlier answers it may draft from, and which its answer joins, unless
+    ``is_private``. drafters: allowed ones, None = all; if empty, no drafter opens its row. fault:
+    the exception of its own ``sampling``.
     """
 
     row: int
@@ -59,11 +57,9 @@ class Context:
 
     @property
     def is_drafted(self) -> bool:
-        """Whether anything may be drafted for it."""
         return self.drafters is None or bool(self.drafters)
 
     def allows(self, name: str) -> bool:
-        """Whether this drafter may draft for it."""
         return self.drafters is None or name in self.drafters
 
     def span(
@@ -83,26 +79,27 @@ class Context:
         return SampledSpan(*given, self.seen, skip, self.blame)
 
     def blame(self, error: Exception) -> None:
-        """Note what the request's own sampling raised: no drafter is to blame for it."""
+        """Record an exception of the request's own sampling, which is not the drafter's fault."""
         self.fault = self.fault or error
 
     def num_allowed(self, draft: Sequence[int]) -> int:
-        """How many of a draft's tokens stand before one that can have no probability.
+        """Number of a draft's tokens before the first of probability 0.
 
-        All, unless the request's ``process`` can tell (``num_allowed``: of a text, and how many of
-        its last tokens are meant). It is a function of text and draft, so a draft that was looked
-        up may be cut there.
+        All, unless the request's ``process`` has a method ``num_allowed(text, num)``. A retrieved
+        draft may be cut there, since the result depends only on text and draft.
         """
-        tell = getattr(self.sampling.process, "num_allowed", None)
-        return len(draft) if tell is None else int(tell([*self.tokens, *draft], len(draft)))
+        num_allowed = getattr(self.sampling.process, "num_allowed", None)
+        if num_allowed is None:
+            return len(draft)
+        return int(num_allowed([*self.tokens, *draft], len(draft)))
 
     def extend(self, tokens: Sequence[int], targets: Sequence[int | Tensor]) -> None:
-        """Append emitted tokens with the p that each was verified against."""
+        """Append emitted tokens with the p of each."""
         self.tokens.extend(tokens)
         self.remember(len(self.tokens) - len(tokens), targets)
 
     def remember(self, start: int, targets: Sequence[int | Tensor]) -> None:
-        """Keep p at positions ``start``...; what is not contiguous with it is forgotten."""
+        """Keep p from position ``start`` on; drops earlier ones that are not contiguous."""
         if start != self.targets_start + len(self.targets):
             self.targets, self.targets_start = [], start
         self.targets.extend(targets)
@@ -113,16 +110,12 @@ class Context:
 
 
 Peek = Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
-"""Drafted tokens -> by retrieval drafter, the match after them in tokens and what follows it."""
+"""Drafted tokens -> by retrieval drafter, match length after them and the token that follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A draft that other drafters write, too: what chooses them, and what they would write.
-
-    most: tokens of the draft, alternatives of its chain's tokens included; as many as its chain has
-    where the target serves no trees.
-    """
+    """A draft with retrieved tokens. most: maximum tokens with siblings; 0 = the chain's length."""
 
     mixer: Mixer
     peek: Peek
@@ -131,10 +124,10 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """What one request wants of a drafter in one round.
+    """A request's task for one drafter in one round.
 
-    length: the depth of the draft, at most; 1 or more. guide: is asked before each token of a
-    chain. tree: how wide; None = a chain. mix: of drafters that ``can_mix``, instead of the guide.
+    length: maximum depth, 1 or more. guide: the stop rule of a chain. tree: None = a chain. mix:
+    replaces the stop rule, for drafters that ``can_mix``.
     """
 
     context: Context
@@ -145,12 +138,11 @@ class DraftTask:
 
 
 def mixed_task(context: Context, length: int, mix: Mix) -> DraftTask:
-    """A chain that several drafters write; where it ends is the mixer's business alone."""
     return DraftTask(context, length, Fixed(), mix=mix)
 
 
 class DraftSession(Protocol):
-    """The state of one drafter for the rows of an engine: caches, indices, unscored positions."""
+    """The state of one drafter for the rows of an engine."""
 
     def open(self, context: Context, expected: int) -> None:
         """Start a request in its row, with its prompt so far; ``expected``: its maximum length."""
@@ -190,61 +182,56 @@ class DraftSession(Protocol):
 
 @runtime_checkable
 class CatchingUpSession(Protocol):
-    """A session that has to read a text before it can draft after it."""
+    """A session that reads a text before it drafts."""
 
     def num_uncached_tokens(self, context: Context) -> int:
-        """Tokens of the text, but for its last, that were not read yet."""
+        """Unread tokens of the text without its last one."""
 
     def catch_up(self, contexts: Sequence[Context], most: int) -> DeviceRead[None]:
         """Let the drafter catch up on the next tokens of each text, up to a limit."""
 
 
 class Retrieving(DraftSession, Protocol):
-    """The session of a drafter that ``retrieves``: it can say at any time what it would write."""
+    """The session of a drafter that ``retrieves``."""
 
     def match_length(self, context: Context) -> int:
         """Tokens of the longest match at the end of the text, 0 = none."""
 
     def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
-        """The match at the end of text and draft, and the token that follows it; (0, -1) = none."""
+        """Length of the match after text and draft, and the token that follows; (0, -1) = none."""
 
 
 class Drafter(Protocol):
-    """A drafter, loaded once, with a session for each engine."""
+    """A drafter, loaded once, with a session for each engine.
+
+    can_branch: whether it drafts trees. can_mix: whether its chains may contain tokens of others
+    (``Mix``). retrieves: whether it copies text; its sessions are ``Retrieving``. relative_cost:
+    initial guess of a draft step's seconds over the target's. token_bytes: memory per token.
+    """
 
     name: str
     can_branch: bool
-    """Whether it drafts trees, or chains only."""
     can_mix: bool
-    """Whether others may write at its chains (``Mix``)."""
     retrieves: bool
-    """Whether it copies what it finds; its sessions are ``Retrieving``."""
     relative_cost: float
-    """A first guess of one draft step's seconds over the target's, until it is measured."""
     token_bytes: int
-    """Bytes that it keeps for each token of a text, keys and values above all."""
 
-    def start(self) -> DraftSession:
-        """An empty session."""
+    def start(self) -> DraftSession: ...
 
 
 @runtime_checkable
 class Shaping(Protocol):
-    """A drafter that limits its plans."""
+    """Limits of its plans. max_length: None = the plan's. tree: the default shape."""
 
     max_length: int | None
-    """Tokens that it drafts at most; None = as many as a plan says."""
     tree: TreeShape | None
-    """The shape of its plans where the setting names none."""
 
 
 @runtime_checkable
 class ShowingHidden(Protocol):
-    """A drafter with hidden states that rules may judge."""
+    """Hidden states for stop rules. home: its folder, which may hold a trained head."""
 
     home: Path | None
-    """The folder that it was loaded from, where a trained head for it may lie."""
     hidden_size: int
 
-    def show_hidden(self) -> None:
-        """Let guides see hidden states from now on; it costs a copy of them each step."""
+    def show_hidden(self) -> None: ...

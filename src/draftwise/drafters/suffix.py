@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from draftwise.checks import MANY, whole
-from draftwise.drafters.continuations import Rows
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.retrieval import (
     LONGEST_MATCH,
@@ -113,14 +112,14 @@ class SuffixIndex:
         size = 1 << max(8, (num_buckets - 1).bit_length())
         self._mask, self._num_matches = size - 1, num_matches
         self._max_tokens, self._longest_text = max_tokens, max(2 * LONGEST_MATCH, max_tokens // 4)
-        self._heads = [_zeros(size) for _ in ORDERS]
+        tables: Any = np.zeros((len(ORDERS), size), dtype=np.int64)
+        # reading a memoryview takes half the time of reading an array
+        self._heads: list[memoryview[int]] = [memoryview(table) for table in tables]
         self._pieces: dict[int, Piece] = {}
         self._num_pieces = self.num_tokens = 0
 
     def append(self, number: int, token: int, keys: tuple[int, ...]) -> int:
-        """Add a token after the context ``keys`` to a text (0, or a dropped one: a new text);
-        return the text's number.
-        """
+        """Add a token after context ``keys``; number 0 = a new text. Returns the text's number."""
         piece = self._pieces.get(number)
         if piece is None or len(piece.tokens) >= self._longest_text:
             number, piece = self._new_piece(piece)
@@ -159,9 +158,7 @@ class SuffixIndex:
         return 0, []
 
     def _longest(self, level: int, place: int, ending: Tail) -> tuple[int, list[tuple[Piece, int]]]:
-        """The newest places, from ``place`` back, that agree with the ending longest; (0, []) if
-        this bucket has other contexts only.
-        """
+        """The newest places of the longest match, from ``place`` back; (0, []) = other contexts."""
         pieces, order, last = self._pieces, ORDERS[level], ending.last
         longest = num = tail = 0
         places: list[tuple[Piece, int]] = []
@@ -199,14 +196,7 @@ class SuffixIndex:
         return self._num_pieces, piece
 
 
-def _zeros(size: int) -> memoryview[int]:
-    """[size] zeros of 64 bits; reading one costs half of what it does in an array of numpy."""
-    table: Any = np.zeros(size, dtype=np.int64)
-    return memoryview(table)
-
-
-_MOST_TOKENS = 1 << 26
-"""Tokens of the longest history, of a few hundred bytes each."""
+_MOST_TOKENS = 1 << 26  # tokens of the longest history, of a few hundred bytes each
 
 
 class SuffixDrafter:
@@ -314,15 +304,15 @@ class _SuffixFinder(Finder):
             if elsewhere:
                 return Match(
                     longer,
-                    lambda depth: _continuations(elsewhere, depth),
-                    lambda: _nexts(elsewhere),
+                    lambda depth: [p.tokens[at : at + depth].tolist() for p, at in elsewhere],
+                    lambda: [piece.tokens[offset] for piece, offset in elsewhere],
                 )
         if not places:
             return NO_MATCH
         return Match(
             length,
             lambda depth: [_run_on(*place, draft, depth) for place in places],
-            lambda: _nexts(places),
+            lambda: [piece.tokens[offset] for piece, offset in places],
         )
 
     def share(self) -> None:
@@ -330,16 +320,6 @@ class _SuffixFinder(Finder):
             for token, keys in self._unshared:
                 self._shared_text = self._shared.append(self._shared_text, token, keys)
         self._unshared = []
-
-
-def _nexts(places: Sequence[tuple[Piece, int]]) -> list[int]:
-    """The tokens at these places."""
-    return [piece.tokens[offset] for piece, offset in places]
-
-
-def _continuations(places: Sequence[tuple[Piece, int]], depth: int) -> Rows:
-    """How past outputs went on, as far as they went."""
-    return [piece.tokens[offset : offset + depth].tolist() for piece, offset in places]
 
 
 def _run_on(piece: Piece, offset: int, draft: Sequence[int], depth: int) -> list[int]:

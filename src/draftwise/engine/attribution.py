@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from draftwise.engine.request import TARGET
 from draftwise.engine.text import Detokenizer
 
-Piece = tuple[str, str]
-"""A piece of text and the name of its drafter."""
+Piece = tuple[str, str]  # a piece of text and the name of its drafter
 
 
 class SourcedTokens(Protocol):
@@ -47,7 +46,6 @@ class SourceAttribution:
                 self._ends.append((end, source))
 
     def finish(self, text: str) -> list[Piece]:
-        """The remaining pieces of the finished answer."""
         return self._cut(text, len(text))
 
     def _cut(self, text: str, end: int) -> list[Piece]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 
@@ -38,33 +37,6 @@ class _Samples:
         return default if self._value is None else self._value
 
 
-class CostModel(Protocol):
-    """Costs of forwards and draft steps, learnt from recorded ones."""
-
-    def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
-        """Record a target forward; return the seconds of the same step without drafts.
-
-        tokens: of all rows, padding included. context: tokens of all rows' texts before it.
-        """
-        ...
-
-    def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
-        """Record ``steps`` draft steps over ``rows`` rows that took ``seconds`` in all."""
-        ...
-
-    def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
-        """Record that a drafter caught up by ``tokens`` tokens in ``seconds``."""
-        ...
-
-    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
-        """Costs at this batch size, for target forwards of 1 .. ``max_tokens`` tokens per row.
-
-        context: tokens of all rows' texts. is_packed: whether rows are concatenated without
-        padding; seconds are then also given by the total number of tokens (``batch_s``).
-        """
-        ...
-
-
 class MeasuredCostModel:
     """The shared cost model (``controller.StepCosts``), and seconds of a draft step by drafter.
 
@@ -83,21 +55,27 @@ class MeasuredCostModel:
         self._read: dict[str, _Samples] = {}
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
-        """Pass the step to the shared cost model."""
+        """Record a target forward; return the seconds of the same step without drafts.
+
+        tokens: of all rows, padding included. context: tokens of all rows' texts before it.
+        """
         return self._target.observe(Step(rows, tokens, seconds), context)
 
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
-        """Add a sample of the seconds per step."""
+        """Record ``steps`` draft steps over ``rows`` rows that took ``seconds`` in all."""
         if steps:
             samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
             samples.add(seconds / steps)
 
     def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
-        """Add a sample of the seconds per token, at any batch size."""
         self._read.setdefault(drafter, _Samples()).add(seconds / tokens)
 
     def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
-        """The present estimates."""
+        """Costs at this batch size, for target forwards of 1 .. ``max_tokens`` tokens per row.
+
+        context: tokens of all rows' texts. is_packed: whether rows are concatenated without
+        padding; seconds are then also given by the total number of tokens (``batch_s``).
+        """
         seconds = np.ones(rows * max_tokens)
         if self._target.is_known:
             known = self._target.seconds(rows, context, 0, rows * (max_tokens - 1))
@@ -120,7 +98,7 @@ TOKEN_SHARE = 0.02
 
 
 class FixedCostModel:
-    """A ``CostModel``, and a clock that advances by the fixed cost of each recorded forward.
+    """As ``MeasuredCostModel``, with a clock that advances by a fixed cost per recorded forward.
 
     A target forward over T tokens per row costs ``1 + TOKEN_SHARE (T - 1)``, a draft step the
     drafter's relative size, everything else nothing. All choices therefore follow from the prompt
@@ -132,35 +110,30 @@ class FixedCostModel:
         self._now = 0.0
 
     def clock(self) -> float:
-        """The simulated time."""
         return self._now
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
-        """Advance the clock by a target forward; ``seconds`` is ignored."""
         self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)
         return 1.0
 
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
-        """Advance the clock by draft steps."""
         self._now += steps * self._relative[drafter]
 
     def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
-        """Advance the clock by catching up."""
         self._now += TOKEN_SHARE * tokens * self._relative[drafter]
 
     def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
-        """The fixed costs."""
         target_s = 1.0 + TOKEN_SHARE * np.arange(max_tokens, dtype=np.float64)
         return Costs(target_s, dict(self._relative))
 
 
-LEAST_PIECE, LARGEST_PIECE = 16, 2048
-"""Smallest and largest chunk of a prefill, in tokens."""
+CostModel = MeasuredCostModel | FixedCostModel
+
+LEAST_PIECE, LARGEST_PIECE = 16, 2048  # smallest and largest chunk of a prefill, in tokens
 
 _LATEST = 9
 
-SHARE = 0.5
-"""Most seconds of a chunk, as a share of a round."""
+SHARE = 0.5  # most seconds of a chunk, as a share of a round
 
 
 class PrefillBudget:

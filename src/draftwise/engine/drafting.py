@@ -1,4 +1,4 @@
-"""The drafters' sessions: all asked together, and none that raises is asked again."""
+"""Drafts, catch-up, probes and scores of all drafters; one that raises is disabled."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from operator import methodcaller
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -37,23 +38,21 @@ from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import DeviceRead, fetch
 from draftwise.protocols import Mixer
-from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Floats, Plan, Scores
+from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Scores
 
 T = TypeVar("T")
 
-SHARE_STEP = 0.2
-"""By which the share of rows that a drafter drafts for follows the latest round."""
+SHARE_STEP = 0.2  # smoothing factor of the share of rows that a drafter drafts for
 CREDIT, SHARE = 12.0, 0.005
-"""Of the guard: rounds here take long, and answers are few, compared with a server on a GPU."""
+"""The guard's: rounds take longer here, and answers are fewer, than on a GPU server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What an engine drafts with, and what its costs are.
+    """Target, drafters, cost model, clocks, guard and lock, shared by the engines of a speculator.
 
-    clock: seconds as they pass. cost_clock: seconds by which costs are measured. guard: the account
-    of what drafting has earned, compared with plain decoding. lock: held while anything here is
-    used, since neither models nor drafters can be shared by two threads at once.
+    clock: wall time in seconds. cost_clock: the seconds of the cost model. lock: held while target
+    or drafters are used, as they are not thread-safe.
     """
 
     target: CausalModel
@@ -72,20 +71,19 @@ def pool_of(
     cost_clock: Callable[[], float],
     deterministic: bool,
 ) -> Pool:
-    """What an engine drafts with, on the clocks that are given or on one of prices."""
+    """A pool with these clocks, or if ``deterministic`` with a clock of fixed costs."""
     prices = {drafter.name: drafter.relative_cost for drafter in drafters}
     if not deterministic:
         return Pool(target, drafters, MeasuredCostModel(prices), clock, cost_clock)
     cost_model = FixedCostModel(prices)
-    # an account would carry what happened in one answer to the next
+    # an account would let one answer influence the next
     return Pool(target, drafters, cost_model, cost_model.clock, cost_model.clock, Guard(math.inf))
 
 
 class Sessions:
-    """One session a drafter, each with the rows that are open.
+    """The session of each drafter, which holds all open rows.
 
-    A drafter that raises or returns nonsense is left out from then on, with one warning: its rows
-    go on without it.
+    A drafter that raises or violates the protocol is disabled, with one warning.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -107,70 +105,40 @@ class Sessions:
 
     @property
     def names(self) -> list[str]:
-        """Drafters that work."""
         return list(self._sessions)
 
     def num_uncached_tokens(self, name: str, context: Context) -> int:
-        """Tokens of the text that a drafter must read before it drafts; 0 if it was left out."""
+        """Tokens of the text that a drafter must read before it drafts; 0 if it is disabled."""
         if (session := self._catching_up.get(name)) is None:
             return 0
-        try:
-            return int(session.num_uncached_tokens(context))
-        except Exception as error:
-            self.leave_out(name, error)
-            return 0
+        return self._try(name, lambda: int(session.num_uncached_tokens(context))) or 0
 
-    def catch_up(
-        self, name: str, contexts: Sequence[Context], most: int
-    ) -> tuple[dict[str, None], dict[str, float]]:
-        """Let a drafter catch up on the next tokens of each text, up to a limit; as ``gather``."""
+    def catch_up(self, name: str, contexts: Sequence[Context], most: int) -> float:
+        """Let a drafter catch up on up to ``most`` tokens of each text; returns the seconds."""
         if (session := self._catching_up.get(name)) is None:
-            return {}, {name: 0.0}
-        return self.gather(
-            {name: lambda _: session.catch_up(contexts, most)}, lambda _, answer: answer
-        )
+            return 0.0
+        _, seconds = self.gather({name: lambda _: session.catch_up(contexts, most)})
+        return seconds[name]
 
     def mixes(self, name: str) -> bool:
-        """Whether others may write at this drafter's chains."""
         return name in self._hosts
 
-    def open(self, context: Context, expected: int) -> None:
-        """A request begins in its row."""
-        self.broadcast(lambda name, session: session.open(context, expected))
-
-    def close(self, row: int) -> None:
-        """Free what all drafters keep of a row."""
-        self.broadcast(lambda name, session: session.close(row))
-
-    def crop(self, context: Context, length: int) -> None:
-        """Another request goes on in an open row."""
-        self.broadcast(lambda name, session: session.crop(context, length))
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        """Let an open row begin like another one."""
-        self.broadcast(lambda name, session: session.copy(source, row, length))
-
     def broadcast(self, what: Callable[[str, DraftSession], None]) -> None:
-        """Call something of every session."""
         for name, session in list(self._sessions.items()):
-            try:
-                what(name, session)
-            except Exception as error:
-                self.leave_out(name, error)
+            self._try(name, partial(what, name, session))
 
     def gather(
         self,
         questions: Mapping[str, Callable[[DraftSession], DeviceRead[T]]],
-        check: Callable[[str, Any], T],
+        check: Callable[[str, Any], T] = lambda name, answer: answer,
     ) -> tuple[dict[str, T], dict[str, float]]:
         """Answers by drafter, and the seconds that each took; one that raises gives none.
 
-        check: given a drafter and its answer, returns what is used of it, or raises where it is
-        nonsense. What the questions look at in the same turn travels in one transfer, whose seconds
-        they share.
+        check: given a drafter and its answer, returns the answer to use, or raises ``Nonsense``.
+        Tensors that several drafters read in the same step share one transfer and its seconds.
         """
         asked = [name for name in questions if name in self._sessions]
-        sent: dict[str, Sequence[Floats] | None] = dict.fromkeys(asked)
+        sent: dict[str, Any] = dict.fromkeys(asked)
         asks: dict[str, DeviceRead[T]] = {}
         answers: dict[str, T] = {}
         seconds, now = dict.fromkeys(asked, 0.0), self._clock()
@@ -180,14 +148,11 @@ class Sessions:
                 try:
                     if values is None:
                         asks[name] = questions[name](self._sessions[name])
-                        wanted[name] = tensors_of(next(asks[name]))
-                    else:
-                        wanted[name] = tensors_of(asks[name].send(values))
+                    wanted[name] = tensors_of(asks[name].send(values))
                 except StopIteration as done:
-                    try:
-                        answers[name] = check(name, done.value)
-                    except Exception as error:
-                        self.leave_out(name, error)
+                    answer = self._try(name, partial(check, name, done.value))
+                    if name in self._sessions:
+                        answers[name] = cast(T, answer)
                 except Exception as error:
                     self.leave_out(name, error)
                 before, now = now, self._clock()
@@ -201,113 +166,83 @@ class Sessions:
         return answers, seconds
 
     def matches(self, context: Context) -> dict[str, int]:
-        """The match length of each retrieval drafter at the end of the text."""
+        """The match length of each retrieval drafter at the end of the text, in tokens."""
         return self._look_up(context, lambda session: int(session.match_length(context)))
 
     def peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Each retrieval drafter's match after the draft, and what follows it."""
+        """Each retrieval drafter's match after the draft, and the token that follows it."""
         size = self._vocab_size
         return self._look_up(
             context, lambda session: checked_match(session.peek(context, drafted), size)
         )
 
     def _look_up(self, context: Context, what: Callable[[Retrieving], T]) -> dict[str, T]:
-        """What each allowed retrieval drafter says; one that raises says nothing."""
         found: dict[str, T] = {}
         for name, session in list(self._retrieving.items()):
-            if not context.allows(name):
-                continue
-            try:
-                found[name] = what(session)
-            except Exception as error:
-                self.leave_out(name, error)
+            if context.allows(name):
+                answer = self._try(name, partial(what, session))
+                found |= {} if answer is None else {name: answer}
         return found
 
+    def _try(self, name: str, what: Callable[[], T]) -> T | None:
+        """Call something of a drafter; if it raises, disable the drafter and return None."""
+        try:
+            return what()
+        except Exception as error:
+            self.leave_out(name, error)
+            return None
+
     def leave_out(self, name: str, error: Exception) -> None:
-        """Ask this drafter for nothing more, in any row, with a warning that says why."""
-        self._sessions.pop(name, None)
-        self._retrieving.pop(name, None)
-        self._catching_up.pop(name, None)
+        """Disable a drafter in all rows, with a warning that gives the reason."""
+        for sessions in (self._sessions, self._retrieving, self._catching_up):
+            sessions.pop(name, None)
         self._hosts.discard(name)
         why = f"returned nonsense ({error})" if isinstance(error, Nonsense) else f"raised {error!r}"
         warnings.warn(f"drafter {name} {why}: it is left out from now on", stacklevel=3)
 
 
-FEW = 32
-"""Tokens that a drafter may have missed and read with its draft."""
-
-
-class CatchUpScheduler:
-    """Reads texts on for drafters that are to draft, apart from drafting: timed and priced so.
-
-    A drafter that was not played for long, or never on a long prompt, has much to read at once.
-    While other rows write it reads as much as lasts half as long as a round, and the row waits with
-    its draft: it goes on plainly, and plays what it chose when the drafter is there.
-    """
-
-    def __init__(self, pool: Pool, sessions: Sessions) -> None:
-        self._pool, self._sessions = pool, sessions
-        self._prefill_budgets = {drafter.name: PrefillBudget() for drafter in pool.drafters}
-
-    def read(
-        self, groups: Mapping[str, Sequence[RoundState]], is_alone: bool, round_s: float
-    ) -> None:
-        """Read on, and mark the turns whose drafters are not there yet (``waits``).
-
-        groups: by drafter, the turns that it is to draft for. is_alone: no other row writes.
-        round_s: how long a round takes.
-        """
-        num_uncached_tokens = self._sessions.num_uncached_tokens
-        far = {
-            name: [(t, n) for t in states if (n := num_uncached_tokens(name, t.context)) > FEW]
-            for name, states in groups.items()
-        }
-        num_behind = sum(map(bool, far.values()))
-        for name, missing in far.items():
-            if not missing:
-                continue
-            prefill_budget, longest = self._prefill_budgets[name], max(num for _, num in missing)
-            prefill_budget.rounds.append(round_s)
-            budget = prefill_budget.budget(is_idle=False) // (num_behind * len(missing))
-            most = longest if is_alone else max(LEAST_PIECE, budget)
-            contexts = [state.context for state, _ in missing]
-            _, seconds = self._sessions.catch_up(name, contexts, most)
-            num_read = sum(min(num, most) for _, num in missing)
-            prefill_budget.record(num_read, seconds[name])
-            self._pool.cost_model.record_catch_up(name, num_read, seconds[name])
-            for state, num in missing:
-                state.waits = state.waits or num > most
-
-
-First = Callable[[Sequence[Context], DraftSession], DeviceRead[list[Scores | None]]]
-"""How a session is asked about texts."""
+FEW = 32  # uncached tokens that a drafter may read in the forward of its draft
 
 
 class Drafting:
-    """Which rows each drafter drafts for: rows that chose the same one draft together."""
+    """Drafts, catch-up and probes; rows that chose the same drafter draft together."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.sessions = pool, Sessions(pool)
-        self._catch_up_scheduler = CatchUpScheduler(pool, self.sessions)
+        self._prefill_budgets = {drafter.name: PrefillBudget() for drafter in pool.drafters}
         self._shares: dict[str, float] = {}  # of the rows, by drafter, where it drafts for any
 
     def catch_up(self, states: Sequence[RoundState], round_s: float) -> None:
-        """Let the drafters that were chosen read what they missed; the turns of some may wait.
+        """Let the chosen drafters read the text that they have not read, timed apart from drafting.
 
-        round_s: how long a round takes, which is how long rows may be kept waiting by this.
+        A drafter that was not played for long, or never on a long prompt, has many uncached tokens.
+        With several rows in the batch it reads a chunk that takes about half a round. The row then
+        decodes plainly (``waits``) and keeps its decision until the drafter has caught up.
+        round_s: seconds of a round.
         """
-        groups: dict[str, list[RoundState]] = {}
+        groups: dict[str, list[tuple[RoundState, int]]] = {}
         for state in states:
-            for drafter in self._wanted(state):
-                groups.setdefault(drafter, []).append(state)
-        self._catch_up_scheduler.read(groups, len(states) == 1, round_s)
+            for name in self._wanted(state):
+                if (num := self.sessions.num_uncached_tokens(name, state.context)) > FEW:
+                    groups.setdefault(name, []).append((state, num))
+        for name, missing in groups.items():
+            prefill_budget, longest = self._prefill_budgets[name], max(num for _, num in missing)
+            prefill_budget.rounds.append(round_s)
+            budget = prefill_budget.budget(is_idle=False) // (len(groups) * len(missing))
+            most = longest if len(states) == 1 else max(LEAST_PIECE, budget)
+            seconds = self.sessions.catch_up(name, [state.context for state, _ in missing], most)
+            num_read = sum(min(num, most) for _, num in missing)
+            prefill_budget.record(num_read, seconds)
+            self._pool.cost_model.record_catch_up(name, num_read, seconds)
+            for state, num in missing:
+                state.waits = state.waits or num > most
         for state in states:
             state.request.pending = state.decision if state.waits else None
 
     def propose(self, states: Sequence[RoundState]) -> None:
-        """A draft for each turn, empty for the plan ``none``; each group's steps are timed.
+        """Draft for each row, with the drafts of several drafters as branches of one tree.
 
-        Of several drafters the drafts stand side by side.
+        The draft of the plan ``none`` is empty. Each drafter's steps are timed.
         """
         groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
         guarded = [state for state in states if state.request.is_guarded]
@@ -327,19 +262,17 @@ class Drafting:
             state.played = state.request.as_drafted(plan, state.draft)
 
     def _draft(self, groups: Mapping[str, Sequence[tuple[RoundState, DraftTask]]]) -> None:
-        """The drafts of all groups, which look at the device together."""
-        asks: dict[str, Callable[[DraftSession], DeviceRead[list[Draft]]]] = {
-            name: partial(_propose, [task for _, task in members])
-            for name, members in groups.items()
-        }
+        tasks = {name: [task for _, task in members] for name, members in groups.items()}
 
         def check(name: str, drafts: Any) -> list[Draft]:
-            tasks, size = [task for _, task in groups[name]], self._pool.target.vocab_size
-            return checked_drafts(drafts, tasks, size)
+            for draft, task in zip(_list_of(drafts, len(tasks[name])), tasks[name], strict=True):
+                _check_draft(draft, task, self._pool.target.vocab_size)
+            return list(drafts)
 
+        asks = {name: methodcaller("propose", own) for name, own in tasks.items()}
         proposed, seconds = self.sessions.gather(asks, check)
         for name, drafts in proposed.items():
-            # of a mixed draft only what the drafter itself wrote took its time
+            # in a mixed draft only the drafter's own tokens took its time
             steps = max(
                 d.sources[: d.num_chain].count(name) if d.confidences else d.depth for d in drafts
             )
@@ -353,7 +286,7 @@ class Drafting:
         return replace(costs, draft_s=draft_s)
 
     def _tasks(self, state: RoundState, most: int) -> Iterable[tuple[str, DraftTask]]:
-        """What a turn's plans ask of which drafter, of ``most`` tokens or fewer."""
+        """The tasks of a row's plans by drafter, each of at most ``most`` tokens."""
         request = state.request
         for plan in state.plans if most else ():
             mixer = self._mixer(request, plan)
@@ -366,7 +299,7 @@ class Drafting:
                 yield plan.drafter, request.task(plan, most)
 
     def _wanted(self, state: RoundState) -> set[str]:
-        """Drafters that the turn's plans ask for a draft."""
+        """The drafters of the row's plans."""
         if not state.request.num_draftable:
             return set()
         mixers = {plan: self._mixer(state.request, plan) for plan in state.plans}
@@ -374,50 +307,46 @@ class Drafting:
         return found - {NONE}
 
     def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
-        """What chooses each token's writer, if the policy mixes and the drafter allows it."""
+        """The policy's mixer, if this plan's draft may be mixed."""
         mixer = request.mixer
         can = mixer is not None and self.sessions.mixes(mixer.drafter)
         return mixer if can and plan.tree is None and request.num_draftable > 0 else None
 
     def commit(self, states: Sequence[RoundState]) -> None:
-        """The texts were verified and extended: every session drops what was rejected."""
+        """Let every session roll back the rejected tokens."""
         contexts = [state.context for state in states]
         self.sessions.broadcast(
             lambda name, session: session.commit(contexts, [t.judged.get(name) for t in states])
         )
 
     def probe(self, states: Sequence[RoundState], may_pay: bool) -> bool:
-        """What is new about each drafter; and looks at those that policies are curious about.
+        """Collect all drafters' new scores, and run the probes that policies ask for.
 
-        Rows that are panoramic have forwards made for it. All that is looked at on the device
-        travels together. may_pay: whether policies may have looks now that cost forwards. Returns
-        whether any had.
+        Rows with panoramic feedback get scores that cost forwards. may_pay: whether policies may
+        have probes that cost forwards. Returns whether there was such a probe.
         """
         drafters_to_probe = {
             id(state): set(state.request.drafters_to_probe(len(states)) if may_pay else ())
             for state in states
         }
-        everything = [state for state in states if state.request.is_panoramic]
-        whole = {id(state) for state in everything}
-        rest = [state for state in states if id(state) not in whole]
+        panoramic = {id(state) for state in states if state.request.is_panoramic}
 
         def gather(
             name: str, session: DraftSession
         ) -> DeviceRead[list[tuple[RoundState, Scores | None]]]:
             found: list[tuple[RoundState, Scores | None]] = []
-            wanted = [state for state in states if name in drafters_to_probe[id(state)]]
-            if wanted:
-                looks = yield from session.probe([state.context for state in wanted])
-                found += zip(wanted, checked_scores(looks, len(wanted)), strict=True)
-            for group in (everything, rest):
-                if group := [state for state in group if state.context.allows(name)]:
-                    contexts = [state.context for state in group]
-                    scores = yield from session.score(contexts, id(group[0]) in whole)
+            probed = [state for state in states if name in drafters_to_probe[id(state)]]
+            if probed:
+                scores = yield from session.probe([state.context for state in probed])
+                found += zip(probed, checked_scores(scores, len(probed)), strict=True)
+            allowed = [state for state in states if state.context.allows(name)]
+            for everything in (True, False):
+                if group := [s for s in allowed if (id(s) in panoramic) == everything]:
+                    scores = yield from session.score([s.context for s in group], everything)
                     found += zip(group, checked_scores(scores, len(group)), strict=True)
             return found
 
-        asks = {name: partial(gather, name) for name in self.sessions.names}
-        found, _ = self.sessions.gather(asks, lambda _, answer: answer)
+        found, _ = self.sessions.gather({n: partial(gather, n) for n in self.sessions.names})
         for name, scored in found.items():
             for state, scores in scored:
                 if scores is not None:
@@ -425,100 +354,71 @@ class Drafting:
         return any(drafters_to_probe.values())
 
     def score_prompts(
-        self, how: First, names: Mapping[int, Sequence[str]], requests: Sequence[Request]
+        self,
+        names: Mapping[int, Sequence[str]],
+        requests: Sequence[Request],
+        everything: bool | None = None,
     ) -> dict[int, dict[str, Scores]]:
-        """By request, a first impression of drafters from the prompt's last tokens, for little.
+        """Scores of drafters on the prompt's last tokens, by request and drafter.
 
-        names: by request, those that are asked. Rows that ask the same drafter are read together.
+        names: the drafters to ask, by request. everything: as for ``DraftSession.score``; None = a
+        probe. A drafter reads all its rows in one forward.
         """
         asked: dict[str, list[Request]] = {}
         for request in requests:
             for name in names[request.id]:
                 asked.setdefault(name, []).append(request)
+
+        def ask(name: str, session: DraftSession) -> DeviceRead[list[Scores | None]]:
+            rows = [request.context for request in asked[name]]
+            return session.probe(rows) if everything is None else session.score(rows, everything)
+
         found, _ = self.sessions.gather(
-            {name: partial(how, [r.context for r in rows]) for name, rows in asked.items()},
-            lambda name, told: checked_scores(told, len(asked[name])),
+            {name: partial(ask, name) for name in asked},
+            lambda name, answer: checked_scores(answer, len(asked[name])),
         )
         scores: dict[int, dict[str, Scores]] = {request.id: {} for request in requests}
-        for name, told in found.items():
-            for request, own in zip(asked[name], told, strict=True):
+        for name, answers in found.items():
+            for request, own in zip(asked[name], answers, strict=True):
                 if own is not None:
                     scores[request.id][name] = own
         return scores
 
 
 def _padded_length(states: Sequence[RoundState]) -> int:
-    """The longest draft of a batch whose rows are padded to the widest: half of them want it.
-
-    A row's own length is right where all rows pay for it; a lone long draft would widen them all.
-    """
+    """The maximum draft length in a padded batch: the median, as one long draft widens all rows."""
     if len(states) < 2:
         return LONGEST_PLAN
     return int(np.median([max(plan.num_tokens for plan in state.plans) for state in states]))
 
 
-def _propose(tasks: Sequence[DraftTask], session: DraftSession) -> DeviceRead[list[Draft]]:
-    return session.propose(tasks)
-
-
-def everything(
-    contexts: Sequence[Context], session: DraftSession
-) -> DeviceRead[list[Scores | None]]:
-    """All that there is to know, whatever it costs."""
-    return session.score(contexts, everything=True)
-
-
-def free(contexts: Sequence[Context], session: DraftSession) -> DeviceRead[list[Scores | None]]:
-    """Only what costs no forward: of those that retrieve."""
-    return session.score(contexts, everything=False)
-
-
-def probe(contexts: Sequence[Context], session: DraftSession) -> DeviceRead[list[Scores | None]]:
-    """A look at the last tokens."""
-    return session.probe(contexts)
-
-
 def side_by_side(drafts: Sequence[Draft]) -> Draft:
     """Several drafts of one text as branches of one tree, tried in this order.
 
-    Each branch keeps its own q, and is judged against what the branches before it left of p: so
-    drafts that were drawn at random may stand here too, though the longest must not be picked.
+    Each branch keeps its own q, and is verified against the residual of the branches before it.
+    Sampled drafts may therefore be branches; to pick the longest of them would be biased.
     """
     if len(drafts) < 2:
         return drafts[0] if drafts else EMPTY
     starts = np.cumsum([0, *map(len, drafts)])
-    parents = [
-        -1 if draft.parent(node) < 0 else int(start) + draft.parent(node)
-        for start, draft in zip(starts, drafts, strict=False)
-        for node in range(len(draft))
-    ]
+    nodes = [(s, d, n) for s, d in zip(starts, drafts, strict=False) for n in range(len(d))]
+    parents = [-1 if d.parent(n) < 0 else int(start) + d.parent(n) for start, d, n in nodes]
     return Draft(
         np.concatenate([draft.tokens for draft in drafts]),
-        [
-            None if draft.probs is None else draft.probs[n]
-            for draft in drafts
-            for n in range(len(draft))
-        ],
+        [None if draft.probs is None else draft.probs[node] for _, draft, node in nodes],
         [source for draft in drafts for source in draft.sources],
         np.array(parents, dtype=np.int64),
     )
 
 
 class Nonsense(ValueError):
-    """A drafter's answer of a form that drafters are not to give."""
-
-
-def checked_drafts(found: Any, tasks: Sequence[DraftTask], vocab_size: int) -> list[Draft]:
-    """A draft for each task. Raises ``Nonsense`` for anything else; nothing is read on a device."""
-    for draft, task in zip(_list_of(found, len(tasks)), tasks, strict=True):
-        _check_draft(draft, task, vocab_size)
-    return list(found)
+    """An answer that violates the protocol of ``DraftSession``."""
 
 
 def checked_scores(found: Any, num: int) -> list[Scores | None]:
     """Scores, or None, of ``num`` texts. Raises ``Nonsense`` for anything else.
 
-    Scores that are not finite count as None: p may be to blame for them.
+    Scores that are not finite count as None, since p may be the cause.
     """
     return [_checked(scores) for scores in _list_of(found, num)]
 
@@ -532,16 +432,16 @@ def checked_match(found: Any, vocab_size: int) -> tuple[int, int]:
 
 
 def tensors_of(yielded: Any) -> Sequence[Tensor]:
-    """What a session wants to see. Raises ``Nonsense`` for what is not on a device."""
+    """The tensors that a session yields to read. Raises ``Nonsense`` for anything else."""
     if not isinstance(yielded, (list, tuple)) or not all(isinstance(t, Tensor) for t in yielded):
-        raise Nonsense("it asked to see what is no list of tensors")
+        raise Nonsense("it yielded something other than a list of tensors")
     return yielded
 
 
 def _list_of(found: Any, num: int) -> Sequence[Any]:
     if not isinstance(found, (list, tuple)) or len(found) != num:
-        told = f"{len(found)}" if isinstance(found, (list, tuple)) else type(found).__name__
-        raise Nonsense(f"{told} in answer to {num} texts: a list of as many is wanted")
+        got = f"{len(found)}" if isinstance(found, (list, tuple)) else type(found).__name__
+        raise Nonsense(f"{got} in answer to {num} texts: a list of as many is wanted")
     return found
 
 
@@ -617,5 +517,5 @@ def _is_q(q: Any, vocab_size: int) -> bool:
 
 
 def _is_row(found: Any, kinds: str) -> bool:
-    """Whether it is an array of one dimension, of one of these kinds of numbers."""
+    """Whether it is a one-dimensional array whose ``dtype.kind`` is one of these."""
     return isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in kinds

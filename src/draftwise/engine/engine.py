@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +24,10 @@ from draftwise.nn.hidden_states import HiddenStates
 from draftwise.types import Costs, DraftwiseError
 
 _LOG = logging.getLogger(__name__)
-MIN_PREFIX_TOKENS = 32
-"""Shortest common prefix that is reused, in tokens."""
+MIN_PREFIX_TOKENS = 32  # shortest common prefix that is reused, in tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(NamedTuple):
     """A row with a prefix of a prompt: its context, and the length of the common prefix."""
 
     context: Context
@@ -37,10 +35,8 @@ class PrefixMatch:
 
 
 class PrefixCache:
-    """Rows of ended requests, kept for later prompts; evicts the least recently used.
-
-    num_rows: maximum number of kept rows; 0 = none, and no prefix is reused. needs_states: whether
-    drafters read the target's hidden states, which rows without drafts do not keep.
+    """Rows of ended requests for later prompts; evicts the least recently used. num_rows: 0 = none.
+    needs_states: whether drafters need the target's hidden states, which undrafted rows lack.
     """
 
     def __init__(self, num_rows: int, needs_states: bool) -> None:
@@ -63,19 +59,15 @@ class PrefixCache:
         """Remove a row for reuse; return whether it was kept."""
         return self._kept.pop(row, None) is not None
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each kept row."""
         return [len(context.tokens) for context in self._kept.values()]
 
     def find(self, prompt: Context, running: Iterable[Context]) -> PrefixMatch | None:
         """The longest common prefix with a kept or running row; None if it is too short.
 
-        Only rows of the same tenant and no private text: response times and counters would reveal
-        other tenants' prompts.
+        Only rows of the same tenant and no private text: timing and counters would reveal others'
+        prompts.
         """
         if self.num_rows == 0:
             return None
@@ -93,7 +85,7 @@ class PrefixCache:
 
 
 def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
-    """Length of the common prefix of two texts.
+    """Length of the common prefix.
 
     >>> common_prefix_length(np.array([1, 2, 3]), [1, 2, 4, 5])
     2
@@ -103,26 +95,16 @@ def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
     return int(differs[0]) if len(differs) else num
 
 
-@dataclass(order=True, slots=True)
-class _Waiting:
-    """A request without a row, ordered by priority, then by arrival."""
-
-    priority: int
-    number: int
-    request: Request = field(compare=False)
-
-
 class Engine:
     """Continuous batching for one target and its drafters.
 
-    A running request has a row in every KV cache. Rows grow with their text and are freed when the
-    request ends. Requests that do not fit wait in order; a request runs only where the memory for
-    its longest text is reserved. Rows of ended requests are the prefix cache.
+    A running request has a row in every KV cache, which grows with its text. Requests run in order
+    of priority, as soon as memory for their longest text is free. Rows of ended requests are the
+    prefix cache.
 
-    max_rows: maximum number of running requests. max_bytes: maximum size of the KV caches of
-    target and drafters; None = no limit. num_prefixes: ended rows kept as prefix cache; 0 = none.
-    Any thread may call the engine: a lock serialises calls, also with other engines on the same
-    models. Callbacks of requests run in the thread that calls ``step`` and may not call ``step``.
+    max_rows: maximum running requests. max_bytes: maximum size of all KV caches; None = no limit.
+    num_prefixes: ended rows kept; 0 = none. Thread-safe: a lock serialises calls, also with other
+    engines on the same models. Callbacks run in the thread that calls ``step`` and may not call it.
     """
 
     def __init__(
@@ -142,53 +124,44 @@ class Engine:
         self._prefill_scheduler = PrefillScheduler(
             pool.target, self._cache, self._drafting, self._loop
         )
-        self._prefill_budget, self._prefix_cache = (
-            PrefillBudget(),
-            PrefixCache(num_prefixes, bool(pool.target.taps)),
-        )
+        self._prefill_budget = PrefillBudget()
+        self._prefix_cache = PrefixCache(num_prefixes, bool(pool.target.taps))
         self._drafted: set[int] = set()  # rows that the drafters know
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[int, int, Request]] = []  # by priority, then arrival
         self._prefilling: list[Request] = []
         self._running: list[Request] = []
         self._free: list[int] = []
-        self._num_rows, self._numbers = 0, itertools.count()
+        self._rows, self._numbers = itertools.count(), itertools.count()
         self._is_open, self._is_stepping = True, False
         self._dropped: list[int] = []  # by finalizers, which may run during a step
         self._isolated: set[int] = set()  # requests that are prefilled one by one
         self.num_prefix_hits = self.num_prefix_tokens = 0
 
     def admit(self, request: Request) -> None:
-        """Add a request; it runs as soon as there is room.
-
-        Raises DraftwiseError if the request can never fit, if its id is in use, or if the engine is
-        closed.
+        """Add a request. Raises DraftwiseError if it can never fit, its id is in use, or the engine
+        is closed.
         """
         with self.lock:
-            self._admit(request)
-
-    def _admit(self, request: Request) -> None:
-        if not self._is_open:
-            raise DraftwiseError("this engine is closed: make another with Speculator.engine()")
-        if any(request is known or request.id == known.id for known in self._all()):
-            raise DraftwiseError(f"request {request.id} is in the engine already")
-        needed = self._bytes(request.num_room)
-        if self._max_bytes is not None and needed > self._max_bytes:
-            raise DraftwiseError(
-                f"request {request.id} needs {needed:,} bytes of keys and values for its "
-                f"{request.num_room:,} tokens, and max_bytes is {self._max_bytes:,}: shorten it, "
-                "lower max_new_tokens, or raise the limit"
-            )
-        waiting = _Waiting(-request.priority, next(self._numbers), request)
-        heapq.heappush(self._waiting, waiting)
+            if not self._is_open:
+                raise DraftwiseError("this engine is closed: make another with Speculator.engine()")
+            if self.knows(request.id):
+                raise DraftwiseError(f"request {request.id} is in the engine already")
+            needed = self._bytes(request.num_room)
+            if self._max_bytes is not None and needed > self._max_bytes:
+                raise DraftwiseError(
+                    f"request {request.id} needs {needed:,} bytes of keys and values for its "
+                    f"{request.num_room:,} tokens, and max_bytes is {self._max_bytes:,}: shorten "
+                    "it, lower max_new_tokens, or raise the limit"
+                )
+            heapq.heappush(self._waiting, (-request.priority, next(self._numbers), request))
 
     @torch.inference_mode()
     def step(self) -> list[Round]:
         """Start waiting requests that fit, prefill some prompt tokens, and run one round.
 
-        Returns one record per request in the round; empty while all prompts are being prefilled, or
-        when nothing is left to do. A request whose start or prefill fails ends alone, with its
-        ``error``; an exception of the round ends all running requests. Raises DraftwiseError when
-        called by a callback of a request.
+        Returns one record per request in the round; empty if none is ready. A request whose start
+        or prefill fails ends alone, with its ``error``; an exception of the round ends all running
+        requests. Raises DraftwiseError if a request's callback calls it.
         """
         with self.lock:
             if self._is_stepping:
@@ -235,10 +208,7 @@ class Engine:
                 self.cancel(gone)
 
     def cancel(self, id_: int) -> None:
-        """End a request at once and free its row; the request keeps its text so far.
-
-        Raises DraftwiseError for an id that is not in the engine.
-        """
+        """End a request at once; it keeps its text so far. DraftwiseError for an unknown id."""
         with self.lock:
             found = next((request for request in self._all() if request.id == id_), None)
             if found is None:
@@ -248,7 +218,7 @@ class Engine:
 
     def _cancel(self, found: Request) -> None:
         found.end("cancelled")
-        self._waiting = [w for w in self._waiting if w.request is not found]
+        self._waiting = [waiting for waiting in self._waiting if waiting[2] is not found]
         heapq.heapify(self._waiting)
         self._isolated.discard(found.id)
         if found in self._prefilling:  # half a prompt is not worth keeping
@@ -264,7 +234,7 @@ class Engine:
         with self.lock:
             for request in list(self._all()):
                 self._cancel(request)
-            while len(self._prefix_cache):
+            while self._prefix_cache.lengths:
                 self._close(self._prefix_cache.drop())
             self._is_open = False
 
@@ -295,7 +265,7 @@ class Engine:
 
     @property
     def num_cache_bytes(self) -> int:
-        """Size of the target's KV cache in bytes, including the prefix cache."""
+        """Size of the target's KV cache, including the prefix cache."""
         return self._cache.num_bytes
 
     @property
@@ -305,7 +275,6 @@ class Engine:
 
     @property
     def drafting_allowed(self) -> bool:
-        """Whether the guard currently allows drafts."""
         return self._pool.guard.allows_drafts
 
     @property
@@ -314,26 +283,25 @@ class Engine:
         return self._loop.costs(self._running) if self._running else None
 
     def _all(self) -> Iterator[Request]:
-        yield from (*self._running, *self._prefilling, *(w.request for w in self._waiting))
+        yield from (*self.running, *(request for _, _, request in self._waiting))
 
     def _bytes(self, num_tokens: int) -> int:
-        """Bytes of the KV caches of target and drafters for a row of num_tokens."""
-        ours = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
-        return ours + num_tokens * self._drafter_bytes
+        target_bytes = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
+        return target_bytes + num_tokens * self._drafter_bytes
 
     def _schedule(self) -> None:
         """Start waiting requests in order, as far as they fit.
 
-        A request whose prefix is being prefilled by another one waits for it, and keeps its place
-        in the queue.
+        A request whose prefix another one is prefilling waits for it, and keeps its place in the
+        queue.
         """
-        later: list[_Waiting] = []
+        later: list[tuple[int, int, Request]] = []
         try:
             while self._waiting and self.num_running + len(later) < self._max_rows:
                 waiting = heapq.heappop(self._waiting)
-                request = waiting.request
+                request = waiting[2]
                 try:
-                    if not self._fits(request, [other.request for other in later]):
+                    if not self._fits(request, [other for _, _, other in later]):
                         later.append(waiting)
                         break
                     prefilling = self._prefilling_same_prefix(request)
@@ -360,7 +328,6 @@ class Engine:
             raise
 
     def _fail(self, request: Request, error: Exception) -> None:
-        """End a request whose start or prefill failed."""
         request.fail(error)
         if request.context.row >= 0:
             self._close(request.context.row)
@@ -375,7 +342,7 @@ class Engine:
             return True
         needed = (request, *later, *self.running)
         left = self._max_bytes - sum(self._bytes(r.num_room) for r in needed)
-        while len(self._prefix_cache) and sum(map(self._bytes, self._prefix_cache.lengths)) > left:
+        while (kept := self._prefix_cache.lengths) and sum(map(self._bytes, kept)) > left:
             self._close(self._prefix_cache.drop())
         return left >= 0
 
@@ -388,23 +355,21 @@ class Engine:
         return next(same, None)
 
     def _start(self, request: Request) -> None:
-        """Give a request a row: a new one, or one with its prefix."""
         found = self._cached_prefix(request)
-        context, expected = request.context, request.num_room
+        context, row_tokens = request.context, request.num_room
         request.switch = self._pool.target.switch
         if self._pool.target.taps and context.is_drafted:
             context.features = HiddenStates()
         # a private request is not kept afterwards, so it must not take a kept row
-        takes = found is not None and not context.is_private
-        if takes and found is not None and self._prefix_cache.take(found.context.row):
+        if found and not context.is_private and self._prefix_cache.take(found.context.row):
             context.row = found.context.row
             self._cache.crop(context.row, found.length)
         else:
-            context.row = self._next_row()
-            self._cache.open(context.row, expected)
+            context.row = heapq.heappop(self._free) if self._free else next(self._rows)
+            self._cache.open(context.row, row_tokens)
             if found is not None:
                 self._cache.copy(found.context.row, context.row, found.length)
-        self._open_for_drafters(context, expected, found)
+        self._open_for_drafters(context, row_tokens, found)
         if found is not None:
             self.num_prefix_hits += 1
             self.num_prefix_tokens += found.length
@@ -412,25 +377,25 @@ class Engine:
                 context.features.begin_like(found.context.features, found.length)
 
     def _open_for_drafters(
-        self, context: Context, expected: int, found: PrefixMatch | None
+        self, context: Context, row_tokens: int, found: PrefixMatch | None
     ) -> None:
         """Open the row for drafters, unless drafting is disabled; found: its prefix."""
-        sessions, row = self._drafting.sessions, context.row
-        source = found.context.row if found is not None else -1
+        broadcast, row = self._drafting.sessions.broadcast, context.row
+        source, length = (found.context.row, found.length) if found is not None else (-1, 0)
         if not context.is_drafted:
             self._close_for_drafters(row)
-        elif found is not None and source == row and row in self._drafted:
-            sessions.crop(context, found.length)
+        elif source == row and row in self._drafted:
+            broadcast(lambda _, session: session.crop(context, length))
         else:
             self._drafted.add(row)
-            sessions.open(context, expected)
-            if found is not None and source != row and source in self._drafted:
-                sessions.copy(source, row, found.length)
+            broadcast(lambda _, session: session.open(context, row_tokens))
+            if source != row and source in self._drafted:
+                broadcast(lambda _, session: session.copy(source, row, length))
 
     def _close_for_drafters(self, row: int) -> None:
         if row in self._drafted:
             self._drafted.discard(row)
-            self._drafting.sessions.close(row)
+            self._drafting.sessions.broadcast(lambda _, session: session.close(row))
 
     def _cached_prefix(self, request: Request) -> PrefixMatch | None:
         """The reusable prefix of a prompt, without its last tokens, which score the drafters."""
@@ -468,14 +433,11 @@ class Engine:
             budget = self._prefill_budget.budget(is_idle=not self._running)
             num = self._prefill_scheduler.prefill(requests, budget)
             self._prefill_budget.record(num, self._pool.clock() - start)
-            done = [
-                request for request in requests if self._prefill_scheduler.is_prefilled(request)
-            ]
+            done = [request for request in requests if self._prefill_scheduler.is_done(request)]
             start = self._pool.cost_clock()
             may_pay = self._pool.guard.allows_drafts
             self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
-            guarded = sum(request.is_guarded for request in done)
-            if guarded:
+            if guarded := sum(request.is_guarded for request in done):
                 seconds = self._pool.cost_clock() - start
                 self._loop.begin(guarded, len(self._running) + len(done), seconds)
             for request in done:
@@ -517,12 +479,6 @@ class Engine:
                 self._close(request.context.row)
         requests.clear()
 
-    def _next_row(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        self._num_rows += 1
-        return self._num_rows - 1
-
     def _close(self, row: int) -> None:
         self._cache.close(row)
         self._close_for_drafters(row)
@@ -530,11 +486,9 @@ class Engine:
 
 
 def _log_switch(allowed: bool, guard: Guard) -> None:
-    """Log that the guard switched drafting on or off, and why."""
-    state = "on again: it pays" if allowed else "off: it cost more than it saved"
     _LOG.info(
         "drafting is switched %s (%.3f times plain decoding lately, %.3f since the start)",
-        state,
+        "on again: it pays" if allowed else "off: it cost more than it saved",
         guard.recent_speed,
         guard.speed,
     )

@@ -18,9 +18,9 @@ from draftwise.engine.request import Request, Stats
 class Result:
     """One finished answer.
 
-    tokens: the output ids, without the prompt. sources: the drafter of each token, or ``target``.
-    finish_reason: ``eos``, ``stop``, ``length``, ``non-finite logits``, ``cancelled``, ``error`` (a
-    callback of this request raised) or ``interrupted``. logprobs: one per token, if requested.
+    tokens: without the prompt. sources: the drafter of each, or ``target``. finish_reason: ``eos``,
+    ``stop``, ``length``, ``non-finite logits``, ``cancelled``, ``error`` (a callback raised) or
+    ``interrupted``. logprobs: one per token, if requested.
     """
 
     prompt_tokens: list[int]
@@ -63,10 +63,9 @@ class Result:
 class RequestOutput:
     """The output of one request since the previous read: a delta, as in vLLM.
 
-    tokens, sources: id and drafter of each new token. text: new text that is final. rounds: tokens
-    drafted and accepted in each round. logprobs: one per token, if requested. prompt_logprobs: only
-    in the first delta, None for the prompt's first token. finish_reason, stats, error: only in the
-    last delta.
+    sources: the drafter of each token. text: new final text. rounds: tokens drafted and accepted in
+    each. prompt_logprobs: in the first delta, None for the first token. finish_reason, stats,
+    error: in the last delta.
     """
 
     text: str = ""
@@ -118,8 +117,8 @@ class OutputReader:
 class Generation(Iterator[Round]):
     """A running batch: iterate over its rounds, call ``results`` at any time.
 
-    Iteration can be resumed. Ctrl-C or an error between two rounds loses nothing: ``results`` then
-    has the text so far. When a generation is garbage-collected, its requests are cancelled.
+    Iteration can be resumed after Ctrl-C or an error. A garbage-collected generation cancels its
+    requests.
     """
 
     def __init__(
@@ -127,9 +126,7 @@ class Generation(Iterator[Round]):
     ) -> None:
         self._engine, self._outbox = engine, deque[Round]()
         self._requests: list[Request] = []
-        self._trace: TraceWriter | None = None
-        if trace is not None:
-            self._trace = TraceWriter(trace)
+        self._trace = None if trace is None else TraceWriter(trace)
         for request in requests:
             request.outbox = self._outbox
             engine.admit(request)
@@ -189,7 +186,6 @@ class Generation(Iterator[Round]):
 
     @property
     def num_cache_bytes(self) -> int:
-        """Size of the target's KV cache in bytes."""
         return self._engine.num_cache_bytes
 
     def results(self) -> list[Result]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.protocols import Mixer, StopRule
 from draftwise.types import DraftStep
+
+T = TypeVar("T")
 
 
 class GuardedCallback:
@@ -41,10 +43,10 @@ class GuardedCallback:
 
     def num_allowed(self, text: Sequence[int], num: int) -> int:
         """How many of the last ``num`` tokens a logits processor allows; all by default."""
-        tell = getattr(self._call, "num_allowed", None)
-        if tell is not None and self.error is None:
+        num_allowed = getattr(self._call, "num_allowed", None)
+        if num_allowed is not None and self.error is None:
             try:
-                return max(0, min(int(tell(text, num)), num))
+                return max(0, min(int(num_allowed(text, num)), num))
             except Exception as error:
                 self.error = error
         return num
@@ -80,46 +82,52 @@ def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
     return GuardedCallback(process, checked, lambda text, logits: logits)
 
 
-class GuardedMixer:
-    """A mixer that ends every draft after its first exception, which is passed to ``on_error``.
+class _Guarded:
+    """Asks until the first exception, which is passed to ``on_error``."""
+
+    def __init__(self, on_error: Callable[[Exception], None]) -> None:
+        self._on_error, self._is_broken = on_error, False
+
+    def _ask(self, what: Callable[[], T], instead: T) -> T:
+        if self._is_broken:
+            return instead
+        try:
+            return what()
+        except Exception as error:
+            self._is_broken = True
+            self._on_error(error)
+            return instead
+
+
+class GuardedMixer(_Guarded):
+    """A mixer that ends every draft after its first exception.
 
     Raises whatever reading its ``drafter`` and ``length`` raises.
     """
 
     def __init__(self, mixer: Mixer, on_error: Callable[[Exception], None]) -> None:
-        self._mixer, self._disable, self._is_broken = mixer, on_error, False
-        self.drafter, self.length = str(mixer.drafter), int(mixer.length)
+        super().__init__(on_error)
+        self._mixer, self.drafter, self.length = mixer, str(mixer.drafter), int(mixer.length)
 
     def pick(
         self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
     ) -> str | None:
         """The mixer's choice; naming a drafter that cannot write counts as an exception."""
-        if self._is_broken:
-            return None
-        try:
+
+        def pick() -> str | None:
             picked = self._mixer.pick(step, matches, may_draft)
             can = may_draft if picked == self.drafter else picked is None or matches.get(picked)
             if not can:
                 raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
             return picked
-        except Exception as error:
-            self._is_broken = True
-            self._disable(error)
-            return None
+
+        return self._ask(pick, None)
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
-        """The mixer's choice, as a number of at least 0."""
-        if self._is_broken:
-            return 0
-        try:
-            return max(0, int(self._mixer.num_siblings(step, room)))
-        except Exception as error:
-            self._is_broken = True
-            self._disable(error)
-            return 0
+        return self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
 
 
-class GuardedStopRule:
+class GuardedStopRule(_Guarded):
     """A stop rule that ends every draft after its first exception, with one warning.
 
     Tokens drawn before the exception stay in the draft: dropping them because of their own values
@@ -127,36 +135,23 @@ class GuardedStopRule:
     """
 
     def __init__(self, guide: StopRule, rule: str) -> None:
-        self._guide, self._rule, self._is_broken = guide, rule, False
+        super().__init__(self._warn)
+        self._guide, self._rule = guide, rule
         self.needs_probs, self.is_pure = guide.needs_probs, guide.is_pure
         self.never_stops, self.waits_for_hidden = guide.never_stops, guide.waits_for_hidden
 
     @property
-    def needs_hidden(self) -> int:
-        """Size of the hidden states that the rule reads; 0 = none."""
+    def needs_hidden(self) -> int:  # not copied: loading a head sets it
         return self._guide.needs_hidden
 
     def should_continue(self, step: DraftStep) -> bool:
-        """The rule's decision; False after an exception."""
-        if self._is_broken:
-            return False
-        try:
-            return bool(self._guide.should_continue(step))
-        except Exception as error:
-            self._disable(error)
-            return False
+        return self._ask(lambda: bool(self._guide.should_continue(step)), False)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Pass the outcome on unless the rule has failed."""
-        if not self._is_broken:
-            try:
-                self._guide.learn(num_drafted, num_accepted)
-            except Exception as error:
-                self._disable(error)
+        self._ask(lambda: self._guide.learn(num_drafted, num_accepted), None)
 
-    def _disable(self, error: Exception) -> None:
-        self._is_broken = True
+    def _warn(self, error: Exception) -> None:
         warnings.warn(
             f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it",
-            stacklevel=2,
+            stacklevel=3,
         )

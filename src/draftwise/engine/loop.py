@@ -1,13 +1,13 @@
-"""The loop: choose, read, draft, verify, commit, look, reveal and learn, for all running rows.
+"""Rounds of all running rows: choose, catch up, draft, verify, commit, probe, reveal, learn.
 
-``Loop.round`` is the entry point. Every request has its own text, length, plan and policy. Rows
-that chose the same drafter draft together, and one target forward verifies all rows.
+Every request has its own text, length, plan and policy. Rows with the same drafter draft together,
+and one target forward verifies all rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,16 +23,13 @@ from draftwise.nn.cache import RaggedCache
 from draftwise.nn.trees import draft_branches
 from draftwise.types import Costs, Draft, Evidence, Verdict
 
-PAUSE = 8.0
-"""Most plain rounds charged for one round: a longer one was interrupted."""
+PAUSE = 8.0  # most plain rounds charged for one round: a longer one was interrupted
 SURE = 1.3
 """Expected speed relative to plain decoding at which a request drafts on an empty account."""
-REQUEST_CREDIT = 1.0
-"""Credit of a new request in plain rounds, divided by the rows of the batch."""
+REQUEST_CREDIT = 1.0  # credit of a new request in plain rounds, divided by the rows of the batch
 IDLE_ROUNDS, IDLE_PERIOD = 8, 4
 """Rounds without drafts while the guard is closed, after which only every fourth looks for them."""
-PROBE_SHARE = 0.01
-"""Share of the time that probes of idle drafters may take."""
+PROBE_SHARE = 0.01  # share of the time that probes of idle drafters may take
 
 
 class Loop:
@@ -40,7 +37,7 @@ class Loop:
 
     def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
         self._pool, self._cache, self._drafting = pool, cache, drafting
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # by phase
         self._verify_s = self._plain_s = self._probe_s = 0.0
         self._num_idle = 0
 
@@ -75,13 +72,18 @@ class Loop:
                 elif not state.waits:  # its plan is played in a later round
                     state.request.learn(state.decision, facts)
         charged = self._account(states, self._pool.cost_clock() - start)
-        return self._records(states, evidence, charged)
+        seconds, self.seconds = self.seconds, {}  # each row is charged all of the round's
+        return [
+            state.request.record(state.decision, facts, state.num_emitted, seconds, num, charged)
+            for num in (len(states),)
+            for state, facts in zip(states, evidence, strict=True)
+        ]
 
     def _rests(self, requests: Sequence[Request]) -> bool:
         """Whether the round only decodes: no policy chooses, and all learn from it later.
 
-        While the guard is closed and no row expects SURE times the speed of plain decoding, the
-        search for drafts costs time for each row and returns nothing.
+        While the guard is closed and no row expects SURE times the speed of plain decoding, drafts
+        are looked for in every fourth round only.
         """
         if self._pool.guard.allows_drafts or not all(r.can_rest for r in requests):
             self._num_idle = 0
@@ -104,9 +106,8 @@ class Loop:
         return plain_s, seconds
 
     def begin(self, num: int, num_running: int, seconds: float) -> None:
-        """Book ``num`` new requests whose prompts were scored by drafters in ``seconds``.
-
-        The seconds are charged to the guard's account, and every request adds some credit.
+        """Book ``num`` new requests whose prompts drafters scored in ``seconds``: charge and
+        credit.
         """
         guard, plain_s = self._pool.guard, self._plain_s
         guard.charge(min(seconds, num * plain_s))  # more means that the machine paused
@@ -114,39 +115,33 @@ class Loop:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to the phase ``name``."""
         start = self._pool.clock()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self._pool.clock() - start
 
     def costs(self, requests: Sequence[Request]) -> Costs:
-        """Current costs of target and drafters for these rows."""
         longest = max(request.longest for request in requests)
         context = sum(len(request.context.tokens) for request in requests)
-        return self._drafting.shared(
-            self._pool.cost_model.costs(
-                len(requests), longest + 1, context, self._pool.target.packs
-            )
-        )
+        packs = self._pool.target.packs
+        costs = self._pool.cost_model.costs(len(requests), longest + 1, context, packs)
+        return self._drafting.shared(costs)
 
     def _verify(self, states: Sequence[RoundState]) -> None:
         """Run one target forward, and accept or reject the drafts of all rows."""
         start = self._pool.cost_clock()
         for state in states:
             state.uniforms = state.request.uniforms(len(state.draft) + 1)
-        num_fed, widest = (
-            self._target_forward(states),
-            1 + max(len(state.draft) for state in states),
-        )
+        tokens = self._target_forward(states)
+        if not self._pool.target.packs:
+            tokens = len(states) * (1 + max(len(state.draft) for state in states))
         verify_batch(states)
-        tokens = num_fed if self._pool.target.packs else widest * len(states)
         self._verify_s = self._pool.cost_clock() - start
         context = sum(len(state.context.tokens) for state in states)
         self._plain_s = self._pool.cost_model.record_target_step(
             len(states), tokens, context, self._verify_s
         )
-        broken = [state for state in states if is_broken(int(state.verdict.tokens[-1]))]
-        if broken := [state for state in broken if len(state.draft)]:
+        drafted = [state for state in states if len(state.draft)]
+        if broken := [state for state in drafted if is_broken(int(state.verdict.tokens[-1]))]:
             self._verify_plainly(broken)
 
     def _target_forward(self, states: Sequence[RoundState]) -> int:
@@ -163,9 +158,8 @@ class Loop:
     def _verify_plainly(self, states: Sequence[RoundState]) -> None:
         """Verify rows again whose drafts contain a token with non-finite keys or values.
 
-        A mask multiplies such keys and values by 0, which is not finite either. Therefore p is
-        computed again without a draft, and the same uniforms verify only the drafts' first tokens;
-        the round emits at most one of them.
+        A mask multiplies these by 0, which is not finite either. So p is computed without a draft,
+        and the same uniforms verify the drafts' first tokens; the round emits at most one of them.
         """
         alone = [replace(state, draft=EMPTY) for state in states]
         self._cache.settle([t.row for t in states], [len(t.context.tokens) - 1 for t in states])
@@ -212,50 +206,26 @@ class Loop:
     def _collect_evidence(
         self, states: Sequence[RoundState], drafted: Sequence[RoundState]
     ) -> list[Evidence]:
-        """The evidence of the round, for each request."""
         costs = self.costs([state.request for state in states]) if drafted else None
         seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
-        matches = self._drafting.sessions.matches
         return [
-            self._evidence(state, costs, seconds, matches(state.context) if drafted else {})
-            for state in states
-        ]
-
-    def _evidence(
-        self, state: RoundState, costs: Costs | None, seconds: float, matches: Mapping[str, int]
-    ) -> Evidence:
-        text = state.context.tokens
-        emitted_start = len(text) - state.num_emitted
-        return Evidence(
-            plan=state.played,
-            num_drafted=len(state.draft),
-            num_accepted=state.verdict.num_accepted,
-            scores=state.scores,
-            drafted_alphas=drafted_alphas(state.draft, state.alphas, state.verdict.path),
-            emitted_start=emitted_start,
-            seconds=seconds,
-            costs=costs,
-            matches=matches,
-            stops=state.request.stops,
-            confidences=state.draft.confidences[: state.draft.num_chain],
-            siblings=siblings_of(state.draft, state.verdict.path),
-            tokens=text[emitted_start - state.request.num_unseen :],
-            num_left=state.request.answer.num_left,
-        )
-
-    def _records(
-        self,
-        states: Sequence[RoundState],
-        evidence: Sequence[Evidence],
-        charged: tuple[float, float],
-    ) -> list[Round]:
-        """One record per request; each is given all of the round's seconds."""
-        seconds, self.seconds = self.seconds, {}
-        return [
-            state.request.record(
-                state.decision, facts, state.num_emitted, seconds, len(states), charged
+            Evidence(
+                plan=state.played,
+                num_drafted=len(state.draft),
+                num_accepted=state.verdict.num_accepted,
+                scores=state.scores,
+                drafted_alphas=drafted_alphas(state.draft, state.alphas, state.verdict.path),
+                emitted_start=(start := len(state.context.tokens) - state.num_emitted),
+                seconds=seconds,
+                costs=costs,
+                matches=self._drafting.sessions.matches(state.context) if drafted else {},
+                stops=state.request.stops,
+                confidences=state.draft.confidences[: state.draft.num_chain],
+                siblings=siblings_of(state.draft, state.verdict.path),
+                tokens=state.context.tokens[start - state.request.num_unseen :],
+                num_left=state.request.answer.num_left,
             )
-            for state, facts in zip(states, evidence, strict=True)
+            for state in states
         ]
 
 
@@ -264,8 +234,8 @@ def choose(
 ) -> list[RoundState]:
     """The policy's decision for each row; a pending decision is kept.
 
-    may_draft: whether the guard allows drafts. If not, guarded rows draft only if they expect SURE
-    times the speed of plain decoding. rests: whether all rows decode plainly, without a decision.
+    may_draft: if the guard forbids drafts, guarded rows draft only if they expect SURE times the
+    speed of plain decoding. rests: all rows decode plainly, without a decision.
     """
     states = []
     for request in requests:

@@ -1,9 +1,8 @@
 """The losslessness report: compares forwards over one token with forwards over several.
 
-Verification relies on one fact: a forward over k tokens computes the same logits as k forwards over
-one token. In exact arithmetic it does. In floating point, kernels of different widths round in a
-different order, so logits differ slightly, and the argmax may change where two tokens are nearly
-tied. A bug changes logits by far more.
+Verification relies on a forward over k tokens giving the logits of k forwards over one token. In
+floating point, kernels of different widths round in a different order, so the argmax may change
+where two tokens are nearly tied. A bug changes logits by far more.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def rounding_bound(model: CausalModel) -> float:
     """Largest expected rounding difference of a logit, as a share of the largest |logit|.
 
     sqrt(2 (L + 1) (12 u^2 + 6 n a^2)): L layers, u the unit roundoff of the dtype, a that of sums
-    (float32 in half precision), n the longest sum of a matrix product. Source: rounding errors of
-    a chain of n operations grow as sqrt(n), not n (Higham and Mary, A new approach to
-    probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019); two forwards differ
-    by sqrt(2) times the error of one. docs/losslessness.md compares it with measurements.
+    (float32 in half precision), n the longest sum of a matrix product. Source: errors of n
+    operations grow as sqrt(n) (Higham and Mary, A new approach to probabilistic rounding error
+    analysis, SIAM J. Sci. Comput. 41(5), 2019); two forwards differ by sqrt(2) times that. Measured
+    in docs/losslessness.md.
     """
     dtype = arithmetic(model)
     unit = torch.finfo(dtype).eps / 2
@@ -54,9 +53,8 @@ def rounding_bound(model: CausalModel) -> float:
 class Difference:
     """The first difference between a speculative and a plain answer.
 
-    position: in the answer. margin: logits by which a forward over one token prefers the plain
-    answer's token; None if one answer is a prefix of the other. bound: rounding bound there, in
-    logits.
+    margin: logits by which the plain answer's token leads; None if one answer is a prefix of the
+    other. bound: rounding bound there, in logits.
     """
 
     position: int
@@ -75,9 +73,8 @@ class Difference:
 class Width:
     """Forwards of one width compared with forwards over one token, by position.
 
-    shares: largest difference of a logit relative to the rounding bound. differences: the same in
-    logits. flips: where the argmax differs, the logits by which the forward over one token prefers
-    its own.
+    shares: largest difference relative to the rounding bound; differences: in logits. flips:
+    margins in logits where the argmax differs.
     """
 
     shares: list[float] = field(default_factory=list)
@@ -147,7 +144,6 @@ class LosslessnessReport:
         )
 
     def verdict(self) -> str:
-        """One sentence."""
         dtype = str(arithmetic(self._model)).removeprefix("torch.")
         num, parted = len(self.differences), [d for d in self.differences if d is not None]
         flips = [margin for found in self.widths.values() for margin in found.flips]
@@ -176,7 +172,6 @@ class LosslessnessReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, in logits where nothing else is said."""
         return {
             "dtype": str(arithmetic(self._model)).removeprefix("torch."),
             "device": str(self._model.device),
@@ -198,9 +193,8 @@ class LosslessnessReport:
 def _reread(
     model: CausalModel, prompt: Sequence[int], answer: Sequence[int], width: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Logits [width, V] before the answer's tokens, and the first one's place in the answer.
-
-    Keys and values of the answer come from forwards of this width, too, as in decoding.
+    """Logits [width, V] before the answer's tokens, and the place of the first, by forwards of one
+    width.
     """
     cache = model.new_cache(num_rows=1, capacity=len(prompt) + len(answer))
     if len(prompt) > 1:
@@ -234,14 +228,8 @@ def _first_difference(
 def _answer(found: Difference | None) -> Mapping[str, Any]:
     if found is None:
         return {"is_equal": True}
-    return {
-        "is_equal": False,
-        "position": found.position,
-        "plain": found.plain,
-        "speculative": found.speculative,
-        "margin": found.margin,
-        "is_rounding": found.is_rounding,
-    }
+    names = ("position", "plain", "speculative", "margin", "is_rounding")
+    return {"is_equal": False} | {name: getattr(found, name) for name in names}
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -21,8 +21,7 @@ from draftwise.types import DraftwiseError, Feedback, Plan
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
 _VERSION = 2
-_WAIT_S = 10.0
-"""Seconds for which ``save`` waits for another process."""
+_WAIT_S = 10.0  # seconds for which ``save`` waits for another process
 
 
 class UnusableState(DraftwiseError):
@@ -41,9 +40,9 @@ def check_scope(scope: str) -> str:
 class SharedPolicyState:
     """What the requests of a speculator share: one state for each scope.
 
-    Each request has its own policy, which starts from what earlier requests of the scope learnt. A
-    policy without this ability (``protocols.Remembering``) is itself shared for ``session`` and
-    ``task:LABEL``, and starts from scratch for ``auto``, as for ``request``.
+    Each request has its own policy, which starts from what its scope has learnt. A policy that
+    cannot (``protocols.Remembering``) is itself shared for ``session`` and ``task:LABEL``, and
+    otherwise starts from scratch.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
@@ -59,9 +58,8 @@ class SharedPolicyState:
         self._seen: str | None = None
 
     def begin(self, policy: Policy, prompt: Sequence[int], label: str, private: bool) -> None:
-        """The policy of a new request, with what its scope has learnt.
-
-        label: the kind of request, such as a task. private: no other request learns from this one.
+        """Start a request's policy from its scope. label: kind of request. private: teaches no
+        other.
         """
         if self._shared is not None and isinstance(policy, Remembering):
             policy.recall(self._shared, prompt, label, private)
@@ -71,12 +69,11 @@ class SharedPolicyState:
         return self.policy if self._shared is None else self._shared
 
     def save(self, path: str | Path) -> None:
-        """Write the state atomically.
+        """Write the state atomically; other scopes in the file are kept.
 
-        Other scopes in the file are kept. A file that another process changed, or that is no state
-        of this policy and these plans, is renamed with a warning. Raises DraftwiseError for the
-        scope ``request``, which shares nothing, for a missing folder, and where another process
-        holds the file (``hold``); OSError.
+        A file that another process changed, or of another policy or plans, is renamed with a
+        warning. Raises DraftwiseError for a scope that shares nothing, for a missing folder, and if
+        another process holds the file (``hold``); OSError.
         """
         kept, path = self._kept, checks.path("path", path)
         if kept is None:
@@ -95,10 +92,10 @@ class SharedPolicyState:
             self._seen = saved[self.scope]
 
     def load(self, path: str | Path) -> None:
-        """Read a saved state; a scope that the file does not have starts from scratch.
+        """Read a saved state; a scope that is not in the file starts from scratch.
 
-        Raises DraftwiseError for a file of another policy or other plans, and its subclass
-        ``UnusableState`` for a file that is damaged, of another version or no state.
+        Raises DraftwiseError for a file of another policy or plans, and ``UnusableState`` for a
+        damaged file, another version or no state.
         """
         found = self._read(checks.path("path", path))
         kept = self._kept
@@ -113,10 +110,8 @@ class SharedPolicyState:
         self._seen = found["saved"].get(self.scope)
 
     def take_up(self, path: Path) -> str | None:
-        """Load a file if it exists; an ``UnusableState`` is renamed.
-
-        Returns a warning, or None. Raises DraftwiseError for a file of another policy or other
-        plans; OSError.
+        """Load a file if it exists; an ``UnusableState`` is renamed. Returns a warning or None.
+        Errors as ``load``; OSError.
         """
         if not path.exists():
             return None
@@ -147,7 +142,7 @@ class SharedPolicyState:
             version = found["draftwise"]
             if version != _VERSION:
                 raise ValueError(f"its version is {version}, not {_VERSION}")
-            told = {key: found[key] for key in self._about}
+            theirs = {key: found[key] for key in self._about}
             for key in ("saved", "scopes"):
                 if not isinstance(found[key], dict):
                     raise ValueError(f"its {key} are no table")
@@ -155,20 +150,20 @@ class SharedPolicyState:
             why = str(error) if isinstance(error, ValueError) else "it is not a state of draftwise"
             raise _unusable(path, why) from error
         for key, ours in self._about.items():
-            if told[key] != ours:
+            if theirs[key] != ours:
                 raise DraftwiseError(
-                    f"cannot take up {path}: it was learnt with the {key} {told[key]}, not {ours}; "
-                    "use the options it was made with, or another file"
+                    f"cannot take up {path}: it was learnt with the {key} {theirs[key]}, not "
+                    f"{ours}; use the options it was made with, or another file"
                 )
         return dict(found)
 
 
 @contextmanager
 def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
-    """Lock a state file for this process; the command line and the server do so while they run.
+    """Lock a state file for this process, as the command line and the server do.
 
-    path: None locks nothing. Raises DraftwiseError if another process holds the lock for longer
-    than ``wait_s`` seconds.
+    Raises DraftwiseError if another process holds it for longer than ``wait_s`` seconds. path: None
+    = no lock.
     """
     if path is None or (place := Path(os.path.realpath(path))) in _HELD:
         yield
@@ -185,8 +180,7 @@ def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
             _HELD.discard(place)
 
 
-_HELD: set[Path] = set()
-"""Files locked by this process, which it need not wait for."""
+_HELD: set[Path] = set()  # files locked by this process, which it need not wait for
 
 
 def _try_out(policy: Policy, state: Any) -> None:

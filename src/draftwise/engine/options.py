@@ -18,8 +18,7 @@ from draftwise.types import LONGEST_PLAN, DraftwiseError, SamplingParams
 Single = str | Prompt | Sequence[int] | Sequence[Message]
 """One prompt, for a type checker; more is taken (tensors, what a tokenizer returns)."""
 
-MOST_LENGTHS = 128
-"""Lengths that a request may choose among; with the drafters they make its plans."""
+MOST_LENGTHS = 128  # lengths that a request may choose among; with the drafters they make its plans
 
 
 class Options(TypedDict, total=False):
@@ -70,8 +69,7 @@ def _sampling_params(name: str, value: Any) -> SamplingParams:
     raise BadValue(name, value, "a SamplingParams")
 
 
-_MOST_ENDS = 2**20
-"""No vocabulary has more tokens."""
+_MOST_ENDS = 2**20  # no vocabulary has more tokens
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -167,7 +165,6 @@ class RequestParams:
 
     @property
     def drafts(self) -> bool:
-        """Whether drafting is enabled for it."""
         return self.speculation and self.max_draft != 0
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -219,7 +216,9 @@ def batch_params(
     given = {name: value for name, value in options.items() if name not in _BATCH}
     num = checks.whole("num_return_sequences", options.get("num_return_sequences", 1), 1, 1024)
     if params is not None:
-        _alone(method, given)
+        for name in given:
+            why = f"params and {name} were both given: write {name} into it"
+            raise DraftwiseError(f"{method}(): {why}")
         all_ = [params] * num_prompts if isinstance(params, RequestParams) else list(params)
         if len(all_) != num_prompts or not all(isinstance(one, RequestParams) for one in all_):
             raise DraftwiseError(f"params: give one RequestParams, or {num_prompts}, one a prompt")
@@ -246,12 +245,6 @@ def batch_params(
         ends = None if stop_when is None else partial(stop_when, index)
         found.append(replace(params, stop_when=ends))
     return found, num, seed
-
-
-def _alone(method: str, options: Mapping[str, Any]) -> None:
-    if options:
-        name = next(iter(options))
-        raise DraftwiseError(f"{method}(): params and {name} were both given: write {name} into it")
 
 
 def check_names(method: str, options: Mapping[str, Any], *, batch: bool = False) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from draftwise.engine.drafting import Drafting, everything, free, probe
+from draftwise.engine.drafting import Drafting
 from draftwise.engine.loop import Loop
 from draftwise.engine.records import as_logprobs, logprobs
 from draftwise.engine.request import Request
@@ -16,8 +16,7 @@ from draftwise.nn.sampling import warped
 from draftwise.nn.transfer import fetch
 from draftwise.types import PLAIN, Decision, Evidence, Scores
 
-PROMPT_SCORES = 16
-"""Prompt tokens on which drafters are scored before the first round."""
+PROMPT_SCORES = 16  # prompt tokens on which drafters are scored before the first round
 
 
 class PrefillScheduler:
@@ -44,7 +43,10 @@ class PrefillScheduler:
                 break
         if not fed:
             return 0
-        keep = max(self._num_kept(request, len(piece)) for request, piece in fed)
+        keep = max(
+            len(piece) if request.wants_prompt_logprobs else min(len(piece), PROMPT_SCORES)
+            for request, piece in fed
+        )
         rows = [request.context.row for request, _ in fed]
         starts = [self._cache.lengths[row] for row in rows]
         logits = self._target.extend(self._cache, rows, [piece for _, piece in fed], keep)
@@ -57,7 +59,7 @@ class PrefillScheduler:
             self._remember(request, logits.last(index, min(keep, len(piece))))
         return sum(len(piece) for _, piece in fed)
 
-    def is_prefilled(self, request: Request) -> bool:
+    def is_done(self, request: Request) -> bool:
         """Whether only the prompt's last token is left, which the first round feeds."""
         return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
 
@@ -77,14 +79,14 @@ class PrefillScheduler:
 
     def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
         """Use free and panoramic scores first, then the probes that policies ask for."""
-        names, ask = self._drafting.sessions.names, self._drafting.score_prompts
+        names, score = self._drafting.sessions.names, self._drafting.score_prompts
         # drafters with panoramic feedback prefill whole prompts in any case
         whole = [r for r in requests if r.reads_everything]
         rest = [r for r in requests if not r.reads_everything]
         probing = [r for r in rest if r.probing is not None]
         plain = [r for r in rest if r.probing is None]
-        for how, group in ((everything, whole), (free, probing), (probe, plain)):
-            found = ask(how, {r.id: names for r in group}, group)
+        for everything, group in ((True, whole), (False, probing), (None, plain)):
+            found = score({r.id: names for r in group}, group, everything)
             for request in group:
                 request.learn(Decision(0, 1.0, 0), self._round_zero(request, found[request.id]))
         if not may_pay:
@@ -92,13 +94,12 @@ class PrefillScheduler:
         most = 1 if num_waiting else None
         num_rows = 1 + num_waiting // max(len(requests), 1)  # for each request of the group
         drafters_to_probe = {r.id: r.drafters_to_probe(num_rows)[:most] for r in requests}
-        looks = ask(probe, drafters_to_probe, requests)
+        probed = score(drafters_to_probe, requests)
         for request in requests:
-            if scores := looks[request.id]:
+            if scores := probed[request.id]:
                 request.learn(Decision(0, 1.0, 0), self._round_zero(request, scores))
 
     def _round_zero(self, request: Request, scores: Mapping[str, Scores]) -> Evidence:
-        """The evidence before the first round."""
         return Evidence(
             PLAIN,
             0,
@@ -110,17 +111,13 @@ class PrefillScheduler:
             num_left=request.answer.num_left,
         )
 
-    def _num_kept(self, request: Request, num_fed: int) -> int:
-        """Tokens of a chunk whose logits are needed."""
-        return num_fed if request.wants_prompt_logprobs else min(num_fed, PROMPT_SCORES)
-
     def _remember(self, request: Request, block: torch.Tensor) -> None:
         """Keep p of the prompt's last tokens, and log-probabilities if requested."""
         context, text = request.context, request.prompt
         end = self._cache.lengths[context.row]
         if request.wants_prompt_logprobs:
-            told = torch.tensor(text[end - len(block) + 1 : end + 1], device=block.device)
-            found = fetch(logprobs(block, told, request.num_logprobs or 0))
+            tokens = torch.tensor(text[end - len(block) + 1 : end + 1], device=block.device)
+            found = fetch(logprobs(block, tokens, request.num_logprobs or 0))
             request.prompt_logprobs += as_logprobs(*found)
         if request.scores_prompt and end == len(text) - 1:
             num = min(PROMPT_SCORES, len(block))

@@ -52,7 +52,6 @@ class Account:
 
     @property
     def recent_speed(self) -> float | None:
-        """The same for the latest steps."""
         return self.recent_plain_s / self.recent_spent_s if self.recent_spent_s > 0 else None
 
 

@@ -44,22 +44,20 @@ from draftwise.types import (
 NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 """The verdict before verification."""
 
-EMPTY = Draft.chain([], None, NONE)
-"""An empty draft."""
+EMPTY = Draft.chain([], None, NONE)  # an empty draft
 
 
 @dataclass(slots=True)
 class RoundState:
     """A row of a round, filled in phase by phase.
 
-    plans: plans played; several only if the policy plays one of every drafter. parts: the drafts of
-    each drafter, which are branches of ``draft``. played: the first plan as it was played. logits:
-    [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D] hidden states there.
-    uniforms: [N + 1] for the nodes and the bonus token. verdict: accepted path and bonus token.
-    alphas, ratios: [N] of the nodes, as in ``Scores``; offpath_scores: the same two numbers for
-    each of the draft's ``offpath_probs``. targets: p before each token of the verdict. logprobs: of
-    each position, if requested. judged: each drafter's scores from verification. waits: whether a
-    drafter must catch up first, so that the plan is played later. scores: all scores of the round.
+    plans: plans played, several for a policy that ``plays_all``. parts: each drafter's draft, a
+    branch of ``draft``. played: the first plan as it was drafted. logits: [N + 1, V] after the text
+    and each node. hidden: by tap, [N + 1, D]. uniforms: [N + 1], the bonus token's last. alphas,
+    ratios: [N], as in ``Scores``; offpath_scores: both for each of ``offpath_probs``. targets: p
+    before each token of the verdict. logprobs: by position, if requested. judged: each drafter's
+    scores from verification. waits: a drafter must catch up before the plan is played. scores: all
+    of the round.
     """
 
     request: Request
@@ -84,12 +82,10 @@ class RoundState:
 
     @property
     def context(self) -> Context:
-        """The request's text as drafters see it."""
         return self.request.context
 
     @property
     def row(self) -> int:
-        """The request's row in every cache."""
         return self.request.context.row
 
     @property
@@ -103,9 +99,8 @@ class RoundState:
 
 
 class RuleComparison:
-    """A stop rule, with other rules that are shown the same steps for comparison.
-
-    stops: by rule, the draft length at which it would have stopped, if it would have.
+    """A stop rule, with other rules that see the same steps. stops: by rule, its first stop in
+    tokens.
     """
 
     def __init__(
@@ -120,32 +115,27 @@ class RuleComparison:
         self.needs_hidden = max(each.needs_hidden for each in every)
 
     def should_continue(self, step: DraftStep) -> bool:
-        """The decision of the played rule; the first stop of every other rule is recorded."""
         for rule, other in self._others.items():
             if rule not in self._stops and not other.should_continue(step):
                 self._stops[rule] = step.depth
         return self._guide.should_continue(step)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Only the played rule learns from the draft."""
         self._guide.learn(num_drafted, num_accepted)
 
 
 T = TypeVar("T")
 
-MIXED = "mixed"
-"""The rule in the plan of a draft that several drafters wrote."""
+MIXED = "mixed"  # the rule in the plan of a draft that several drafters wrote
 
-TARGET = "target"
-"""The source of a bonus token: the target itself wrote it."""
+TARGET = "target"  # the source of a bonus token: the target itself wrote it
 
 
 @dataclass(slots=True)
 class Stats:
     """Counts and seconds of one request, with vLLM's names for metrics.
 
-    seconds: wall time per phase; all rows of a batch are charged its whole time. pulls: rounds by
-    plan label. account: seconds relative to plain decoding, for ``speed``.
+    seconds_by_phase: wall time; each row of a batch is charged all of it. pulls: rounds by drafter.
     """
 
     num_rounds: int = 0
@@ -157,7 +147,6 @@ class Stats:
     account: Account = field(default_factory=Account)
 
     def add(self, round_: Round) -> None:
-        """Count one round."""
         self.num_rounds += 1
         self.num_drafted += round_.num_drafted
         self.num_accepted += round_.num_accepted
@@ -169,10 +158,8 @@ class Stats:
 
     def merge(self, other: Stats, are_together: bool = False) -> None:
         """Add other counts. Seconds are added, or for concurrent rows the longer ones kept."""
-        self.num_rounds += other.num_rounds
-        self.num_drafted += other.num_drafted
-        self.num_accepted += other.num_accepted
-        self.num_emitted += other.num_emitted
+        for name in ("num_rounds", "num_drafted", "num_accepted", "num_emitted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.pulls.update(other.pulls)
         self.account.merge(other.account)
         for phase, seconds in other.seconds_by_phase.items():
@@ -198,7 +185,6 @@ class Stats:
 
     @property
     def recent_speed(self) -> float | None:
-        """``speed`` over the latest rounds."""
         return self.account.recent_speed
 
     @property
@@ -212,20 +198,15 @@ class Stats:
 class Request:
     """One request: prompt, parameters, policy, text so far and statistics.
 
-    plans: the arms of its policy. guides: stop rules by drafter and spec, which learn from this
-    request's drafts alone. fuses: its guarded callbacks. priority: higher runs first.
-    scores_prompt: whether drafters are scored on the last prompt tokens. num_logprobs: number of
-    likeliest tokens reported with each emitted one; None = no log-probabilities.
-    wants_prompt_logprobs: also report them for the prompt, from its second token on. outbox: the
-    queue that receives its rounds, if any.
+    plans: the arms of its policy. guides: stop rules by drafter and spec. callbacks: guarded ones.
+    scores_prompt: whether drafters are scored on the prompt. num_logprobs: likeliest tokens
+    reported per emitted one; None = no log-probabilities. outbox: queue that receives its rounds.
     stops: lengths at which other rules would have stopped, if the feedback ``compares_rules``.
-    is_idle: drafting was disabled, because policy, feedback or reward raised or returned nonsense.
-    is_resting: nothing is drafted in this round, because the guard or the request allows no draft.
-    num_unseen: tokens emitted in rounds that the policy has not learnt from yet.
-    pending: a choice that could not be played yet. switch: number of positions of LongRoPE's short
-    table; 0 = one table. longest: maximum number of tokens per draft.
-    looking, mixing: the policy, if it has this optional capability, else None. plays_all: one
-    choice stands for one plan of every drafter. is_guarded: the guard may suspend its drafts.
+    is_idle: drafting is disabled, because policy, feedback or reward failed. is_resting: no draft
+    in this round. num_unseen: emitted tokens that the policy has not learnt from. pending: a choice
+    that waits for its drafter. switch: positions of LongRoPE's short table; 0 = one table. longest:
+    maximum tokens per draft. probing, mixing: the policy, if it has this capability. is_guarded:
+    the guard may suspend its drafts.
     """
 
     id: int
@@ -265,7 +246,6 @@ class Request:
         self.lead(self.policy)
 
     def lead(self, policy: Policy) -> None:
-        """Set the policy, and detect its optional capabilities."""
         self.policy = policy
         self.probing = policy if isinstance(policy, ProbingPolicy) else None
         self.mixing = policy if isinstance(policy, Mixing) else None
@@ -294,7 +274,6 @@ class Request:
         return first is not None
 
     def fail(self, error: Exception) -> None:
-        """End with ``error``; emitted tokens stay."""
         self.error = error
         self.end("error")
 
@@ -319,7 +298,7 @@ class Request:
             )
 
     def _ask(self, what: Callable[[], T], instead: T) -> T:
-        """What its policy or feedback says; ``instead`` from its first failure on."""
+        """Ask the policy or feedback; ``instead`` from its first failure on."""
         if self.is_idle:
             return instead
         try:
@@ -334,9 +313,8 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Maximum length of a draft in this round, in tokens.
-
-        The last token of an answer is never drafted, and no draft crosses LongRoPE's switch.
+        """Maximum draft length in this round: the answer's last token is never drafted, and no
+        draft crosses LongRoPE's switch.
         """
         left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
         return max(0, left if below < 0 else min(left, below))
@@ -371,7 +349,6 @@ class Request:
         return self._ask(lambda: tuple(map(str, own.drafters_to_probe(num_rows))), ())
 
     def choose(self) -> Decision:
-        """The policy's decision; plain decoding where drafting is disabled."""
         return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
 
     @property
@@ -383,7 +360,7 @@ class Request:
 
     @property
     def advantage(self) -> float:
-        """The speed that the policy expects, relative to plain decoding."""
+        """The expected speed relative to plain decoding."""
         policy = self.policy
         assert isinstance(policy, PricingPlans)
         return self._ask(lambda: float(policy.advantage), 0.0)
@@ -402,13 +379,12 @@ class Request:
         return Decision(self.plans.index(PLAIN) if PLAIN in self.plans else 0, 1.0, 0)
 
     def plays(self, decision: Decision) -> list[Plan]:
-        """The chosen plan, or one plan of every drafter for a policy that ``plays_all``."""
         if self.is_idle or self.is_resting:
             return [PLAIN]
         return _one_each(self.plans) if self.plays_all else [self.plans[decision.plan]]
 
     def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
-        """The plan that was really played: for a mixed draft, its main drafter and its length."""
+        """The plan as it was drafted: of a mixed draft, its main drafter and its length."""
         if self.mixer is None or plan.tree is not None or len(draft) != len(draft.confidences):
             return plan
         writers = Counter(draft.sources[: draft.num_chain]).most_common()
@@ -417,14 +393,13 @@ class Request:
         return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
     def task(self, plan: Plan, most: int) -> DraftTask:
-        """The draft task of a plan in this round, of at most ``most`` tokens."""
         length, guide = min(plan.length, self.num_draftable, most), self.guide(plan)
         if others := self._others(plan):
             guide = RuleComparison(guide, others, self.stops)
         return DraftTask(self.context, length, guide, plan.tree)
 
     def _others(self, plan: Plan) -> dict[str, StopRule]:
-        """The drafter's other rules, as far as they may be asked about this plan's draft."""
+        """The drafter's other rules that may be shown this plan's draft."""
         compares = self._ask(lambda: self.revealer.compares_rules, False)
         if not compares or plan.tree is not None or self.plays_all:
             return {}
@@ -443,8 +418,7 @@ class Request:
     def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[int | Tensor]) -> int:
         """Append verified tokens up to the end of the answer; return their number.
 
-        targets: p before each token of the verdict. A bonus token of -1 marks logits that were not
-        finite; the tokens before it count.
+        targets: p before each token. A bonus token of -1 marks logits that were not finite.
         """
         if self.check_callbacks():  # a failed callback may have changed p: emit nothing
             return 0
@@ -474,11 +448,11 @@ class Request:
         self.stops, self.num_unseen = {}, 0
 
     def finish(self) -> None:
-        """Deliver queued feedback, as far as it is known, after the request has ended."""
+        """Deliver queued feedback after the request has ended."""
         self._ask(lambda: self._teach(self.revealer.flush()), None)
 
-    def _teach(self, told: DueFeedback) -> None:
-        for made, feedback in told:
+    def _teach(self, due: DueFeedback) -> None:
+        for made, feedback in due:
             self.policy.learn(made, feedback)
 
     def _estimates(self) -> Floats:

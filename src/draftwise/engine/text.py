@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_HELD = "�"
-"""What a decoder returns for bytes of an incomplete character."""
+_HELD = "�"  # what a decoder returns for bytes of an incomplete character
 _MOST_TOKENS, _CONTEXT = 64, 8
 """Most tokens without a boundary, and tokens kept before a forced one: a character has at most four
 bytes, each of which may be a token."""
@@ -62,21 +61,15 @@ class Detokenizer:
         return self._decode(self._tokens)[self._num_shown :] if self._tokenizer else ""
 
     def _append(self, token: int) -> None:
+        last = self._tokens[-1:]
         self._tokens.append(token)
-        if self._is_byte(token):
+        name = getattr(self._tokenizer, "convert_ids_to_tokens", lambda _: "")(token)
+        if isinstance(name, str) and len(name) == 6 and name[:3] == "<0x" and name[5] == ">":
             self._num_run += 1
-        elif self._num_run and self._is_skipped(token):
+        elif self._num_run and self._decode([*last, token]) == self._decode(last):
             self._num_run += 1  # a special token inside a run: the decoder does not see it
         else:
             self._num_run = 0
-
-    def _is_byte(self, token: int) -> bool:
-        name = getattr(self._tokenizer, "convert_ids_to_tokens", lambda _: "")(token)
-        return isinstance(name, str) and len(name) == 6 and name[:3] == "<0x" and name[5] == ">"
-
-    def _is_skipped(self, token: int) -> bool:
-        last = self._tokens[-2:-1]
-        return self._decode([*last, token]) == self._decode(last)
 
     def _move_to(self, start: int, end: int) -> None:
         """Begin the context at ``start``; all tokens up to ``end`` were given out."""
@@ -102,11 +95,6 @@ class Ending:
     stop: tuple[str, ...] = ()
     stop_when: Callable[[Sequence[int]], bool] | None = None
 
-    @property
-    def by_token(self) -> bool:
-        """Whether the end must be checked after each token."""
-        return bool(self.stop) or self.stop_when is not None
-
 
 class Answer:
     """One request's output: number of tokens, text, and finish reason.
@@ -126,13 +114,13 @@ class Answer:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still be emitted."""
         return self._ending.max_new_tokens - self.num_tokens
 
     def push(self, tokens: Sequence[int]) -> int:
         """Append emitted tokens up to the end of the answer; return the number appended."""
         before = self.num_tokens
-        step = 1 if self._ending.by_token else max(1, len(tokens))
+        by_token = bool(self._ending.stop) or self._ending.stop_when is not None
+        step = 1 if by_token else max(1, len(tokens))
         for start in range(0, len(tokens), step):
             self._take(tokens[start : start + step])
             if self.finish_reason:
@@ -171,12 +159,15 @@ class Answer:
             self.finish_reason = "stop"
             return
         most = min(self._longest - 1, len(text))
-        num = next((n for n in range(most, 0, -1) if _begins(self._stops, text[-n:])), 0)
+        # of the sorted stops, the one at the place of an ending begins with it, if any does
+        num = next(
+            (
+                n
+                for n in range(most, 0, -1)
+                for at in (bisect_left(self._stops, text[-n:]),)
+                if at < len(self._stops) and self._stops[at].startswith(text[-n:])
+            ),
+            0,
+        )
         self.text += text[: len(text) - num]
         self._waiting = text[len(text) - num :]
-
-
-def _begins(stops: Sequence[str], ending: str) -> bool:
-    """Whether one of the sorted stops begins with ``ending``."""
-    at = bisect_left(stops, ending)
-    return at < len(stops) and stops[at].startswith(ending)

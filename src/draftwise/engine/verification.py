@@ -29,13 +29,12 @@ def verify_batch(states: Sequence[RoundState]) -> None:
     greedy = [state for state in states if state.context.sampling.temperature == 0]
     drawn = [state for state in states if state.context.sampling.temperature > 0]
     judged = _SampledVerdicts(drawn, p) if drawn else None
-    following = p.tokens if judged is None else p.tokens.clone()
+    following = p.tokens
     ends = list(accumulate(len(state.draft) + 1 for state in states))
     if judged is not None:
-        following[torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)] = (
-            judged.following
-        )
-    said = [
+        sampled = torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)
+        following = following.index_copy(0, sampled, judged.following)
+    requested = [
         logprobs(
             state.logits, following[end - len(state.draft) - 1 : end], state.request.num_logprobs
         )
@@ -43,26 +42,19 @@ def verify_batch(states: Sequence[RoundState]) -> None:
         if state.logits is not None and state.request.num_logprobs is not None
     ]
     offpath_probs = [q for state in greedy for _, q in state.draft.offpath_probs]
-    told = iter(
-        fetch(
-            [
-                p.tokens,
-                torch.stack(offpath_probs) if offpath_probs else p.tokens[:0],
-                *(judged.tensors if judged is not None else ()),
-                *(tensor for own in said for tensor in own),
-            ]
-        )
-    )
-    points = np.split(next(told).astype(np.int64), ends[:-1])
-    offpath_tokens = iter(next(told).tolist())
+    tensors = [p.tokens, torch.stack(offpath_probs) if offpath_probs else p.tokens[:0]]
+    tensors += judged.tensors if judged is not None else ()
+    values = iter(fetch([*tensors, *(tensor for own in requested for tensor in own)]))
+    points = np.split(next(values).astype(np.int64), ends[:-1])
+    offpath_tokens = iter(next(values).tolist())
     for state, own in zip(states, points, strict=True):
         if state.context.sampling.temperature == 0:
             _verify_greedy(state, own, offpath_tokens)
     if judged is not None:
-        judged.fill_in(told)
+        judged.fill_in(values)
     for state in states:
         if state.request.num_logprobs is not None:
-            state.logprobs = as_logprobs(next(told), next(told), next(told))
+            state.logprobs = as_logprobs(next(values), next(values), next(values))
 
 
 def score_drafts(state: RoundState) -> None:
@@ -155,7 +147,8 @@ class _SampledVerdicts:
         self._turns, self._p = states, p.probs
         drafts = [state.draft for state in states]
         rows: list[Tensor] = []
-        numbers = [np.array([self._row(rows, q) for q in _drawn_from(d)]) for d in drafts]
+        qs = [[None] * len(d) if d.probs is None else d.probs for d in drafts]
+        numbers = [np.array([self._row(rows, q) for q in own]) for own in qs]
         self._trees = DraftTreeBatch.of(
             [d.tokens for d in drafts], [d.parents for d in drafts], numbers
         )
@@ -183,10 +176,9 @@ class _SampledVerdicts:
         else:
             self.tensors += [self._p.new_empty(0)] * 2
 
-    def fill_in(self, told: Iterator[Floats]) -> None:
-        """Fill in each row from the values read from the device."""
-        last, bonus = (next(told).astype(np.int64).tolist() for _ in range(2))
-        alphas, of_text = (np.nan_to_num(next(told)) for _ in range(2))
+    def fill_in(self, values: Iterator[Floats]) -> None:
+        last, bonus = (next(values).astype(np.int64).tolist() for _ in range(2))
+        alphas, of_text = (np.nan_to_num(next(values)) for _ in range(2))
         kept: list[int] = []
         node, offpath = 0, len(self._trees.tokens)
         for row, state in enumerate(self._turns):
@@ -208,7 +200,3 @@ class _SampledVerdicts:
         if q is not None:
             rows.append(torch.as_tensor(q, device=self._p.device, dtype=self._p.dtype))
         return -1 if q is None else len(rows) - 1
-
-
-def _drawn_from(draft: Draft) -> Sequence[Tensor | Floats | None]:
-    return [None] * len(draft) if draft.probs is None else list(draft.probs)

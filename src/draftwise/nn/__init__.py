@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from draftwise.nn.cpu.compiled import CompiledSteps
     from draftwise.nn.cpu.layout import Prepacked, lay_out, put_back, weights_of
     from draftwise.nn.cpu.packed import GROUP, PRECISIONS, four_bits, pack
-    from draftwise.nn.heads.borrower import load_borrower, save_borrower
-    from draftwise.nn.heads.dflash import BlockShape, DFlashHead, load_dflash_head
+    from draftwise.nn.heads.parallel import (
+        BlockShape, DFlashHead, MedusaHeads, load_dflash_head, load_medusa_heads,
+    )
     from draftwise.nn.heads.eagle import (
         LAYOUTS, EagleConfig, EagleHead, LentHead, default_taps, load_head, read as read_head,
         rope_of, rotary_table, save_head, turned,
     )
     from draftwise.nn.heads.files import read_weights
-    from draftwise.nn.heads.medusa import MedusaHeads, load_medusa_heads
     from draftwise.nn.heads.mtp import MtpHead, MtpStyle, load_mtp_head
     from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
     from draftwise.nn.hybrid.kernels import (
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     )
     from draftwise.nn.hybrid.states import MOST_STEPS, States
     from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow as shadow_of
-    from draftwise.nn.load import load_model, load_tokenizer
+    from draftwise.nn.load import load_borrower, load_model, load_tokenizer, save_borrower
     from draftwise.nn.model import CausalModel, Logits, AttentionInputs, read_again
     from draftwise.nn.sampling import (
         Occurrences, Shared, SampledSpan, distributions, draw, warped,
     )
-    from draftwise.nn.tiny import tiny_config, tiny_module, windowed
+    from draftwise.nn.tiny import tiny_config, tiny_module
     from draftwise.nn.transfer import answered, fetch
     from draftwise.nn.trees import Masks, branches, draft_branches, tree_masks
     from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios

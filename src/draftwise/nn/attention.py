@@ -15,8 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 from draftwise.nn.cache import RaggedCache
 
-RAGGED = "sdpa_ragged"
-"""The name under which ``transformers`` knows it: ``attn_implementation``."""
+RAGGED = "sdpa_ragged"  # the name under which ``transformers`` knows it: ``attn_implementation``
 
 
 class PackedMask(Tensor):

@@ -1,8 +1,8 @@
 """The KV cache: rows with storage of their own, windows, and ropes with two tables.
 
-Longrope: the library turns a whole forward by the table of its last position, and ``generate``
-recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of one forward
-over them; here, too, a row whose keys the other table turned is recomputed (``read_turned``).
+LongRoPE: the library uses the rope table of a forward's last position for all its tokens, and
+``generate`` recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of
+one forward over them, and a row whose keys are of the other table is recomputed (``read_turned``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,11 @@ if TYPE_CHECKING:
 
 
 def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
-    """Tokens that a first rope table is for, and the longest text that is served; 0 = no such
-    number. Types whose ``generate`` keeps the first table's keys serve no text beyond it.
+    """Positions of the first rope table, and the longest text that is served; 0 = none.
+
+    Types whose ``generate`` keeps the first table's keys serve no text beyond it.
     """
-    limit = _first_table(module.config.get_text_config())
-    can = limit and can_read_again and _reads_again(module)
-    return (limit, 0) if can else (0, limit)
-
-
-def _first_table(config: Any) -> int:
-    """Tokens up to which a rope with two tables has one; 0 = it has one anyway."""
+    config = module.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     own = getattr(config, "original_max_position_embeddings", None)
     limits = [
@@ -41,11 +36,13 @@ def _first_table(config: Any) -> int:
         if isinstance(one, dict) and "longrope" in str(one.get("rope_type"))
         if (limit := one.get("original_max_position_embeddings") or own)
     ]
-    return min(limits, default=0)
+    limit = min(limits, default=0)
+    can = limit and can_read_again and _reads_again(module)
+    return (limit, 0) if can else (0, limit)
 
 
 def _reads_again(module: Any) -> bool:
-    """Whether ``generate`` reads a text again that outgrows the table that the rope looks at."""
+    """Whether ``generate`` recomputes a text that outgrows the first table."""
     prepare = getattr(module, "prepare_inputs_for_generation", None)
     code = getattr(prepare, "__code__", None)
     if code is None or "original_max_position_embeddings" not in code.co_consts:
@@ -56,7 +53,7 @@ def _reads_again(module: Any) -> bool:
 
 
 class LongRopeState:
-    """Of each row its tokens by slot, and whether the second table turned its keys."""
+    """Tokens of each row by slot, and whether its keys are of the second table."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -113,9 +110,7 @@ class RowKVCache:
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
     def grown(self, length: int, num_slots: int, first: int = 0) -> RowKVCache:
-        """A copy with ``num_slots`` slots that holds the tokens from ``first`` up to ``length``;
-        layers of one shape are copied at once.
-        """
+        """A copy with ``num_slots`` slots, of the tokens from ``first`` up to ``length``."""
         new, kept = (
             RowKVCache(num_slots, first=first),
             slice(first - self.first, length - self.first),
@@ -131,7 +126,6 @@ class RowKVCache:
         return new
 
     def _joined(self) -> list[Block]:
-        """The tensors of each shape, kind and device in one piece."""
         groups: dict[object, list[tuple[bool, int]]] = {}
         for is_value, tensors in ((False, self.keys), (True, self.values)):
             for layer, tensor in tensors.items():
@@ -183,9 +177,7 @@ class Windows:
         return end - storage.first <= storage.num_slots <= 2 * wanted
 
     def slide(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """Storage with room up to ``end``, without what no token after ``settled`` attends to.
-        length: of the row.
-        """
+        """A copy with room up to ``end``, from the first slot that tokens after ``settled`` see."""
         first = max(storage.first, self._kept_from(settled))
         return storage.grown(length, self._num_slots(end - first), first)
 
@@ -206,9 +198,7 @@ class Windows:
 
 
 def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tensor:
-    """[R, 1, T, used] of a mask [R or 1, 1, T, all slots]: each row from its first slot up to its
-    end.
-    """
+    """[R, 1, T, used] of a mask [R or 1, 1, T, slots]: each row from its first slot to its end."""
     if len(set(firsts)) == 1:
         return mask[..., firsts[0] :]
     used = max(end - first for first, end in zip(firsts, ends, strict=True))
@@ -217,8 +207,7 @@ def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tens
     return torch.stack([pad(row, (0, used - row.shape[-1])) for row in cut])
 
 
-UNLIMITED = 1 << 30
-"""Tokens: no limit but memory."""
+UNLIMITED = 1 << 30  # tokens: no limit but memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +220,6 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The first slot after them, which is how many slots they may look at."""
         return self.start + self.count
 
 
@@ -239,10 +227,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     """Keys and values of rows that come and go, each with a length and storage of its own.
 
     ``lengths``: valid tokens of each row, 0 of closed ones; no forward attends to what lies after,
-    so a rejected draft is removed by lowering a number. Storage grows by blocks and is freed when
-    its row is closed (``docs/kv_cache.md``). capacity: tokens of a row, at most. shelf: reusable
-    storage; None = blocks. states: of recurrent layers. turns: of a rope with two tables. windows:
-    layers that forget what lies too far back; None = all keep everything.
+    so rollback lowers a number. Storage grows by blocks and is freed when its row is closed
+    (``docs/kv_cache.md``). capacity: maximum tokens of a row. shelf: reusable storage; None =
+    blocks. states: of recurrent layers. longrope: of a rope with two tables. windows: layers that
+    drop old tokens; None = none does.
     """
 
     def __init__(
@@ -251,13 +239,13 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         capacity: int = UNLIMITED,
         shelf: Shelf | None = None,
         states: States | None = None,
-        turns: LongRopeState | None = None,
+        longrope: LongRopeState | None = None,
         windows: Windows | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
         self.capacity, self._shelf = capacity, shelf
         self.lengths: list[int] = []
-        self.states, self.turns = states or States(), turns
+        self.states, self.longrope = states or States(), longrope
         self._storage: list[RowKVCache] = []
         self._windows, self._recent = windows, list[RowKVCache]()  # of the layers that forget
         self._settled: list[int] = []
@@ -268,9 +256,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.open(row, None if capacity == UNLIMITED else capacity)
 
     def open(self, row: int, expected: int | None = None) -> None:
-        """Begin a row, empty. expected: its length in the end, for which storage from a shelf is
-        taken.
-        """
+        """Begin an empty row. expected: its final length, for storage from a shelf."""
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
         self._settled += [0] * missing
@@ -279,8 +265,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         if self._shelf is not None and expected is not None:
             self._storage[row] = self._shelf.take(expected)
         self.states.open(row)
-        if self.turns is not None:
-            self.turns.open(row)
+        if self.longrope is not None:
+            self.longrope.open(row)
 
     def close(self, row: int) -> None:
         if self._shelf is not None:
@@ -290,9 +276,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Let an empty ``row`` begin with the first ``length`` tokens (``reachable``) of another
-        row.
-        """
+        """Let an empty ``row`` begin with the first ``length`` (``reachable``) tokens of a row."""
         if self._shelf is None:
             self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
         else:
@@ -304,8 +288,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             first = min(recent.first, length)
             self._recent[row] = recent.grown(length, length - first, first)
         self.states.copy(source, row, length)
-        if self.turns is not None:
-            self.turns.copy(source, row, length)
+        if self.longrope is not None:
+            self.longrope.copy(source, row, length)
         self.lengths[row] = self._settled[row] = length
 
     def place(self, spans: Sequence[Span], packed: bool = False, fed: Sequence[Any] = ()) -> None:
@@ -400,8 +384,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.settle([row], [base + len(path)])
         if list(path) == list(range(len(path))):
             return
-        if self.turns is not None:
-            self.turns.keep_path(row, base, path)
+        if self.longrope is not None:
+            self.longrope.keep_path(row, base, path)
         for storage in (self._storage[row], self._recent[row]):
             first = base - storage.first
             for tensor in storage.tensors:
@@ -421,7 +405,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return self.get_seq_length(layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Slots that attention will see, and the first of them."""
         return max((span.end for span in self._spans), default=query_length), 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:

@@ -51,7 +51,9 @@ def check_model(model: CausalModel) -> None:
             f"cannot speculate with {model.name}: {found}. docs/models.md lists the types that are "
             "served."
         )
-    model.forgets = twin is not None and _forgets(twin, way)
+    if twin is not None:
+        twin.forgets = True
+        model.forgets = twin.windows is not None and not _try(twin, way, _far(twin))
     # alone: such a model counts slots, and a tree's positions are others
     model.serves_trees = not (model.has_states or model.is_alone) and all(
         _grows_trees(one) for one in (model, twin) if one is not None
@@ -75,18 +77,12 @@ def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who
     return f"{who}its logits on a ragged KV cache are off by {error:.2g} (relative)"
 
 
-def _forgets(twin: CausalModel, way: tuple[bool, bool]) -> bool:
-    twin.forgets = True
-    return twin.windows is not None and not _try(twin, way, _far(twin))
-
-
 def _far(twin: CausalModel) -> tuple[int, int]:
     longest = _FAR if twin.has_states else 2 * _WIDE
     return min(longest, twin.max_positions), 23
 
 
 def _twin(model: CausalModel) -> CausalModel | None:
-    """A tiny one with a layer of each kind, where windows change something far along."""
     config = model.module.config
     try:
         has_edges = model.switch or model.has_states or has_far_edges(config.get_text_config())
@@ -142,9 +138,7 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
 
 
 class _Trial:
-    """Two random texts, fed piece by piece to a cache, and the logits of plain forwards over them.
-    errors: of each piece. wrong: a draft to be rejected.
-    """
+    """Two random texts, fed in pieces to a cache, and their plain logits."""
 
     def __init__(self, model: CausalModel, lengths: Sequence[int]) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -198,7 +192,6 @@ class _Trial:
             self.errors.append(_relative_error(logits.last(0, keep), plain))
 
     def finish(self) -> None:
-        """Rounds at the end of both texts: a rejected draft, one token, and the rest."""
         self.cache.settle([0, 1], self.cache.lengths)
         self.feed([1, 1], [self.wrong, self.wrong[:2]])
         self.feed([1, 1], [[], []])
@@ -216,30 +209,22 @@ class _Trial:
         self.feed([0, self.left[1]], [[], []])
 
 
-def _grows_trees(model: CausalModel) -> bool:
-    try:
-        return _tree_error(model) <= _TOLERANCE.get(model.dtype, 0.1)
-    except Exception:
-        return False
-
-
 @torch.inference_mode()
-def _tree_error(model: CausalModel) -> float:
-    """As above, for a tree of five tokens, two branches of three, after a text of one."""
+def _grows_trees(model: CausalModel) -> bool:
+    """Whether a tree of five tokens, two branches of three, after a text of one, is right."""
     generator = torch.Generator().manual_seed(1)
     text, *fed = torch.randint(0, model.vocab_size, (6,), generator=generator).tolist()
-    cache = model.new_cache(num_rows=1, capacity=8)
-    model.extend(cache, [0], [[text]], keep=1)
-    tree = branches([-1, 0, 0, 1, 2], base=1)
-    logits = model.extend(cache, [0], [fed], keep=len(fed), trees=[tree]).flat
-    paths = {3: (0, 1, 3), 4: (0, 2, 4)}
-    errors = [
-        _relative_error(
-            logits[tip][None], _plain_logits(model.module, [text, *(fed[n] for n in path)])[-1:]
-        )
-        for tip, path in paths.items()
-    ]
-    return max(errors)
+    cache, tree = model.new_cache(num_rows=1, capacity=8), branches([-1, 0, 0, 1, 2], base=1)
+    errors = []
+    try:
+        model.extend(cache, [0], [[text]], keep=1)
+        logits = model.extend(cache, [0], [fed], keep=len(fed), trees=[tree]).flat
+        for path in ((0, 1, 3), (0, 2, 4)):
+            plain = _plain_logits(model.module, [text, *(fed[node] for node in path)])[-1:]
+            errors.append(_relative_error(logits[path[-1]][None], plain))
+    except Exception:
+        return False
+    return max(errors) <= _TOLERANCE.get(model.dtype, 0.1)
 
 
 def _plain_logits(module: Any, text: list[int]) -> Tensor:

@@ -95,5 +95,4 @@ BORROWS = "draftwise_borrows_embeddings"
 
 
 def borrows(source: Any) -> bool:
-    """Whether this is the folder of a model without embeddings."""
     return isinstance(source, (str, Path)) and _has(Path(source) / "config.json", BORROWS)

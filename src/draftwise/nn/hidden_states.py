@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Call = Callable[..., Any]
-"""A forward: takes more options of the library, returns its output."""
+Call = Callable[..., Any]  # a forward: takes more options of the library, returns its output
 
 
 class HiddenStateHooks:
@@ -63,20 +62,18 @@ class HiddenStateHooks:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Whether hooks and library agree on three tokens; asked of the module itself, since hooks
-        on layers that a view shares would run twice.
-        """
+        """Whether hooks and library agree on three tokens."""
         ids = torch.arange(3, device=self._module.device)[None]
+        # hooks on layers that a view shares would run twice: the module itself is called
         try:
-            said = self._module(input_ids=ids, output_hidden_states=True).hidden_states
+            theirs = self._module(input_ids=ids, output_hidden_states=True).hidden_states
             found = self.call(self._view, input_ids=ids)[1]
-            return all(torch.equal(found[place], said[place]) for place in self.places)
+            return all(torch.equal(found[place], theirs[place]) for place in self.places)
         except Exception:  # a layer that is called in a way of its own
             return False
 
 
 def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
-    """The decoder's layers, if it has one list of ``num_layers``."""
     decoder = getattr(module, "base_model", None)
     if decoder is None or decoder is module:
         return None
@@ -98,9 +95,7 @@ class HiddenStates:
         self._stored: dict[int, Tensor] = {}
 
     def put(self, start: int, hidden: Mapping[int, Tensor]) -> None:
-        """Append [n, D] states by tap, from position ``start`` on; ValueError unless that is
-        ``length``.
-        """
+        """Append [n, D] states by tap; ValueError unless ``start`` is ``length``."""
         if start != self.length:
             raise ValueError(
                 f"hidden states of positions 0 to {self.length - 1} are known: those of {start} "
@@ -124,9 +119,7 @@ class HiddenStates:
         self.length = length
 
     def get(self, taps: Sequence[int], start: int, end: int) -> Tensor:
-        """[end - start, taps x D] states of these taps side by side; ValueError for unknown
-        positions.
-        """
+        """[end - start, taps x D] states of these taps; ValueError for unknown positions."""
         if end > self.length:
             raise ValueError(
                 f"hidden states up to position {end - 1} are asked for, and only {self.length} "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from draftwise.errors import shown
@@ -18,12 +19,13 @@ from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.cpu.packed import PRECISIONS, pack
-from draftwise.nn.folder import borrows, place, read_object
+from draftwise.nn.folder import BORROWS, borrows, place, read_object
+from draftwise.nn.heads.eagle import LentHead
+from draftwise.nn.heads.files import refuse_mismatch, refuse_other_target
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
-_MODULES = ("Linear8bitLt",)
-"""Of bitsandbytes: LLM.int8() quantises activations."""
+_MODULES = ("Linear8bitLt",)  # of bitsandbytes: LLM.int8() quantises activations
 _TENSORS = ("LinearActivationQuantizedTensor",)
 """Of torchao before 0.14; later ones carry ``act_quant_kwargs``."""
 
@@ -44,9 +46,7 @@ def rounding_layer(module: Any) -> str | None:
 
 
 def base_of(source: str) -> str | None:
-    """The base model (folder or hub id) of an adapter's folder; None = it is no adapter. Raises
-    DraftwiseError where the adapter names none.
-    """
+    """The base model of an adapter's folder; None = no adapter. DraftwiseError if it names none."""
     file = Path(source) / "adapter_config.json"
     if not file.is_file():
         return None
@@ -71,21 +71,20 @@ def merged(module: Any, folder: str) -> Any:
         raise DraftwiseError(
             f"reading the PEFT adapter {folder} needs peft: {hint('peft')}"
         ) from error
-    said = f"the adapter {folder} does not fit {type(module).__name__}, the model that it names"
+    problem = f"the adapter {folder} does not fit {type(module).__name__}, the model that it names"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             found = PeftModel.from_pretrained(module, folder).merge_and_unload(safe_merge=True)
         except Exception as error:
-            raise DraftwiseError(f"{said}: {str(error).strip()}") from error
+            raise DraftwiseError(f"{problem}: {str(error).strip()}") from error
     missing = [str(one.message) for one in caught if "missing adapter keys" in str(one.message)]
     if missing:
-        raise DraftwiseError(f"{said}: {missing[0][:300]}")
+        raise DraftwiseError(f"{problem}: {missing[0][:300]}")
     return found
 
 
-Device = str | dict[str, Any]
-"""One device, or how a model is spread over several."""
+Device = str | dict[str, Any]  # one device, or how a model is spread over several
 
 
 def load_model(
@@ -157,31 +156,21 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
         raise _refusal("causal LM", source, error) from error
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Around loads: the library would draw a bar for each model."""
-    was_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+def _read(source: str, dtype: Any, spread: Any) -> Any:
+    base, was_shown = base_of(source), logging.is_progress_bar_enabled()
+    folder = source if base is None else place(base)
+    logging.disable_progress_bar()  # the library would draw one for each model
     try:
-        yield
+        # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
+        module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, device_map=spread, trust_remote_code=False
+        )
     finally:
         if was_shown:
             logging.enable_progress_bar()
-
-
-def _read(source: str, dtype: Any, spread: Any) -> Any:
-    base = base_of(source)
-    with without_bars():
-        # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
-        module = AutoModelForCausalLM.from_pretrained(
-            source if base is None else place(base),
-            dtype=dtype,
-            device_map=spread,
-            trust_remote_code=False,
-        )
-    told = getattr(module.config, "quantization_config", None)
-    if told is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
-        raise ValueError(f"this transformers knows no quantisation like {told}")
+    quantization = getattr(module.config, "quantization_config", None)
+    if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
+        raise ValueError(f"this transformers knows no quantisation like {quantization}")
     return module if base is None else merged(module, source)
 
 
@@ -192,9 +181,7 @@ def _device_map(device: Device) -> Any:
 
 
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
-    """The tokenizer of a folder or hub id; raises DraftwiseError where there is none. asks_hub:
-    whether to download one that is not cached.
-    """
+    """The tokenizer of a folder or hub id, or DraftwiseError. asks_hub: whether to download it."""
     source = place(str(source))
     if (base := base_of(source)) and not (Path(source) / "tokenizer_config.json").exists():
         source = place(base)
@@ -209,16 +196,78 @@ def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
 
 
 def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
-    said = f"cannot load a {what} from {source}"
+    problem = f"cannot load a {what} from {source}"
     if not Path(source).is_dir() and isinstance(error, OSError):
         first_line = str(error).strip().partition("\n")[0]
         return DraftwiseError(
-            f"{said}: it is no folder here, and the hub did not give it ({first_line}). "
+            f"{problem}: it is no folder here, and the hub did not give it ({first_line}). "
             "Name a folder, or a hub id that is in the cache or can be reached"
         )
     if "trust_remote_code" in str(error):
         return DraftwiseError(
-            f"{said}: it brings Python code of its own, which is not run here. If you trust it, "
+            f"{problem}: it brings Python code of its own, which is not run here. If you trust it, "
             "load it yourself (trust_remote_code=True) and pass the object"
         )
-    return DraftwiseError(f"{said}: {error}")
+    return DraftwiseError(f"{problem}: {error}")
+
+
+FILE = "model.safetensors"
+IDS = "draft_ids"  # beside the weights: the tokens that can be drafted, where these are not all
+
+
+def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write a causal LM without embeddings and ``lm_head``, with the ids of its ``LentHead``."""
+    own = _own(module)
+    config = AutoConfig.for_model(**module.config.to_dict())
+    setattr(config, BORROWS, True)
+    config.architectures, config.dtype = [type(module).__name__], dtype
+    config.save_pretrained(folder)
+    weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in own.items()}
+    if isinstance(head := module.get_output_embeddings(), LentHead):
+        weights[IDS] = head.ids.cpu()
+    save_file(weights, folder / FILE, metadata={"format": "pt"})
+
+
+def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
+    """A checked model from such a folder, with the target's embeddings, ``lm_head``, dtype and
+    device. Raises DraftwiseError for a key that is missing or left over, unknown tokens, or another
+    size.
+    """
+    what = f"drafter {folder}"
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    text = config.get_text_config()
+    refuse_other_target(what, text.hidden_size, text.vocab_size, target)
+    try:
+        weights = load_file(Path(folder) / FILE)
+    except Exception as error:
+        raise DraftwiseError(f"{what}: {FILE} cannot be read as weights: {error}") from error
+    ids = weights.pop(IDS, None)
+    if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < text.vocab_size:
+        raise DraftwiseError(f"{what}: {IDS} has tokens beyond the target's {text.vocab_size}")
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    module = module.to(target.dtype)
+    wanted = _own(module)
+    refuse_mismatch(what, {name: tuple(own.shape) for name, own in wanted.items()}, weights)
+    module.load_state_dict({n: t.to(target.dtype) for n, t in weights.items()}, strict=False)
+    module.set_input_embeddings(nn.Identity())  # so that nothing of the target's is moved
+    module.set_output_embeddings(nn.Identity())
+    module.to(target.device)
+    attend_raggedly(module)
+    lay_out(module)
+    embed, theirs = target.module.get_input_embeddings(), target.module.get_output_embeddings()
+    module.set_input_embeddings(embed)
+    module.set_output_embeddings(theirs)
+    model = load_model(module.requires_grad_(False))
+    if ids is not None:  # after the check, which compares finite logits
+        module.set_output_embeddings(LentHead(theirs, ids, text.vocab_size))
+        looked_up = sum(p.numel() for p in embed.parameters())
+        model.num_parameters = sum(p.numel() for p in module.parameters()) - looked_up
+    model.name = str(folder)
+    return model
+
+
+def _own(module: Any) -> Mapping[str, Tensor]:
+    lent = (module.get_input_embeddings(), module.get_output_embeddings())
+    places = {id(tensor) for layer in lent for tensor in (*layer.parameters(), *layer.buffers())}
+    state = module.state_dict(keep_vars=True)
+    return {name: value.detach() for name, value in state.items() if id(value) not in places}

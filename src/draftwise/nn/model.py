@@ -44,10 +44,10 @@ from draftwise.types import Ints
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """What a ragged forward returned, all rows one after another.
+    """Output of a ragged forward, rows concatenated.
 
-    flat: [M, V]; ends: [R] the index in it after each row's last. hidden: by tap, R tensors
-    [num_fed, D] of all tokens fed to the row, with or without logits. num_fed: tokens of all rows.
+    flat: [M, V]. ends: [R] index after each row's last logits. hidden: by tap, R tensors [n, D] of
+    all fed tokens. num_fed: tokens of all rows.
     """
 
     flat: Tensor
@@ -56,7 +56,7 @@ class Logits:
     hidden: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
 
     def last(self, row: int, num: int) -> Tensor:
-        """[num, V] after each of the last ``num`` tokens that were fed to this row."""
+        """[num, V] after each of a row's last ``num`` tokens."""
         return self.flat[self.ends[row] - num : self.ends[row]]
 
 
@@ -69,14 +69,13 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
     return sorted({place for count in counts for place in range(max(0, count - num), count)})
 
 
-Trees = Sequence[Branches | None]
-"""[R] how each row's tokens branch, None = each follows the one before; empty = all do."""
+Trees = Sequence[Branches | None]  # [R] tree of each row, None = a chain; empty = all are chains
 
 
 class AttentionInputs:
-    """Positions and masks, for rows side by side and for each by itself.
+    """Positions and masks of padded rows and of single rows.
 
-    near: what layers that forget read of these rows (``RaggedCache.near``); trees: [R], or nothing.
+    near: slots that windowed layers read (``RaggedCache.near``). trees: [R], or empty.
     """
 
     def __init__(self, masks: Masks, device: torch.device) -> None:
@@ -86,7 +85,7 @@ class AttentionInputs:
     def of_rows(
         self, spans: Sequence[Span], trees: Trees, near: Near | None
     ) -> tuple[Tensor, Mask]:
-        """Positions [R, T] of rows that are padded to the longest, and their mask."""
+        """Positions [R, T] of padded rows, and their mask."""
         counts = [span.count for span in spans]
         used, width = max(span.end for span in spans), max(counts)
         is_even = min(span.start for span in spans) == used - width and min(counts) == width
@@ -100,7 +99,7 @@ class AttentionInputs:
         return positions, self._masks.in_order(positions, self._slots(used), near)
 
     def of_row(self, span: Span, tree: Branches | None, near: Near | None) -> tuple[Tensor, Mask]:
-        """Positions [T] of what one row is fed, and its mask; None = it may look at all slots."""
+        """Positions [T] of one row, and its mask; None = it attends to all slots."""
         if tree is not None:
             places = ragged_slots([span.start], [span.count])
             positions, mask = self.of_places([tree], places, span.end, near)
@@ -113,7 +112,7 @@ class AttentionInputs:
     def of_places(
         self, trees: Trees, places: Ints, used: int, near: Near | None = None
     ) -> tuple[Tensor, Mask]:
-        """Positions [R, T] of what is fed to ``places``, and its mask over the first slots."""
+        """Positions [R, T] of the tokens at slots ``places`` [R, T], and their mask [.., used]."""
         if not trees:
             positions = self.tensor(places)
             return positions, self._masks.make(positions, self._slots(used), near=near)
@@ -124,22 +123,19 @@ class AttentionInputs:
         return torch.as_tensor(values, device=self._device)
 
     def _slots(self, num: int) -> Tensor:
-        """[num] 0, 1, 2, ...: a view of one tensor that grows by doubling."""
+        """[num] 0, 1, 2, ...: a view of a tensor that grows by doubling."""
         if num > self._num_numbers:
             self._num_numbers, self._numbers = 2 * num, torch.arange(2 * num, device=self._device)
         return self._numbers[:num]
 
 
-_NUM_RWKV = 5
-"""Tensors of an RWKV state, each of all layers."""
+_NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
 
 
 class Caller:
-    """Calls a module with tokens, positions, masks and our cache, or a view of it that records
-    kernels where layers keep a running state (``nn.hybrid.view``).
+    """Calls a module, or of a recurrent one a view that records kernels (``nn.hybrid.view``).
 
-    can_keep: whether logits of some tokens only can be asked for. has_states: whether layers keep
-    any.
+    can_keep: whether it takes ``logits_to_keep``. has_states: whether layers have recurrent states.
     """
 
     def __init__(self, module: Any, num_layers: int) -> None:
@@ -157,21 +153,20 @@ class Caller:
         self.taps = HiddenStateHooks(module, self._view, num_layers)
 
     def new_cache(
-        self, num_rows: int, capacity: int, shelf: Shelf | None, turns: LongRopeState | None,
+        self, num_rows: int, capacity: int, shelf: Shelf | None, longrope: LongRopeState | None,
         windows: Windows | None,
     ) -> RaggedCache:  # fmt: skip
-        """A cache that the module takes for one of its own (MiniMax looks at its class)."""
         made: type[RaggedCache] = RaggedCache
-        if self._config.model_type == "minimax":
+        if self._config.model_type == "minimax":  # it checks the class
             from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
             made = type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
-        return made(num_rows, capacity, shelf, States(self.has_states), turns, windows)
+        return made(num_rows, capacity, shelf, States(self.has_states), longrope, windows)
 
     def __call__(
         self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
     ) -> tuple[Any, Mapping[int, Tensor]]:
-        """The module's output and the tapped hidden states; tokens, positions: [R, T]."""
+        """The output and the tapped hidden states; tokens, positions: [R, T]."""
         trace = cache.states.trace
         if self._positions:
             extra["position_ids"] = positions
@@ -188,10 +183,12 @@ class Caller:
         finally:
             self._watch.trace = None
         if self._cache_name == "state":
-            _put(trace, {Key(0, number): state for number, state in enumerate(output.state)})
-        elif self._is_xlstm:
-            rnn = output.cache_params.rnn_state
-            _put(trace, {Key(layer, n): s for layer in rnn for n, s in enumerate(rnn[layer])})
+            states = {0: output.state}
+        else:
+            states = output.cache_params.rnn_state if self._is_xlstm else {}
+        for layer, own in states.items():
+            for number, state in enumerate(own):
+                trace.put_recurrent(Key(layer, number), state)
         cache.states.finish()  # of a wide forward it takes the end state: all must be put by now
         return output, hidden
 
@@ -203,7 +200,6 @@ def _rwkv_state(trace: StateCheckpoint) -> list[Tensor] | None:
 
 
 def _xlstm_cache(trace: StateCheckpoint, config: Any, tokens: Tensor, dtype: Any) -> Any:
-    """The library's cache for xLSTM, with the states of these rows."""
     from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
     cache = xLSTMCache(config, len(tokens), dtype=dtype, device=tokens.device)
@@ -214,14 +210,9 @@ def _xlstm_cache(trace: StateCheckpoint, config: Any, tokens: Tensor, dtype: Any
     return cache
 
 
-def _put(trace: StateCheckpoint, states: dict[Key, Tensor]) -> None:
-    for key, state in states.items():
-        trace.put_recurrent(key, state)
-
-
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """What ``CausalModel.extend`` is given: R rows, the next tokens of each, and so on."""
+    """The arguments of ``CausalModel.extend``."""
 
     cache: RaggedCache
     rows: Sequence[int]
@@ -238,7 +229,7 @@ Extend = Callable[[ForwardInputs], Logits]
 
 
 def read_alone(extend: Extend, feed: ForwardInputs) -> Logits:
-    """Each row in a forward of its own, for models that take one position for all rows."""
+    """One forward per row, for models that take one position for all rows."""
     each = zip(feed.rows, feed.tokens, feed.all_trees, strict=True)
     parts = [
         extend(replace(feed, rows=[row], tokens=[fed], trees=[tree])) for row, fed, tree in each
@@ -251,14 +242,14 @@ def read_alone(extend: Extend, feed: ForwardInputs) -> Logits:
 
 
 def read_again(extend: Extend, feed: ForwardInputs) -> Logits:
-    """Rows whose state is not known where they were cut back to read on from where it is."""
+    """Recompute the tokens after each row's last known recurrent state."""
     cache = feed.cache
     again = [cache.states.missing(row, cache.lengths[row]) for row in feed.rows]
     return read_behind(extend, feed, again)
 
 
 def read_behind(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[int]]) -> Logits:
-    """A feed after the last tokens of each row's cache, which are recomputed with it."""
+    """Feed after recomputing the last tokens ``again`` of each row's cache in the same forward."""
     if not any(again):
         return extend(feed)
     for row, missed in zip(feed.rows, again, strict=True):
@@ -273,11 +264,11 @@ def read_behind(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[in
 
 
 def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
-    """Read with the rope table of each row's last position, and recompute keys of the other table.
-    switch: tokens of the first table. Rows of different tables go one by one.
+    """Use the rope table of each row's last position, and recompute keys of the other table.
+    switch: tokens of the first table. Rows of different tables are fed one by one.
     """
-    cache, turns = feed.cache, feed.cache.turns
-    assert turns is not None
+    cache, longrope = feed.cache, feed.cache.longrope
+    assert longrope is not None
     each = list(zip(feed.rows, feed.tokens, feed.all_trees, strict=True))
     needs = [_end(cache.lengths[row], fed, tree) > switch for row, fed, tree in each]
     if len(set(needs)) > 1:
@@ -285,23 +276,20 @@ def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
     again, whole = [], []
     for row, fed, tree in each:
         start = cache.lengths[row]
-        missed = turns.tokens[row][:start] if turns.is_long[row] != needs[0] else []
+        missed = longrope.tokens[row][:start] if longrope.is_long[row] != needs[0] else []
         again.append(missed)
         whole.append(_from_the_first(tree, start) if tree is not None and missed else tree)
-        turns.tokens[row] = [*turns.tokens[row][:start], *fed]
-        turns.is_long[row] = needs[0]
+        longrope.tokens[row] = [*longrope.tokens[row][:start], *fed]
+        longrope.is_long[row] = needs[0]
     return read_behind(extend, replace(feed, trees=whole if any(whole) else ()), again)
 
 
 def _end(start: int, fed: Fed, tree: Branches | None) -> int:
-    """One past the last position of the input."""
     return start + len(fed) if tree is None else int(tree.positions.max()) + 1
 
 
 def _from_the_first(tree: Branches, start: int) -> Branches:
-    """A tree fed from slot ``start`` on, together with all that stands before it; earlier levels,
-    if it grew level by level, are read as a chain.
-    """
+    """A tree fed with the text before slot ``start``; its earlier levels become a chain."""
     fed = tree.seen.numpy(force=True) if isinstance(tree.seen, torch.Tensor) else tree.seen
     end = tree.base + len(tree.positions)
     seen = np.tri(start + len(fed), end, dtype=np.bool_)
@@ -310,14 +298,16 @@ def _from_the_first(tree: Branches, start: int) -> Branches:
 
 
 Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
-"""Flat logits [M, V], hidden states by tap and row, and where in the logits each row ends."""
+"""Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
 BULK_LOGITS = 1 << 24
 """Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
 
 
 class CausalModel:
-    """A causal LM that reads and extends a ``RaggedCache`` with our masks and positions; the module
-    itself is never changed.
+    """A causal LM that extends a ``RaggedCache`` with our masks and positions.
+
+    The module is never changed. The self-check sets ``packs``, ``serves_trees``, ``forgets``,
+    ``is_alone`` (one forward per row) and ``token_bytes``.
     """
 
     def __init__(self, module: Any, name: str) -> None:
@@ -325,38 +315,34 @@ class CausalModel:
         config = module.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
         self.bulk_logits = BULK_LOGITS
-        self.serves_trees = True  # until the self-check says otherwise
+        self.serves_trees = True
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
         self.compiled: CompiledSteps | None = None
-        self.token_bytes = 0  # of keys and values; the self-check measures it,
-        self._near_bytes = 0  # and what of it is of layers with windows
+        self.token_bytes = self._near_bytes = 0  # of all layers, and of those with windows
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
-        # where tokens go in: of a module on several devices, the first that holds any weights
+        # of a module on several devices the first one with weights, where tokens go in
         places = (weights.device for weights in module.parameters() if not weights.is_meta)
         self.device: torch.device = next(places, torch.device("cpu"))
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype, self.device)
-        self.packs = self._masks.is_packable  # until the self-check says otherwise
-        self.forgets = True  # what lies after a window, where layers have one; as above
+        self.packs = self._masks.is_packable
+        self.forgets, self.is_alone = True, False
         self._sight = AttentionInputs(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
-        self.is_alone = False  # each row in a forward of its own; the self-check says
-        # tokens that its rope's first table is for, 0 = it has one
+        # positions of the rope's first table, 0 = it has one table
         self.switch, limit = switch_of(module, self._call.can_keep and not self.has_states)
         self.max_positions = min(limit or self.max_positions, self.max_positions)
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The hidden states that forwards return, in order."""
         return self._call.taps.places
 
     def tap(self, indices: Iterable[int]) -> None:
-        """Return hidden states from now on: 0 = embeddings, i = after layer i, the last normed,
-        negative from the end, as in transformers. Raises ValueError for a layer that does not
-        exist.
+        """Return hidden states from now on, numbered as in transformers: 0 = embeddings, i = after
+        layer i, the last normed, negative from the end. Raises ValueError for an unknown layer.
         """
         places = range(self.num_layers + 1)
         try:
@@ -370,39 +356,32 @@ class CausalModel:
     def new_cache(
         self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
     ) -> RaggedCache:
-        """An empty cache with ``num_rows`` open rows of at most ``capacity`` tokens. forgets:
-        whether layers with windows may drop what no token after ``settle`` attends to.
-        """
-        turns = LongRopeState() if self.switch else None
+        """A cache of rows of at most ``capacity`` tokens. forgets: drop what windows never read."""
+        longrope = LongRopeState() if self.switch else None
         windows = self.windows if forgets else None
-        return self._call.new_cache(num_rows, capacity, self.compiled, turns, windows)
+        return self._call.new_cache(num_rows, capacity, self.compiled, longrope, windows)
 
     @property
     def windows(self) -> Windows | None:
-        """Of layers that forget; None = none does, as where texts may have to be read again."""
+        """Windows of layers that drop old tokens; None = all keep them, as for recomputation."""
         keeps = self.has_states or self.switch or self.compiled is not None or not self.forgets
         return None if keeps else self._masks.windows
 
     def measure(self, storage: RowKVCache) -> None:
-        """Learn how many bytes a token takes, from storage that was written."""
+        """Set ``token_bytes`` from storage that was written."""
         near = self._masks.windows.layers if self._masks.windows else ()
-        each = {
-            layer: storage.keys[layer].nbytes + storage.values[layer].nbytes
-            for layer in storage.keys
-        }
+        each = {n: keys.nbytes + storage.values[n].nbytes for n, keys in storage.keys.items()}
         self.token_bytes = sum(each.values()) // max(1, storage.num_slots)
         self._near_bytes = sum(each.get(layer, 0) for layer in near) // max(1, storage.num_slots)
 
     def row_bytes(self, num_tokens: int, num_fed: int) -> int:
-        """Keys and values of a row with ``num_tokens`` tokens, fed at most ``num_fed`` at once."""
+        """Bytes of a row with ``num_tokens`` tokens, fed at most ``num_fed`` at once."""
         most = num_tokens if self.windows is None else self.windows.most_slots(num_fed)
         gone = max(0, num_tokens - most) * self._near_bytes
         return num_tokens * self.token_bytes - gone
 
     def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
-        """Read short feeds of single rows with compiled forwards of these widths; models with
-        states ignore it. backend: as for ``torch.compile``.
-        """
+        """Use compiled forwards of these widths for single rows; models with states ignore it."""
         if not self.has_states:
             self.compiled = CompiledSteps(self.module, self.name, widths, backend)
 
@@ -416,10 +395,9 @@ class CausalModel:
     ) -> Logits:
         """Feed each of R rows its next tokens (at least one) and advance the cache's lengths.
 
-        tokens: of each row, on the host or [n] on the device. trees: [R] how they branch, None = a
-        chain; empty = all chains. Returns the logits after each row's last ``keep`` tokens, or all
-        that were fed; more than ``BULK_LOGITS`` take two forwards, the first without logits. Raises
-        ValueError if a row does not fit into the cache.
+        tokens: of each row, on the host or [n] on the device. Returns the logits after each row's
+        last ``keep`` tokens at least; more than ``BULK_LOGITS`` take two forwards, the first
+        without logits. Raises ValueError if a row does not fit into the cache.
         """
         return self._read(ForwardInputs(cache, rows, tokens, keep, trees))
 
@@ -437,15 +415,12 @@ class CausalModel:
         hidden: dict[int, list[Tensor]] = {}
         longest = max(map(len, tokens))
         size = len(tokens) * (keep if self._call.can_keep else longest) * self.vocab_size
-        if (
-            longest > keep and size > self.bulk_logits and not self.switch
-        ):  # more than wanted at once
+        if longest > keep and size > self.bulk_logits and not self.switch:
             head = [t[: max(0, len(t) - keep)] for t in tokens]
             hidden = self._forward(replace(feed, tokens=head, trees=(), keep=0))[1]
             feed = replace(feed, tokens=[t[max(0, len(t) - keep) :] for t in tokens])
-        logits, states, ends = self._forward(
-            replace(feed, trees=feed.trees if any(feed.trees) else ())
-        )
+        trees = feed.trees if any(feed.trees) else ()
+        logits, states, ends = self._forward(replace(feed, trees=trees))
         for tap, new in states.items():
             before = hidden.get(tap)
             pairs = zip(before, new, strict=True) if before else ()
@@ -453,7 +428,6 @@ class CausalModel:
         return Logits(logits, ends, sum(map(len, feed.tokens)), hidden)
 
     def _forward(self, feed: ForwardInputs) -> Forward:
-        """One forward of ragged rows: flat logits, hidden states by tap and row, ends in flat."""
         cache = feed.cache
         spans = [
             Span(row, cache.lengths[row], len(t))
@@ -466,7 +440,7 @@ class CausalModel:
         return output
 
     def _compiled_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward | None:
-        """One row at a fixed width over all its slots; None where that is not possible."""
+        """One row at a fixed width over all its slots; None if that is not possible."""
         if self.compiled is None or len(spans) > 1:
             return None
         cache = feed.cache
@@ -487,7 +461,7 @@ class CausalModel:
         return logits[0, : span.count], hidden, [span.count]
 
     def _padded_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward:
-        """Rows side by side, [R, T], padded at the end to the longest."""
+        """Rows [R, T], padded at the end to the longest."""
         counts = [span.count for span in spans]
         width, cache = max(counts), feed.cache
         cache.place(spans, fed=feed.tokens)
@@ -509,15 +483,15 @@ class CausalModel:
         return output.logits.flatten(0, 1), hidden, ends
 
     def _packed_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward:
-        """Rows end to end, [1, N], each attending to its own storage: nothing is padded."""
+        """Rows concatenated, [1, N], each attending to its own storage."""
         fed = [index for index, span in enumerate(spans) if span.count]
         counts, cache = [span.count for span in spans], feed.cache
         cache.place([spans[index] for index in fed], packed=True)
-        looks = [
+        inputs = [
             self._sight.of_row(spans[i], feed.trees[i] if feed.trees else None, cache.near(place))
             for place, i in enumerate(fed)
         ]
-        positions, masks = zip(*looks, strict=True)
+        positions, masks = zip(*inputs, strict=True)
         edges = [0, *accumulate(counts)]
         extra: dict[str, Any] = {}
         kept = [min(count, feed.keep) for count in counts]

@@ -19,9 +19,7 @@ Floats32 = NDArray[np.float32]
 
 
 class Occurrences:
-    """Counts [V] of a growing text, of all of it and of its answer alone, after ``num_prompt``
-    tokens.
-    """
+    """Counts [V] in a growing text, and in its answer, which starts at ``num_prompt``."""
 
     def __init__(self, num_prompt: int) -> None:
         self.num_prompt, self._num_read = num_prompt, 0
@@ -45,9 +43,7 @@ def followed(
     skip: int,
     num_rows: int,
 ) -> tuple[Tensor, Tensor]:
-    """Counts [T, V] everywhere and in the answer, before each of T rows (``SampledSpan``), from
-    ``seen``, which has read the text.
-    """
+    """Counts [T, V] in text and answer before each row (``SampledSpan``), from ``seen``."""
     device = seen.everywhere.device
     everywhere, answered = seen.everywhere.clone(), seen.answered.clone()
     _add(everywhere, text[start:], -1.0)
@@ -155,10 +151,10 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
         raise ValueError(f"spans of {(ends or [0])[-1]} rows for logits of {len(logits)}")
     if not any(span.sampling.temperature > 0 or span.sampling.edits for span in spans):
         return Dists(_argmax(logits), *_no_draws(logits, len(logits)))
-    blocks = [
-        _edited(logits[end - span.num_rows : end], span)
-        for span, end in zip(spans, ends, strict=True)
-    ]
+    blocks = []
+    for span, end in zip(spans, ends, strict=True):
+        rows = logits[end - span.num_rows : end]
+        blocks.append(_edited(rows, span) if span.sampling.edits else rows)
     is_greedy = np.repeat(
         [span.sampling.temperature == 0 for span in spans], [span.num_rows for span in spans]
     )
@@ -180,9 +176,7 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """[n] the token at each uniform [n] in [0, 1), float64, of the cumulative [n, V]; never one of
-    mass 0, and -1 where probabilities are not finite. As ``distributions.draw``.
-    """
+    """[n] inverse-CDF draws at uniforms [n], never of mass 0; -1 where not finite."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # on a GPU sums may step back by a rounding: so the mass is looked at, too
@@ -199,9 +193,7 @@ def distributions(
     drafted: Sequence[int],
     parents: Ints | None = None,
 ) -> list[Dist]:
-    """[T, V] logits of one request as T distributions on the host, -1 where not finite. Row t is
-    conditioned on ``text`` and t drafted tokens, or the path to node t - 1 of the tree.
-    """
+    """[T, V] logits of one request as distributions on the host, -1 where not finite."""
     found = warped(logits, [SampledSpan(sampling, len(logits), text, len(text), drafted, parents)])
     tokens = found.tokens.tolist()
     if sampling.temperature == 0:
@@ -217,7 +209,6 @@ def _rows(tensor: Tensor, rows: Ints) -> Tensor:
 
 
 def _joined(blocks: Sequence[Tensor], logits: Tensor, is_whole: bool) -> Tensor:
-    """The blocks end to end: the logits themselves, uncopied, where they are all of them."""
     return logits if is_whole else torch.cat(list(blocks))
 
 
@@ -244,28 +235,20 @@ def _argmax_on_host(scores: Floats32) -> Tensor:
 
 def _edited(logits: Tensor, span: SampledSpan) -> Tensor:
     """A span's rows with its callback, biases and penalties applied, which read its text."""
-    if not span.sampling.edits:
-        return logits
+    sampling, scores = span.sampling, logits.float()
     try:
-        return _all_edits(logits.float(), span)
+        if sampling.process is not None:
+            scores = _processed(scores, sampling.process, span)
+        if sampling.logit_bias:
+            tokens = torch.tensor(list(sampling.logit_bias), device=scores.device)
+            values = torch.tensor(list(sampling.logit_bias.values()), device=scores.device)
+            scores = scores.index_add(-1, tokens, values.to(scores.dtype).expand(len(scores), -1))
+        return _penalised(scores, span) if sampling.penalises else scores
     except Exception as error:
         if span.blame is None:
             raise
         span.blame(error)
         return logits
-
-
-def _all_edits(scores: Tensor, span: SampledSpan) -> Tensor:
-    sampling = span.sampling
-    if sampling.process is not None:
-        scores = _processed(scores, sampling.process, span)
-    if sampling.logit_bias:
-        tokens = torch.tensor(list(sampling.logit_bias), device=scores.device)
-        values = torch.tensor(list(sampling.logit_bias.values()), device=scores.device)
-        scores = scores.index_add(-1, tokens, values.to(scores.dtype).expand(len(scores), -1))
-    if sampling.penalises:
-        scores = _penalised(scores, span)
-    return scores
 
 
 def _processed(

@@ -1,7 +1,7 @@
-"""Any causal LM, tiny: its own configuration with small sizes, a layer of each kind, windows of 3.
+"""Tiny models of any type: small sizes, one layer of each kind, windows of 3 tokens.
 
-The self-check lets such a twin cross what the model itself would cross only after thousands of
-tokens, and ``draftwise models --check`` builds one of every type.
+On such a model the self-check reaches windows and rope tables that the model itself reaches after
+thousands of tokens. ``draftwise models --check`` builds one of every type.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 WINDOW = 3
-ROPE_SWITCH = 30
-"""Tokens after which a rope with two tables goes over to the second."""
+ROPE_SWITCH = 30  # positions of the first table of a rope with two
 _VOCAB = 99
-_LOOKS = ("q_proj", "k_proj", "c_attn", "qkv_proj")
-"""In the names of weights that say where a token looks."""
-_LARGEST = 6_000_000
-"""Parameters of a twin: one that is larger has sizes that the table does not know."""
+_QUERIES_AND_KEYS = ("q_proj", "k_proj", "c_attn", "qkv_proj")
+"""In the names of query and key weights."""
+_LARGEST = 6_000_000  # maximum parameters: a larger model has sizes that ``_SIZES`` lacks
 
 
 def _named(*rows: tuple[int, str]) -> dict[str, int]:
@@ -145,50 +143,37 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "zamba2": {**_ZAMBA, "hybrid_layer_ids": [1, 3], "mamba_headdim": 32, "n_mamba_heads": 4},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What a type needs besides: sizes that depend on each other, and lists by layer."""
+"""Per type: sizes that depend on each other, and lists by layer."""
 
 
 def tiny_config(config: Any) -> Any:
-    """The same kind of configuration with tiny sizes; raises what its validation raises."""
-    told = config.to_dict()
+    """A configuration of the same type with tiny sizes; raises what its validation raises."""
+    given = config.to_dict()
     made: dict[str, Any] = {
         name: size
         for name, size in _SIZES.items()
-        if isinstance(told.get(name), int) and not isinstance(told[name], bool)
+        if isinstance(given.get(name), int) and not isinstance(given[name], bool)
     }
-    if told.get("num_key_value_heads") == told.get("num_attention_heads"):
+    if given.get("num_key_value_heads") == given.get("num_attention_heads"):
         made["num_key_value_heads"] = made.get("num_attention_heads", 4)
-    made.update(_layers(told))
-    if "is_decoder" in told:
+    made.update(_layers(given))
+    if "is_decoder" in given:
         made["is_decoder"] = True
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        known = told.get(name)
-        if name in told and known is None:
-            made[name] = None  # and not the type's own, outside the vocabulary
+        known = given.get(name)
+        if name in given and known is None:
+            made[name] = None  # the type's default may lie outside the vocabulary
         if isinstance(known, (list, tuple)) or (isinstance(known, int) and known >= _VOCAB):
             made[name] = 1
     for name in getattr(config, "sub_configs", {}):
         if getattr(config, name, None) is not None:
             made[name] = tiny_config(getattr(config, name))
     made.update(_OWN.get(config.model_type, {}))
-    return type(config)(**{**_kept(config, told, made), **made})
-
-
-def windowed(config: Any, size: int) -> Any:
-    """As ``tiny_config``, with windows or chunks of ``size`` tokens, even if none is the rule."""
-    if getattr(config, "sliding_window", 0) is None:
-        config.sliding_window = size
-    made = tiny_config(config)
-    for name in _WINDOWS.split():
-        if getattr(made, name, None):
-            setattr(made, name, size)
-    return made
+    return type(config)(**{**_kept(config, given, made), **made})
 
 
 def tiny_module(config: Any, seed: int = 0) -> Any:
-    """A random float32 module of a tiny configuration on the CPU, without drawing from the global
-    seed. Raises ValueError for one that is not tiny after all.
-    """
+    """A random float32 module on the CPU, by its own seed. ValueError if it is not tiny."""
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     if size > _LARGEST:
@@ -202,44 +187,41 @@ def tiny_module(config: Any, seed: int = 0) -> Any:
 
 @torch.no_grad()
 def _sharpen(module: Any) -> None:
-    """Wide queries, keys and embeddings: what a layer may look at makes a difference then."""
+    """Large queries, keys and embeddings, so that a wrong mask changes the logits."""
     for name, weights in module.named_parameters():
-        if weights.dim() == 2 and any(part in name for part in _LOOKS):
+        if weights.dim() == 2 and any(part in name for part in _QUERIES_AND_KEYS):
             weights.normal_(0, 0.25)
         elif weights.dim() == 2 and any(part in name for part in ("lm_head", "embed", "wte")):
             weights.normal_(0, 0.3)
 
 
 def has_far_edges(config: Any) -> bool:
-    """Whether something changes only after more tokens than a check may read."""
-    told = config.to_dict()
-    windows = [told.get(name) for name in _WINDOWS.split()]
-    has_window = any(isinstance(window, int) for window in windows)
-    return has_window or "local" in str(told.get("attention_types"))
+    """Whether some layer has a window."""
+    given = config.to_dict()
+    has_window = any(isinstance(given.get(name), int) for name in _WINDOWS.split())
+    return has_window or "local" in str(given.get("attention_types"))
 
 
-def _kept(config: Any, told: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from the type's defaults and has no size: switches, names, ropes."""
+def _kept(config: Any, given: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Other settings that differ from the type's defaults: flags, names, ropes."""
     usual = type(config)().to_dict()
     kept: dict[str, Any] = {
         name: value
-        for name, value in told.items()
+        for name, value in given.items()
         if name not in made and isinstance(value, (bool, float, str)) and value != usual.get(name)
     }
-    rope = told.get("rope_parameters")
+    rope = given.get("rope_parameters")
     if isinstance(rope, dict) and "rope_parameters" not in made and rope:
         kept["rope_parameters"] = _tiny_rope(rope, made)
     return {name: value for name, value in kept.items() if name not in ("model_type", "dtype")}
 
 
 def _tiny_rope(rope: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """The same rope for small heads, and a switch between its tables that is near."""
+    """The same rope for small heads, with a short first table."""
     found = dict(rope)
     if "original_max_position_embeddings" in found:
         found["original_max_position_embeddings"] = ROPE_SWITCH
-    width = made.get("head_dim") or made.get("hidden_size", 64) // made.get(
-        "num_attention_heads", 4
-    )
+    width = made.get("head_dim") or made.get("hidden_size", 64) // 4
     half = int(width * found.get("partial_rotary_factor", 1.0)) // 2
     for name in ("short_factor", "long_factor"):
         if name in found:
@@ -247,14 +229,14 @@ def _tiny_rope(rope: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def _layers(told: Mapping[str, Any]) -> dict[str, Any]:
+def _layers(given: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    name = "layer_types" if told.get("layer_types") else "layers_block_type"
+    name = "layer_types" if given.get("layer_types") else "layers_block_type"
     num = 2
-    if told.get(name):
-        kinds = list(dict.fromkeys(told[name]))
+    if given.get(name):
+        kinds = list(dict.fromkeys(given[name]))
         made[name] = kinds if len(kinds) > 1 else kinds * 2
         made["num_hidden_layers"] = num = len(made[name])
-    if told.get("mlp_layer_types"):
-        made["mlp_layer_types"] = (list(dict.fromkeys(told["mlp_layer_types"])) * num)[:num]
+    if given.get("mlp_layer_types"):
+        made["mlp_layer_types"] = (list(dict.fromkeys(given["mlp_layer_types"])) * num)[:num]
     return made

@@ -1,10 +1,10 @@
-"""From the device to the host: the one place where the host waits, and questions that share it."""
+"""Reads from the device: the one place where the host waits for it."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from itertools import accumulate, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from draftwise.types import Floats
 T = TypeVar("T")
 
 DeviceRead = Generator[Sequence[Tensor], Sequence[Floats], T]
-"""What needs to see numbers of the device: yields tensors, is sent them as arrays, returns T."""
+"""Code that reads from the device: yields tensors, is sent arrays, returns T."""
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
@@ -33,26 +33,26 @@ def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
 
 
 def together(asks: Sequence[DeviceRead[T]]) -> DeviceRead[list[T]]:
-    """Several questions as one: what they yield in the same turn travels in one transfer."""
+    """Several reads as one: what they yield in the same step shares a transfer."""
     if len(asks) == 1:
         return [(yield from asks[0])]
     found: dict[int, T] = {}
-    sent: dict[int, Sequence[Floats] | None] = dict.fromkeys(range(len(asks)))
-    while True:
+    sent: dict[int, Any] = dict.fromkeys(range(len(asks)))
+    while sent:
         wanted: dict[int, Sequence[Tensor]] = {}
         for index, values in sent.items():
             try:
-                wanted[index] = next(asks[index]) if values is None else asks[index].send(values)
+                wanted[index] = asks[index].send(values)
             except StopIteration as done:
                 found[index] = done.value
-        if not wanted:
-            return [found[index] for index in range(len(asks))]
-        arrays = iter((yield [tensor for tensors in wanted.values() for tensor in tensors]))
+        tensors = [tensor for own in wanted.values() for tensor in own]
+        arrays = iter((yield tensors) if wanted else ())
         sent = {index: list(islice(arrays, len(own))) for index, own in wanted.items()}
+    return [found[index] for index in range(len(asks))]
 
 
 def answered(ask: DeviceRead[T]) -> T:
-    """The answer to one question, with a transfer each time that it looks."""
+    """Run one read, with a transfer per step."""
     try:
         wanted = next(ask)
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,10 @@ from draftwise.types import Bools, Draft, Ints
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """How the T tokens fed to one row are placed where they do not simply follow each other.
+    """A token tree in the slots from ``base`` on, fed at once or level by level; T tokens are fed.
 
-    A tree takes the slots from ``base`` on, in one feed or several; E is the end of this feed.
-    positions: [E - base] each slot's position, the text's plus its depth. seen: [T, E - base],
-    which of these slots each fed token attends to, itself included; all attend to the text below
-    ``base``.
+    positions: [E - base] position of each slot up to the end E of this feed. seen: [T, E - base]
+    which of these slots each fed token attends to, itself included; all attend to the text.
     """
 
     base: int
@@ -32,8 +30,7 @@ class Branches:
 
 def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> Branches:
     """A tree after ``base`` tokens of text, of which the last ``num_fed`` (default all) are fed.
-
-    parents: for each token, -1 = the text, or an earlier token.
+    parents: of each token; -1 = the text.
 
     >>> branches([-1, 0, 0], base=4).positions.tolist()
     [4, 5, 5]
@@ -57,13 +54,35 @@ def draft_branches(draft: Draft, base: int) -> Branches | None:
     return None if is_chain else branches(parents, base)
 
 
+def pruned(
+    tokens: Ints,
+    parents: Ints,
+    ends: Container[int],
+    num_allowed: Callable[[Sequence[int]], int] = len,
+) -> tuple[Ints, Ints]:
+    """A tree's tokens and parents without descendants of end tokens, tokens of probability 0, and
+    their descendants. num_allowed: how many of a path's tokens come before one of probability 0.
+
+    >>> pruned(np.array([5, 2, 7, 8]), np.array([-1, -1, 1, 0]), {2})[1].tolist()
+    [-1, -1, 0]
+    """
+    place, paths = {-1: -1}, dict[int, list[int]]({-1: []})
+    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+        if parent in place and (parent < 0 or int(tokens[parent]) not in ends):
+            paths[node] = [*paths[parent], token]
+            if num_allowed(paths[node]) == len(paths[node]):
+                place[node] = len(place) - 1
+    kept = list(place)[1:]
+    above = np.array([place[parent] for parent in parents[kept].tolist()], dtype=np.int64)
+    return tokens[kept], above
+
+
 def tree_masks(
     trees: Sequence[Branches | None], slots: Ints, used: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where trees put the fed tokens of R rows, and what these attend to.
+    """Positions [R, T] of the queries and [R, used] of the keys, and seen [R, T, used].
 
-    slots: [R, T] where each fed token is written (padding repeats a row's last). Returns positions
-    [R, T] of the queries and [R, used] of the keys, and seen [R, T, used].
+    slots: [R, T] where each fed token is written (padding repeats a row's last).
     """
     queries = slots.copy()
     places = torch.arange(used, device=device)
@@ -81,7 +100,7 @@ def tree_masks(
 
 
 Mask = Tensor | dict[str, Tensor | None] | None
-"""What a module takes: one for all layers, or one by kind of layer; None = none."""
+"""One mask for all layers, or one by kind of layer; None = no mask."""
 
 _KINDS = {
     "full_attention": "full",
@@ -92,9 +111,8 @@ _KINDS = {
     "chunked_attention": "chunked",
     **dict.fromkeys(("linear_attention", "conv", "recurrent", "mamba", "moe", "mlp", "dummy"), ""),
 }
-"""Which mask a layer takes, by what configurations call it; "" = none."""
-Fed = Sequence[int] | Tensor
-"""Tokens of one row: as the host knows them, or [n] on the device."""
+"""The mask of each kind of layer; "" = none."""
+Fed = Sequence[int] | Tensor  # tokens of one row, on the host or [n] on the device
 
 
 class Masks:
@@ -109,9 +127,7 @@ class Masks:
         self._wanted = wanted - {""}
         self._window = int(getattr(config, "sliding_window", None) or 0)
         self._chunk = int(getattr(config, "attention_chunk_size", None) or 0)
-        near = {
-            index for index, kind in enumerate(layers) if _KINDS.get(kind) in ("sliding", "chunked")
-        }
+        near = {at for at, kind in enumerate(layers) if _KINDS.get(kind) in ("sliding", "chunked")}
         sizes = (self._window * ("sliding" in wanted), self._chunk * ("chunked" in wanted))
         self.windows = Windows(frozenset(near), *sizes) if near and any(sizes) else None
         self.is_packable = config._attn_implementation == RAGGED  # until the self-check says no
@@ -125,11 +141,10 @@ class Masks:
     def make(
         self, queries: Tensor, keys: Tensor, seen: Tensor | None = None, near: Near | None = None
     ) -> Mask:
-        """[R or 1, 1, T, used] which slots each query attends to, by kind where layers differ; None
-        = no layer attends.
+        """[R or 1, 1, T, used] masks, by kind if layers differ; None = no layer attends.
 
         queries: [R or 1, T] and keys: broadcastable to [R, 1, T, used], positions. seen: [R, T,
-        used] where positions do not tell, as in trees. near: slots that windowed layers read.
+        used] of trees, which positions do not determine. near: slots that windowed layers read.
         """
         if not self._wanted:
             return None
@@ -150,23 +165,22 @@ class Masks:
         return {kind: made[name] for kind, name in _KINDS.items() if name in made}
 
     def in_order(self, queries: Tensor, keys: Tensor, near: Near | None = None) -> Mask:
-        """As ``make``, for tokens that follow each other in the last of the slots [used]."""
+        """As ``make``, for consecutive tokens in the last of the slots [used]."""
         return IN_ORDER if self.knows_order else self.make(queries, keys, near=near)
 
     def pack(self, rows: Sequence[Mask], counts: Sequence[int], cache: RaggedCache) -> Mask:
-        """The masks of single rows, each as ``make`` gives it, for rows read end to end."""
+        """The masks of single rows (``make``) for a packed forward."""
         if self._only:
             return packed_mask(counts, [r if isinstance(r, Tensor) else None for r in rows], cache)
+        masks = [row if isinstance(row, dict) else {} for row in rows]
         return {
-            kind: packed_mask(
-                counts, [r[kind] if isinstance(r, dict) else None for r in rows], cache
-            )
+            kind: packed_mask(counts, [mask.get(kind) for mask in masks], cache)
             for kind, name in _KINDS.items()
             if name in self._wanted
         }
 
     def _as_bias(self, allowed: Tensor) -> Tensor:
-        """Boolean for sdpa; what is added to the scores for eager attention."""
+        """Boolean for sdpa, additive for eager attention."""
         if not self._additive:
             return allowed
         lowest = torch.finfo(self._dtype).min
@@ -174,11 +188,9 @@ class Masks:
 
 
 def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None = None) -> Ints:
-    """[R, T] the slots of rows of different lengths, without trees their positions, too; T is the
-    largest count, or ``width``.
+    """[R, T] slots, padded to ``width`` or the largest count by repeating a row's last slot.
 
-    Padding repeats the row's last token in its own slot, so no query is without a key (NaN would
-    stay in the cache).
+    A query without a key would put NaN into the cache.
     """
     last = np.maximum(np.array(counts) - 1, 0)
     steps = np.minimum(np.arange(width or max(counts)), last[:, None])
@@ -195,7 +207,7 @@ def _layer_kinds(config: Any) -> list[str]:
 
 
 def stacked_ids(tokens: Sequence[Fed], width: int, device: torch.device) -> Tensor:
-    """[R, width] tokens that the host or the device knows, each row's last repeated (0 of none)."""
+    """[R, width] tokens, shorter rows with their last one repeated (0 if there is none)."""
     if not any(isinstance(row, Tensor) for row in tokens):
         return torch.tensor(
             [[*row, *[row[-1] if len(row) else 0] * (width - len(row))] for row in tokens],
@@ -208,14 +220,8 @@ def stacked_rows(rows: Sequence[Tensor], width: int) -> Tensor:
     """[R, width, ...] of [n, ...] each, shorter ones with their last entry repeated."""
     if len(rows) == 1 and len(rows[0]) == width:
         return rows[0][None]
-    return torch.stack(
-        [
-            torch.cat((row, row[-1:].expand(width - len(row), *row.shape[1:])))
-            if len(row) < width
-            else row
-            for row in rows
-        ]
-    )
+    padding = (row[-1:].expand(width - len(row), *row.shape[1:]) for row in rows)
+    return torch.stack([torch.cat(pair) for pair in zip(rows, padding, strict=True)])
 
 
 def packed_ids(tokens: Sequence[Fed], device: torch.device) -> Tensor:

@@ -1,8 +1,7 @@
-"""Verification of many rows at once, on the device: ``engine.verify`` in tensors.
+"""Batched verification of sampled rows on the device, equal to the reference ``engine.verify``.
 
-The reference reads one draft; this module verifies all sampling rows, chains and trees,
-without a loop over rows and without a read by the host: the caller fetches all results at once.
-Greedy rows need no tensors: their p are tokens, and they use the reference.
+There is no loop over rows and no read by the host. Greedy rows, whose p are tokens, use the
+reference.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from draftwise.types import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class DraftTreeBatch:
-    """Drafts of R rows: their M nodes end to end, and P = M + R places, each a row of p: for every
-    row its text's end and then its nodes.
+    """Drafts of R rows: their M nodes, concatenated, and P = M + R places, which are the rows of p:
+    the end of each text, followed by its nodes.
 
-    tokens: [M]. owners: [M] the row of each node. places: [M] its own place. before: [M] the place
-    that it continues. ranks: [M] siblings that are tried before it. q: [M] its row of the drafters'
-    distributions, -1 = a point mass. roots: [R] the texts' ends.
+    tokens: [M]. owners: [M] row of each node. places: [M] its place. before: [M] its parent's
+    place. ranks: [M] number of siblings tried before it. q: [M] its row of the drafters'
+    distributions, -1 = a point mass. roots: [R] places of the texts' ends.
     """
 
     tokens: Ints
@@ -40,7 +39,7 @@ class DraftTreeBatch:
     def of(
         cls, tokens: Sequence[Ints], parents: Sequence[Ints | None], q: Sequence[Ints]
     ) -> DraftTreeBatch:
-        """Of each row its draft's tokens, parents (None = a chain), and rows of its nodes' q."""
+        """tokens, parents (None = a chain) and q of each row's nodes."""
         nums = np.array([len(own) for own in tokens], dtype=np.int64)
         owners = np.repeat(np.arange(len(nums)), nums)
         places = np.arange(len(owners)) + owners + 1
@@ -60,7 +59,7 @@ class DraftTreeBatch:
 
     @property
     def children(self) -> Ints:
-        """[P, C] the nodes that continue each place, in the order they are tried; M = no more."""
+        """[P, C] nodes after each place, in the order they are tried; M = none."""
         found = np.full((self.num_places, int(self.ranks.max(initial=0)) + 1), len(self.tokens))
         found[self.before, self.ranks] = np.arange(len(self.tokens))
         return found
@@ -88,7 +87,7 @@ class DraftTreeBatch:
         return found
 
     def path(self, row: int, last: int) -> Ints:
-        """The nodes from a row's text to one of its places, counted from the row's first node."""
+        """The nodes on the path from a row's text to one of its places; 0 = the row's first."""
         path, root = [], int(self.roots[row])
         while last != root:
             path.append(last - root - 1)
@@ -99,18 +98,16 @@ class DraftTreeBatch:
 def rejection_sample(
     forest: DraftTreeBatch, p: Tensor, q: Tensor, uniforms: Floats, bonus_uniforms: Floats
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keep a path of every draft and draw every bonus token, as ``engine.verify`` does for one
-    draft.
+    """Accept a path of every draft and draw the bonus tokens, as ``engine.verify`` for one draft.
 
-    p: [P, V], after each place. q: [m, V], what nodes were drawn from. uniforms: [M]; bonus: [R].
-    Returns the place of the last token kept and the bonus token, [R] each, -1 where p is not finite
-    there; and [P] the token that follows each place: the kept node's, else its row's bonus.
+    p: [P, V] after each place. q: [m, V]. uniforms: [M]. bonus_uniforms: [R]. Returns [R] places of
+    the last accepted tokens; [R] bonus tokens, -1 where p is not finite; [P] the token after each
+    place, either an accepted node's or the row's bonus token.
 
-    Source: as ``engine.verify``. Whether a node would be kept *if it were tried* depends on its
-    elder siblings alone, so it is decided for all nodes at once; pointer doubling then finds the
-    last one kept, and only there a residual is computed. Differs: what point masses leave of p is
-    summed in float64, where the reference rounds to float32 after each sibling. Cost: some 30 small
-    kernels, and residuals [R, V] after the last places.
+    Source: as ``engine.verify``. Whether a node is accepted *if it is tried* depends only on its
+    elder siblings, so it is decided for all nodes at once; pointer doubling then finds the last
+    accepted one. Differs: residuals of point masses are summed in float64; the reference rounds to
+    float32 after each sibling. Cost: some 30 small kernels, and residuals [R, V].
     """
     columns = np.stack((forest.tokens, forest.before, forest.places, forest.q))
     index = torch.from_numpy(columns).to(p.device)
@@ -134,13 +131,12 @@ def rejection_sample(
     last = after[roots]
     bonus = draw(_left(p[last], children[last], index, q), u[num:])
     owners = torch.from_numpy(forest.rows).to(p.device)
-    said = torch.zeros_like(first).index_copy(0, places, tokens)
-    return last, bonus, torch.where(first < end, said[first.clamp(max=end - 1)], bonus[owners])
+    token_at = torch.zeros_like(first).index_copy(0, places, tokens)
+    return last, bonus, torch.where(first < end, token_at[first.clamp(max=end - 1)], bonus[owners])
 
 
 def masses(q: Tensor, rows: Tensor, proposed: Tensor, tokens: Tensor) -> Tensor:
-    """[K] what n distributions give these tokens. rows: each one's row of q [m, V], or -1 = all of
-    it is on the ``proposed`` token."""
+    """[K] probabilities of tokens. rows: [K] of q [m, V], or -1 = a point mass at ``proposed``."""
     of_point = (proposed == tokens).double()
     if not len(q):
         return of_point
@@ -148,9 +144,7 @@ def masses(q: Tensor, rows: Tensor, proposed: Tensor, tokens: Tensor) -> Tensor:
 
 
 def overlaps(p: Tensor, places: Ints, q: Tensor, rows: Ints, proposed: Ints) -> Tensor:
-    """[K] acceptance probabilities ``sum_v min(p, q)``; places: rows of p; rows, proposed: as in
-    ``masses``.
-    """
+    """[K] acceptance probabilities ``sum_v min(p, q)``; rows, proposed: as in ``masses``."""
     of_p, tokens = torch.from_numpy(np.stack((places, proposed.clip(0)))).to(p.device)
     found = p[of_p, tokens].double()
     drawn = np.flatnonzero(rows >= 0)
@@ -178,15 +172,15 @@ def _when_tried(
 
     After point masses p is renormalised by a division; after a draw it is a residual of V numbers.
     """
-    order = np.argsort(forest.before, kind="stable")  # siblings side by side, each in its turn
+    order = np.argsort(forest.before, kind="stable")  # siblings in their order
     firsts = np.arange(len(order)) - forest.ranks[order]
     crowded = np.unique(forest.before[forest.ranks > 0])
-    turns, firsts_, later, fresh = torch.from_numpy(
+    tried, firsts_, later, fresh = torch.from_numpy(
         np.stack((order, firsts, forest.ranks > 0, ~forest.is_again))
     ).to(p.device)
     own = of_p * fresh
-    before = own[turns].cumsum(0) - own[turns]
-    gone = torch.zeros_like(own).index_copy(0, turns, before - before[firsts_])
+    before = own[tried].cumsum(0) - own[tried]
+    gone = torch.zeros_like(own).index_copy(0, tried, before - before[firsts_])
     at = torch.from_numpy(crowded).to(p.device)
     whole = own.new_zeros(forest.num_places).index_copy(0, at, p[at].sum(-1, dtype=torch.float64))
     left = whole[index[1]] - gone
@@ -204,9 +198,7 @@ def _when_tried(
 
 
 def _left(rest: Tensor, children: Tensor, index: Tensor, q: Tensor) -> Tensor:
-    """[R, V] the residual of p after all these children [R, C] (M = none) were rejected in turn;
-    point masses are removed all at once.
-    """
+    """[R, V] residual of p after the children [R, C] (M = none) were rejected in turn."""
     tokens, rows = index[0], index[3]
     for kids in children.T[:, :, None] if len(q) else children[None]:
         is_there = kids < len(tokens)

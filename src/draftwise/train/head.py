@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from draftwise.files import replacing, write_text
 from draftwise.install import hint
 from draftwise.nn.heads.files import read_settings, read_weights
-from draftwise.nn.heads.medusa import ResBlock
+from draftwise.nn.heads.parallel import ResBlock
 from draftwise.nn.model import CausalModel
 from draftwise.train.answers import Ask, continuations
 from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad

@@ -68,9 +68,7 @@ class CompiledSteps:
             self._shelf.setdefault(storage.num_slots, []).append(storage)
 
     def width(self, cache: RaggedCache, row: int, wanted: int) -> int | None:
-        """The width to pad one row's feed to; None for a prompt, what fits no width or storage, and
-        the first forward of a storage, which the plain module reads.
-        """
+        """The width to pad one row's feed to; None = the plain module reads it."""
         used, storage = cache.lengths[row] + wanted, cache.storage(row)
         is_ready = bool(storage.keys) and used <= storage.num_slots
         if not is_ready or used > cache.capacity or not torch.is_inference_mode_enabled():
@@ -99,7 +97,6 @@ class CompiledSteps:
         return logits, hidden
 
     def _compile(self, key: tuple[int, ...], taps: Sequence[int], inputs: tuple[Any, ...]) -> bool:
-        """Compile one shape by feeding it once; to feed it again changes nothing."""
         print(
             f"compiling {self._name}: {key[1]} tokens at once, up to {key[2]} of text ...",
             file=sys.stderr,

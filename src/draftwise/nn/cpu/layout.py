@@ -10,12 +10,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-LEAST_NUMEL = 100_000
-"""Products with smaller weights take less than what finding their blocks does."""
-SHARE = 0.25
-"""Of the machine's memory, at most so much goes into second copies of weights."""
-ROWS = 16
-"""Rows that blocks are made for: of 8, 16 and 32 none is better for all of 2 to 64."""
+LEAST_NUMEL = 100_000  # products with smaller weights take less than what finding their blocks does
+SHARE = 0.25  # of the machine's memory, at most so much goes into second copies of weights
+ROWS = 16  # rows that blocks are made for: of 8, 16 and 32 none is better for all of 2 to 64
 _LEAST_ROWS = {torch.float32: 3, torch.bfloat16: 4}
 """Fewer take longer than these, and are filled up: one of 1,536 x 576 in bfloat16 takes 153 us for
 one row, 169 for two, 134 for four (``docs/real_models.md``)."""
@@ -65,7 +62,6 @@ class Prepacked(nn.Linear):
         return self.product(input)
 
     def product(self, states: Tensor) -> Tensor:
-        """From the blocks, if they are still the weight's."""
         is_theirs = states.dtype == self.weight.dtype and _mark(self.weight) == self._packed_from
         if self._blocks is None or not is_theirs:
             return super().forward(states)
@@ -135,7 +131,6 @@ def is_packed(module: nn.Module) -> bool:
 
 
 def _is_served(weight: Tensor) -> bool:
-    """Does this build of torch, on this processor, have the kernels for such a weight?"""
     backends: Any = torch.backends  # has no types; x86 builds have both
     has_kernels = backends.mkl.is_available() and backends.mkldnn.is_available()
     is_plain = type(weight.data) is Tensor  # and not one of torchao's, which says it is float32
@@ -151,8 +146,8 @@ def _memory_bytes() -> int:
     """Of the machine, or of the container where it is given less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
-    said = limit.read_text().strip() if limit.is_file() else ""
-    return min(total, int(said)) if said.isdigit() else total
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return min(total, int(text)) if text.isdigit() else total
 
 
 def weights_of(module: nn.Module) -> str:

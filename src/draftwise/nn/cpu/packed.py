@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from draftwise.types import DraftwiseError
 
-GROUP = 32
-"""Weights of a row that share a scale and an offset in four bits: GGUF's blocks."""
+GROUP = 32  # weights of a row that share a scale and an offset in four bits: GGUF's blocks
 
 
 class Packed(nn.Module):

@@ -217,7 +217,6 @@ class EagleHead(BorrowingHead):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of keys and values per token."""
         return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -362,9 +361,7 @@ def read(
 def _look(
     spans: Sequence[Span], trees: Sequence[Branches | None], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Positions [R or 1, T] of the slots, and what they attend to [R, 1, T, used]; None = to all,
-    as single slots of rows of one length do.
-    """
+    """Positions [R or 1, T] of the slots, and their mask [R, 1, T, used]; None = all slots."""
     counts = [span.count for span in spans]
     width, used = max(counts), max(span.end for span in spans)
     if not any(trees) and all(span.end == used and span.count == width for span in spans):
@@ -529,9 +526,7 @@ def _config(
 
 
 def head_config(settings: Mapping[str, Any], layer: Mapping[str, Any], **own: Any) -> EagleConfig:
-    """The shape in a head's ``config.json``; layer: its part like a Llama configuration. own:
-    values that one kind of head reads elsewhere.
-    """
+    """The config of a head; layer: its Llama part. own: values that one kind reads elsewhere."""
     found = {name: layer[name] for name in LLAMA if layer.get(name)}
     size, heads, vocab_size = (
         layer[name] for name in ("hidden_size", "num_attention_heads", "vocab_size")
@@ -666,7 +661,6 @@ def save_head(
 
 
 def _third_settings(config: EagleConfig) -> dict[str, Any]:
-    """What both layouts say of an EAGLE-3 head."""
     return {
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,

@@ -18,9 +18,7 @@ Head = TypeVar("Head", bound=nn.Module)
 
 
 def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
-    """A local folder, or that of a hub id, of which ``files`` are downloaded; kind: for the message
-    of the DraftwiseError where there is none.
-    """
+    """A local folder, or that of a hub id with these ``files``; DraftwiseError if there is none."""
     path = Path(source).expanduser()
     if not path.is_dir():
         if source.startswith((".", "/", "~")) or source.count("/") != 1:
@@ -95,9 +93,7 @@ def refuse_mismatch(
 
 
 def put_weights(head: Head, weights: Mapping[str, Tensor], target: CausalModel, what: str) -> Head:
-    """The head, made on ``meta``, with all weights; errors as ``refuse_mismatch``. Parameters get
-    the target's dtype; buffers (token ids, routers' biases) keep their own.
-    """
+    """The head, made on ``meta``, with all weights; floats in the target's dtype, buffers as is."""
     places, buffers = head.state_dict(), dict(head.named_buffers())
     refuse_mismatch(what, {name: tuple(place.shape) for name, place in places.items()}, weights)
     cast = {

@@ -27,9 +27,7 @@ ATTENTION = "draftwise_head"
 
 @dataclass(frozen=True, slots=True)
 class MtpStyle:
-    """hidden_first: the state comes before the embedding in ``proj``'s input. returns_normed: the
-    head drafts on from its normed output.
-    """
+    """hidden_first: state before embedding. returns_normed: drafts on from the normed output."""
 
     hidden_first: bool = False
     returns_normed: bool = True
@@ -52,7 +50,8 @@ class MtpHead(nn.Module):
         module, size = target.module, target.hidden_size
         self.proj = nn.Linear(2 * size, size, bias=False)
         self.layer, rotary = _layer_like(target)
-        self.embed_norm, self.hidden_norm, self.norm = (_norm_like(target) for _ in range(3))
+        norm, eps = type(module.base_model.norm), module.config.get_text_config().rms_norm_eps
+        self.embed_norm, self.hidden_norm, self.norm = (norm(size, eps=eps) for _ in range(3))
         self.embed = None if "embed" in borrows else nn.Embedding(target.vocab_size, size)
         self.lm_head = None
         if "lm_head" not in borrows:
@@ -130,14 +129,6 @@ def _layer_like(target: CausalModel) -> tuple[Any, Any]:
         raise DraftwiseError(f"no layer of {target.name} sees all of a text: no MTP head can be")
     place = len(kinds) - 1 - kinds[::-1].index("full_attention")
     return type(layers[place])(config, place), rotary
-
-
-def _norm_like(target: CausalModel) -> nn.Module:
-    config = target.module.config.get_text_config()
-    made: nn.Module = type(target.module.base_model.norm)(
-        config.hidden_size, eps=config.rms_norm_eps
-    )
-    return made
 
 
 def _attend(

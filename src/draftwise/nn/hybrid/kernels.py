@@ -19,8 +19,7 @@ from torch import Tensor
 
 STEPS = 16
 """Tokens up to which a feed goes step by step; chunks of the library's kernels hold 64 and more."""
-TOKENWISE = ("query", "key", "value", "g", "beta")
-"""What the delta rules are given of each token."""
+TOKENWISE = ("query", "key", "value", "g", "beta")  # what the delta rules are given of each token
 Kernel = Callable[..., Any]
 Arguments = Mapping[str, Any]
 
@@ -44,15 +43,7 @@ class Family:
 
     @property
     def starts_from_zero(self) -> bool:
-        """Whether the chunk kernel cannot be told a state."""
         return not self.state
-
-    def num_tokens(self, arguments: Arguments) -> int:
-        return int(arguments[self.tokenwise[0]].shape[self.time])
-
-    def initial(self, arguments: Arguments) -> Tensor | None:
-        found: Tensor | None = arguments.get(self.state)
-        return found
 
     def cut(self, arguments: Arguments, row: int, num: int) -> dict[str, Any]:
         """What the chunk kernel is given for one row's first tokens, batch size 1."""
@@ -70,14 +61,6 @@ class Family:
         seen: is given the state after each token, where that costs only a copy.
         """
         raise NotImplementedError
-
-    def run_chunk(
-        self, chunk: Kernel, arguments: Arguments, state: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        assert self.state or state is None, "the kernel starts from zero"
-        initial = {self.state: state} if self.state else {}
-        output, new = chunk(**{**arguments, **initial, self.final: True})
-        return output, new
 
 
 class Delta(Family):
@@ -198,10 +181,13 @@ class Call:
     def _run(
         self, arguments: Arguments, state: Tensor | None, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        is_short = self.family.num_tokens(arguments) <= STEPS
-        if state is not None and (is_short or self.family.starts_from_zero):
-            return self.family.run(self.step, arguments, state, seen)
-        return self.family.run_chunk(self.chunk, arguments, state)
+        family = self.family
+        is_short = arguments[family.tokenwise[0]].shape[family.time] <= STEPS
+        if state is not None and (is_short or family.starts_from_zero):
+            return family.run(self.step, arguments, state, seen)
+        initial = {} if family.starts_from_zero else {family.state: state}
+        output, new = self.chunk(**{**arguments, **initial, family.final: True})
+        return output, new
 
 
 def bound_arguments(kernel: Kernel, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
@@ -234,9 +220,7 @@ def states_after(
 
 
 def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str, Any]:
-    """The arguments of all calls as one; what follows a row's first ``nums`` tokens is masked: g =
-    0 and beta = 0 neither let the state decay nor add to it.
-    """
+    """The arguments of all calls as one; after ``nums`` tokens g = beta = 0, a no-op."""
     longest = max(nums)
     stacked = {n: torch.cat([c.arguments[n][:, :longest][index] for c in calls]) for n in TOKENWISE}
     if min(nums) < longest:

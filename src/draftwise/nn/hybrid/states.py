@@ -22,8 +22,6 @@ MOST_STEPS = 24
 
 
 class Key(NamedTuple):
-    """One state: its layer, and which of that layer's."""
-
     layer: int
     number: int = 0
 
@@ -50,7 +48,7 @@ class StateCheckpoint:
 
     def __init__(self, before: Sequence[State], width: int) -> None:
         self.before, self.width = before, width
-        self.layer = 0  # whose turn it is
+        self.layer = 0  # the one that is running
         self.rewinds = True
         self._handed: dict[Key, Tensor] = {}  # conv states given out; the kernel for one token
         self._inputs: dict[Key, tuple[Tensor, int]] = {}  # works in them. [R, C, K + T] and K
@@ -142,7 +140,7 @@ class StateCheckpoint:
 
 @dataclass(slots=True)
 class _Step:
-    """A row's share of a forward: its tokens from ``start`` on. end: where all else was dropped."""
+    """A row of a forward: its tokens from ``start`` on. end: last state, if only that is kept."""
 
     start: int
     tokens: Sequence[int]
@@ -160,7 +158,7 @@ class _Step:
 
 
 class States:
-    """The states of all rows of a cache, and how far each can go back."""
+    """The recurrent states of all rows of a cache, with rollback."""
 
     def __init__(self, is_used: bool = False) -> None:
         self._base: dict[int, tuple[int, State]] = {}  # a position, and the state there
@@ -179,23 +177,26 @@ class States:
         """The furthest position up to ``length`` whose state is known; -1 = none."""
         if not self.is_used:
             return length
-        return next((at for at in self._known(row, length)), -1)
+        return next(self._known(row, length), -1)
 
     def missing(self, row: int, length: int) -> list[int]:
         """The tokens from there up to ``length``: they are to be fed again."""
         first = self.reachable(row, length)
-        read = {
-            step.start + index: token
-            for step in self._steps[row]
-            for index, token in enumerate(step.tokens)
-        }
+        read = {s.start + at: token for s in self._steps[row] for at, token in enumerate(s.tokens)}
         return [read[at] for at in range(first, length)]
 
     def begin(
         self, rows: Sequence[int], starts: Sequence[int], fed: Sequence[Sequence[int]]
     ) -> None:
-        """A forward feeds these rows these tokens from there on."""
-        self._run_again(rows, starts)
+        """Prepare a forward over the tokens ``fed`` of these rows, from ``starts`` on."""
+        rolled_back = [
+            (step.row, start - step.start)
+            for row, start in zip(rows, starts, strict=True)
+            for step in self._steps[row][-1:]
+            if step.trace is self.trace and start > step.start
+        ]
+        if rolled_back:
+            self.trace.run_again(*zip(*rolled_back, strict=True))
         before = [self._at(row, start) for row, start in zip(rows, starts, strict=True)]
         self.trace = StateCheckpoint(before, max(map(len, fed)))
         for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
@@ -208,23 +209,8 @@ class States:
             if surplus > 0:
                 self._forget(row, surplus)
 
-    def _run_again(self, rows: Sequence[int], starts: Sequence[int]) -> None:
-        """Rows that go on within the last forward: the kernels for all of them together."""
-        last = [
-            (self._steps[row][-1], start)
-            for row, start in zip(rows, starts, strict=True)
-            if self._steps[row]
-        ]
-        found = [
-            (step.row, start - step.start)
-            for step, start in last
-            if step.trace is self.trace and start > step.start
-        ]
-        if found:
-            self.trace.run_again(*zip(*found, strict=True))
-
     def finish(self) -> None:
-        """The forward is over. Of a wide one only the end is kept: it would be much to hold."""
+        """End a forward; of a wide one only the last state is kept, to save memory."""
         if self.trace.width <= 2 * STEPS:
             return
         fed = [steps[-1] for steps in self._steps.values() if steps]
@@ -233,7 +219,7 @@ class States:
         self.trace = StateCheckpoint((), 0)
 
     def settle(self, row: int, length: int) -> None:
-        """The row never goes back after this length: forget what only that would need."""
+        """Drop what only a rollback below this length would need."""
         if not self._steps[row]:
             return
         first = self.reachable(row, length)

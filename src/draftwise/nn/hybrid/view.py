@@ -39,7 +39,7 @@ class KernelRecorder:
             if self.trace is None:
                 return chunk(*args, **kwargs)
             arguments = bound_arguments(chunk, args, kwargs)
-            state = family.initial(arguments)
+            state = arguments.get(family.state)
             if family.starts_from_zero:
                 state = self.trace.heads_state()
             call = Call(family, chunk, step, arguments, state)
