@@ -1,10 +1,13 @@
-"""One torch thread for every test: two threads on a busy machine stall each other."""
+"""One torch thread for tests and for what they start: more stall each other on a busy machine."""
 
 from __future__ import annotations
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests load nothing from anywhere
+os.environ["OMP_NUM_THREADS"] = "1"
+# a process that keeps no bytecode compiles torch's and transformers' Python again: seconds each time
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import torch

@@ -171,5 +171,5 @@ def mixing(made: Speculator, drafter: str, length: int) -> Speculator:
     def policy(prompt: Sequence[int], seed: Any, *_: Any, **options: Any) -> Mixing:
         return Mixing(drafter, length, len(made.plans), next(seeds))
 
-    made._learning.policy = policy  # type: ignore[assignment, method-assign]
+    made._learning._policy = policy  # type: ignore[assignment, method-assign]
     return made

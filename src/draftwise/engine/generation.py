@@ -126,6 +126,7 @@ class Generation(Iterator[Round]):
     ) -> None:
         self._engine, self._outbox = engine, deque[Round]()
         self._requests: list[Request] = []
+        self._trace: TraceWriter | None = None  # for __del__, where the next line raises
         self._trace = None if trace is None else TraceWriter(trace)
         for request in requests:
             request.outbox = self._outbox
