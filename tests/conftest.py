@@ -6,7 +6,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests load nothing from anywhere
 os.environ["OMP_NUM_THREADS"] = "1"
-# a process that keeps no bytecode compiles torch's and transformers' Python again: seconds each time
+# a process that keeps no bytecode compiles torch's and transformers' Python again: for seconds
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest

@@ -43,7 +43,7 @@ class Engine:
         self.chains[name] = self.branches[name] = []
         self.controller.begin(name, text[:40])
 
-    def step(self, pause_s: float = 0.0) -> None:
+    def step(self, pause_s: float = 0.0, own_s: float = 0.0) -> None:
         while len(self.texts) < self.num:
             self._new()
         controller, names = self.controller, list(self.texts)
@@ -62,7 +62,8 @@ class Engine:
         self.log.append((0.006 * sum(map(len, emitted)) / len(names), seconds))
         self.tokens += sum(map(len, emitted))
         self.drafted += drafted
-        controller.observe(Step(len(names), len(names) + drafted, seconds, length), names, emitted)
+        step = Step(len(names), len(names) + drafted, seconds, length, own_seconds=own_s)
+        controller.observe(step, names, emitted)
         for name in names:
             text, at = self.texts[name]
             if at >= len(text) - 1:
@@ -150,10 +151,11 @@ def test_drafting_comes_back() -> None:
     assert engine.speed(900) > 1.5
 
 
-def test_a_pause_does_not_end_drafting() -> None:
+@pytest.mark.parametrize("where", ["pause_s", "own_s"])
+def test_a_pause_does_not_end_drafting(where: str) -> None:
     engine = Engine(Controller(Limits(model=True)), 4)
     for num in range(200):
-        engine.step(pause_s=10.0 * (num == 100))
+        engine.step(**{where: 10.0 * (num == 100)})
     assert engine.controller.guard.allows_drafts
     assert engine.speed(110) > 1.7
 

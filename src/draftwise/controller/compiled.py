@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 try:
@@ -38,10 +39,12 @@ def warms_up(function: F) -> F:
     return function
 
 
+@cache
 def warm_up() -> float:
     """Compile all registered functions, or load them from the cache; return the seconds taken.
 
-    Call it before the first request. Writes one log line; does nothing without numba.
+    Once per process, before the first request: seconds of compiling within a step would be charged
+    to drafting. Writes one log line; does nothing without numba.
     """
     if numba is None:
         _log.info("numba is not installed: drafting runs uncompiled (pip install numba)")

@@ -26,6 +26,7 @@ from draftwise.controller.acceptance import (
     new_tables,
 )  # fmt: skip
 from draftwise.controller.choice import best_length, choose, mean_surplus
+from draftwise.controller.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import Guard
 from draftwise.controller.retrieval import Proposals, RetrievalIndex
@@ -95,6 +96,7 @@ class Controller:
     """
 
     def __init__(self, limits: Limits, *, history_tokens: int = 1 << 18) -> None:
+        warm_up()
         self.limits = limits
         length = limits.max_draft
         self.costs = StepCosts()
@@ -195,7 +197,9 @@ class Controller:
         plain = self.costs.observe(step, context)
         if not self.costs.is_known or step.num_requests == 0:
             return
-        seconds = counted_s = self.costs.counted_s + step.own_seconds
+        # a longer pause of the host, such as a garbage collection, is not the work of drafting
+        own_s = min(step.own_seconds, plain)
+        seconds = counted_s = self.costs.counted_s + own_s
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
             plain = seconds  # own time in a plain step is no loss by drafting
         else:  # prefill takes its time without drafts, too

@@ -17,7 +17,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncSchedu
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 import draftwise
-from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller
 from draftwise.integrations.vllm.adapter import Adapter
 from draftwise.integrations.vllm.capabilities import check_capabilities
@@ -110,7 +109,6 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
     """The controller of one engine with its state; logs what is active."""
     options = parse_options(config.additional_config.get("draftwise"))
     limits = limits_of(config, options, asynchronous=overlapping)
-    warm_up()
     clock = time.perf_counter
     controller = Controller(limits, history_tokens=options.history_tokens)
     adapter = Adapter(
