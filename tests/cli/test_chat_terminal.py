@@ -20,8 +20,9 @@ from chatting import save_chat_model
 from draftwise.cli import Wrap
 
 PROGRAM = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 os.setsid()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what `&` or nohup started
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 if %r: sys.modules["readline"] = None
 sys.argv = ["draftwise", "chat", "--target", %r, "-n", "6", "--preset", "plain"]
