@@ -52,7 +52,7 @@ _drawn = partial(option, panel="Sampling", metavar="X")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are sampled, for target and drafters alike; names as in vLLM.
+    """How tokens are sampled, for both target and drafters; names as in vLLM.
 
     temperature: 0 = greedy. top_k: 0 = all. top_p: in (0, 1]. min_p: in [0, 1], relative to the
     largest probability; 0 = off. repetition_penalty: from 1e-6 to 1e6, 1 = off, for tokens of the

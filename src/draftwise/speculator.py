@@ -142,7 +142,7 @@ class Speculator:
             ``map:auto``, ``map:balanced``, or a dict: the target's ``device_map``.
         compile: use ``torch.compile`` for target and model drafters in batches of one. Each input
             shape compiles once, which is reported on stderr and not counted in the cost of a round.
-        seed: of calls without a seed of their own, each of which draws anew; None = random.
+        seed: of calls without a seed of their own, each of which draws fresh numbers; None = random.
         scope: ``auto`` = a request starts from what earlier ones learnt; ``request`` = from
             scratch; ``session``, ``task:LABEL`` = all share one policy. ``memory.save`` and
             ``memory.load`` keep it in a file.
@@ -483,7 +483,7 @@ def _shaped(plan: Plan, drafter: Shaping | None) -> Plan:
 
 
 def _shortened(plan: Plan, most: int | None) -> Plan:
-    """A plan of at most so many tokens: a tree keeps its shape, as far as it goes."""
+    """The plan cut to at most ``most`` tokens; a tree keeps its shape."""
     if most is None or plan.num_tokens <= most:
         return plan
     tree = plan.tree and TreeShape(min(plan.tree.top_k, most), most)

@@ -159,12 +159,12 @@ def _add_api(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """What is served."""
+        """List the served models."""
         return {"object": "list", "data": [_model(service, name) for name in service.models]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """One of the names."""
+        """Describe one served model."""
         _check_model(service, name)
         return _model(service, name)
 
@@ -302,7 +302,7 @@ async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: 
         message = str(error)
         name = message.partition(":")[0]
         refused = Refused(400, message, param=name if name.isidentifier() else None)
-    except RecursionError:  # templates, grammars and JSON alike walk down what a client nested
+    except RecursionError:  # templates, grammars and JSON all walk down what a client nested
         refused = Refused(400, _TOO_DEEP)
     raise refused  # out here, so that it does not refer to the other error, and that to the body
 

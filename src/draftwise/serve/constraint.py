@@ -1,4 +1,4 @@
-"""Answers of a given form: masks on the logits of target and drafters alike, by llguidance.
+"""Answers of a given form: masks on the logits of both target and drafters, by llguidance.
 
 A mask is a function of the text alone, so it changes the distribution that is sampled from, for
 the target and every drafter in the same way, and nothing about how drafts are verified.

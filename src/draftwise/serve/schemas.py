@@ -160,7 +160,7 @@ class DraftwiseOptions(StrictModel):
 
 
 class BaseRequest(StrictModel):
-    """What both endpoints take."""
+    """Fields that both endpoints accept."""
 
     model: Name | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -252,7 +252,7 @@ class ToolCall(StrictModel):
 
 
 class Message(StrictModel):
-    """One turn of the conversation."""
+    """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
@@ -285,7 +285,7 @@ class NamedFunction(StrictModel):
 
 
 class NamedTool(StrictModel):
-    """The tool that has to be called."""
+    """A tool choice that names the tool to call."""
 
     type: Literal["function"]
     function: NamedFunction

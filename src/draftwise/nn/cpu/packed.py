@@ -35,7 +35,7 @@ class Packed(nn.Module):
 
 
 class PackedInt8(Packed):
-    """One scale per row, symmetric."""
+    """int8 weights with one symmetric scale per row."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__(weight)
