@@ -142,7 +142,7 @@ class Speculator:
             ``map:auto``, ``map:balanced``, or a dict: the target's ``device_map``.
         compile: use ``torch.compile`` for target and model drafters in batches of one. Each input
             shape compiles once, which is reported on stderr and not counted in the cost of a round.
-        seed: of calls without a seed of their own, each of which draws fresh numbers; None = random.
+        seed: of calls without a seed of their own, each of which draws new numbers; None = random.
         scope: ``auto`` = a request starts from what earlier ones learnt; ``request`` = from
             scratch; ``session``, ``task:LABEL`` = all share one policy. ``memory.save`` and
             ``memory.load`` keep it in a file.
