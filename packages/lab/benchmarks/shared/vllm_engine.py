@@ -6,6 +6,7 @@ seconds are what a step costs, whatever else the machine is doing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -92,7 +93,15 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
             for prompt in prompts
         ]
     own, cpu, wall = spent[0], time.process_time(), time.perf_counter()
+    step, steps = llm.llm_engine.step, itertools.count()
+
+    def counted() -> Any:
+        next(steps)
+        return step()
+
+    llm.llm_engine.step = counted
     outputs = llm.generate(prompts, params, use_tqdm=False)
+    llm.llm_engine.step = step
     for name in WRAPPED if is_off else ():
         delattr(scheduler, name)
     texts = [list(output.outputs[0].token_ids) for output in outputs]
@@ -102,6 +111,7 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
         "cpu_s": time.process_time() - cpu,
         "wall_s": time.perf_counter() - wall,
         "own_s": spent[0] - own,
+        "steps": next(steps),
     }
 
 
