@@ -1,45 +1,97 @@
 """What each drafter adds: pools of them on the same prompts, in turns, in one run.
 
 Pools: retrieval alone; with each of the drafters that are bundled for the target; with all of them.
-Clock: CPU time of the process, prefill included. Ratios are to plain decoding and to retrieval
-alone, of all tokens over all seconds, with 95% intervals over prompts.
+With ``--useless N`` instead: the target's default pool; with an EAGLE head of random weights; with
+a datastore of unrelated text (Python's standard library); with N such drafters of both kinds.
+Clock: CPU time of the process, prefill included. Ratios are to plain decoding and to the first
+pool, of all tokens over all seconds, with 95% intervals over prompts.
 """
 
 from __future__ import annotations
 
 import argparse
+import sysconfig
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from shared.compare import measure, method
+import torch
+from shared.compare import measure, method, span
 from shared.script import run, show
 
 from draftwise import Speculator
 from draftwise.bench.suites import load_suite
-from draftwise.real.bundled import RETRIEVAL, own_specs
+from draftwise.drafters.datastore import replacing, write
+from draftwise.nn import save_head
+from draftwise.real.bundled import RETRIEVAL, drafter_specs, own_specs
+from draftwise.train import new_head
+
+DRAFT_VOCAB = 8192  # of random heads, as of the bundled one
+
+
+def own_pools(target: str) -> dict[str, list[str]]:
+    own = {name: f"{name}={spec}" for name, spec in own_specs(target).items()}
+    pools = {"retrieval": [*RETRIEVAL]}
+    pools |= {name: [*RETRIEVAL, spec] for name, spec in own.items()}
+    return pools | {"all": [*RETRIEVAL, *own.values()]}
+
+
+def useless_pools(plain: Speculator, target: str, num: int, home: Path) -> dict[str, list[str]]:
+    pool, num_each = drafter_specs(target), -(-num // 2)
+    heads = [f"random{i}=eagle:{random_head(plain, i, home)}" for i in range(num_each)]
+    stores = [f"code{i}=datastore:{file}" for i, file in enumerate(code(plain, num_each, home))]
+    pools = {"default": pool, "head": [*pool, heads[0]], "datastore": [*pool, stores[0]]}
+    return pools | {f"{num} useless": [*pool, *heads, *stores][: len(pool) + num]}
+
+
+def random_head(plain: Speculator, seed: int, home: Path) -> Path:
+    """The folder of an EAGLE-3 head of random weights, over the target's ``lm_head``."""
+    ids = torch.arange(min(DRAFT_VOCAB, plain.target.vocab_size))
+    head = new_head(plain.target.module, ids, seed=seed, lends=True)
+    for weights in head.parameters():
+        if weights.dim() > 1:
+            torch.nn.init.normal_(weights, std=weights.shape[-1] ** -0.5)
+    save_head(head, folder := home / f"head{seed}", dtype=plain.target.dtype)
+    return folder
+
+
+def code(plain: Speculator, num: int, home: Path) -> list[Path]:
+    """``num`` datastores, which share the files of the standard library out among them."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    texts = [file.read_text("utf-8", errors="replace") for file in files]
+    ids = plain.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    paths = [home / f"code{i}.store" for i in range(num)]
+    for i, path in enumerate(paths):
+        with replacing(path) as file:
+            write(file, [np.array(own) for own in ids[i::num]], plain.target.vocab_size)
+    return paths
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    own = {name: f"{name}={spec}" for name, spec in own_specs(args.target).items()}
-    pools: dict[str, list[str]] = {"plain": [], "retrieval": [*RETRIEVAL]}
-    pools |= {name: [*RETRIEVAL, spec] for name, spec in own.items()}
-    pools["all"] = [*RETRIEVAL, *own.values()]
-    made = {
-        name: Speculator.from_pretrained(
-            args.target, pool, preset="draftwise" if pool else "plain", dtype=args.dtype, seed=0
+    made = {"plain": Speculator.from_pretrained(args.target, preset="plain", dtype=args.dtype)}
+    with TemporaryDirectory() as home:
+        pools = (
+            useless_pools(made["plain"], args.target, args.useless, Path(home))
+            if args.useless
+            else own_pools(args.target)
         )
-        for name, pool in pools.items()
-    }
+        made |= {
+            name: Speculator.from_pretrained(args.target, pool, dtype=args.dtype, seed=0)
+            for name, pool in pools.items()
+        }
     items = load_suite(args.suite, args.prompts).items
     asked = [[{"role": "user", "content": item.turns[0]}] for item in items]
     options = {"max_new_tokens": args.tokens, "seed": 0}
-    timing = measure({name: method(m, **options) for name, m in made.items()}, asked, "plain")
-    domains, rows = np.array([str(item.domain) for item in items]), []
-    for name in pools:
+    ways = {name: method(m, **options) for name, m in made.items()}
+    timing = measure(ways, asked, "plain")
+    domains, rows, first = np.array([str(item.domain) for item in items]), [], next(iter(pools))
+    for name in made:
         for domain in ("all", *dict.fromkeys(domains.tolist())):
             part = timing.only(np.isin(domains, domain) | (domain == "all"))
-            to_plain, to_retrieval = (list(part.ratio(name, b)) for b in ("plain", "retrieval"))
-            ratios = {"to_plain": to_plain, "to_retrieval": to_retrieval}
+            ratios = {
+                f"to_{base}": span(*part.of(name), *part.of(base)) for base in ("plain", first)
+            }
             rows.append({"pool": name, "category": domain, **ratios})
     show(rows)
     about = {"target": args.target, "dtype": args.dtype, "prompts": len(items)}
@@ -48,4 +100,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 if __name__ == "__main__":
     suite = {"required": True, "help": "as for draftwise bench"}
-    run(__doc__, compare, target="smollm2", suite=suite, prompts=4, tokens=96, dtype="auto")
+    useless = {"type": int, "default": 0, "help": "useless drafters of the largest pool, 2 or more"}
+    run(
+        __doc__, compare, target="smollm2", suite=suite, useless=useless, prompts=4, tokens=96,
+        dtype="auto",
+    )  # fmt: skip
