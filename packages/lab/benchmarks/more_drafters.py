@@ -77,7 +77,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             else own_pools(args.target)
         )
         made |= {
-            name: Speculator.from_pretrained(args.target, pool, dtype=args.dtype, seed=0)
+            name: Speculator.from_pretrained(
+                args.target, pool, dtype=args.dtype, scope=args.scope, seed=0
+            )
             for name, pool in pools.items()
         }
     items = load_suite(args.suite, args.prompts).items
@@ -94,14 +96,15 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             }
             rows.append({"pool": name, "category": domain, **ratios})
     show(rows)
-    about = {"target": args.target, "dtype": args.dtype, "prompts": len(items)}
+    about = {"target": args.target, "dtype": args.dtype, "scope": args.scope, "prompts": len(items)}
     return {**about, "texts_equal": timing.identical, "pools": rows}
 
 
 if __name__ == "__main__":
     suite = {"required": True, "help": "as for draftwise bench"}
     useless = {"type": int, "default": 0, "help": "useless drafters of the largest pool, 2 or more"}
+    scope = {"default": "request", "help": "what requests share: request (nothing) or auto"}
     run(
-        __doc__, compare, target="smollm2", suite=suite, useless=useless, prompts=4, tokens=96,
-        dtype="auto",
+        __doc__, compare, target="smollm2", suite=suite, useless=useless, scope=scope, prompts=4,
+        tokens=96, dtype="auto",
     )  # fmt: skip

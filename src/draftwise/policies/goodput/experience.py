@@ -54,9 +54,10 @@ def features(tokens: Sequence[int], label: str = "") -> Features:
     [1.0]
     """
     hashed = np.asarray(tokens, dtype=np.int64) * 2654435761 % 2**32 % NUM_FEATURES
-    counts = np.bincount(hashed, minlength=NUM_FEATURES)
+    counts = np.bincount(hashed, minlength=NUM_FEATURES + 1)
     if label:
         counts[zlib.crc32(label.encode()) % NUM_FEATURES] += LABEL_WEIGHT
+    counts[NUM_FEATURES] = counts.sum()
     ids = np.flatnonzero(counts)
     values = np.sqrt(counts[ids] / max(int(counts.sum()), 1))
     return Features(ids, values, values * values)
@@ -80,10 +81,11 @@ class Experience:
     def __init__(self, names: Sequence[str]) -> None:
         num = len(names)
         self.names = list(names)
-        self._mean: Floats = np.zeros((num, NUM_FEATURES))
-        self._variance: Floats = np.full((num, NUM_FEATURES), PRIOR_VARIANCE)
+        self._mean: Floats = np.zeros((num, NUM_FEATURES + 1))
+        self._variance: Floats = np.full((num, NUM_FEATURES + 1), PRIOR_VARIANCE)
         self._surprise: Floats = np.zeros(num)
         self.missed_s: Floats = np.zeros(num)
+        self.num_vain: Floats = np.zeros(num)
         self.bins: dict[str, Bins] = {}
         self.tables: dict[str, MatchTable] = {}
         self.num_tokens, self.num_answers = 256.0, 1.0
@@ -197,6 +199,7 @@ class Recall:
             experience.begin()
         mine = deepcopy if private else _shared
         self.bins, self.missed_s = mine(experience.bins), mine(experience.missed_s)
+        self.num_vain = mine(experience.num_vain)
         self.tables = mine(experience.tables)
         self._tokens, self._num_new = list(prompt[-WINDOW:]), 0
         self._seen = features(self._tokens, label)

@@ -99,7 +99,7 @@ class Goodput:
         """
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
-        self._looks.remember(recall.missed_s)
+        self._looks.remember(recall.missed_s, recall.num_vain)
         self._bins = recall.bins
         self._left = recall.answer_tokens
         self._tables = {name: MatchTable([*table.rates]) for name, table in recall.tables.items()}
@@ -124,8 +124,12 @@ class Goodput:
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []
-        best, left = float(self._prices().max()), self._left
-        beliefs = self._believed, self._rates.weights() * self._has_model
+        prices, left = self._prices(), self._left
+        place = int(prices.argmax())
+        best = float(prices[place])
+        weights = self._rates.weights() * self._has_model
+        weights[self._costs.drafters[place]] = 0.0
+        beliefs = self._believed, weights
         due = self._looks.due(best, *beliefs, self._costs, left, num_rows, self._reading_s)
         return [self._costs.names[row] for row in due]
 
@@ -197,7 +201,8 @@ class Goodput:
         alphas, recall = scores.alphas.tolist(), self._recall
         if scores.matches is None:
             self._rates.add(row, alphas, scores.weight)
-            self._looks.scored(row, scores.start + len(alphas), scores.weight < 1.0)
+            mean = sum(alphas) / max(len(alphas), 1)
+            self._looks.scored(row, scores.start + len(alphas), scores.weight < 1.0, mean)
             if recall is not None:
                 recall.add(row, alphas, scores.weight)
             return

@@ -18,6 +18,8 @@ HASTY = 0.25
 """Weight of alphas from a probe that skipped a part of the text."""
 CHANGED = 0.02
 """Probability that a drafter's acceptance has changed to that of an unknown one."""
+VAIN = 0.2
+"""Mean of scored alphas below which they were vain."""
 FIRST_LOOKS = 3
 """Most probes before the first round of a request that has statistics of other requests."""
 ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
@@ -85,15 +87,21 @@ class ProbeScheduler(Kept):
         self._end = self._num_new = 0
         self.missed_s: Floats = np.zeros(num_drafters)
         self._doubt, self._most = 0.0, num_drafters
+        self._num_vain: Floats = np.zeros(num_drafters)
         self._ideal: Floats | None = None
         self._age = 0
 
-    def remember(self, missed_s: Floats) -> None:
-        """Share the seconds missed [D] with other requests."""
-        self.missed_s, self._doubt, self._most = missed_s, CHANGED, FIRST_LOOKS
+    def remember(self, missed_s: Floats, num_vain: Floats) -> None:
+        """Share the seconds missed and the vain scores in a row, both [D], with other requests."""
+        self.missed_s, self._num_vain = missed_s, num_vain
+        self._doubt, self._most = CHANGED, FIRST_LOOKS
 
-    def scored(self, drafter: int, end: int, is_hasty: bool) -> None:
-        """A drafter was scored up to ``end``; is_hasty: without reading all of the text."""
+    def scored(self, drafter: int, end: int, is_hasty: bool, mean: float = 1.0) -> None:
+        """A drafter was scored up to ``end``.
+
+        is_hasty: without reading all of the text. mean: of its alphas.
+        """
+        self._num_vain[drafter] = self._num_vain[drafter] + 1.0 if mean < VAIN else 0.0
         self._scored_until[drafter], self.missed_s[drafter] = end, 0.0
         if not is_hasty:
             self._read_until[drafter] = end
@@ -131,7 +139,9 @@ class ProbeScheduler(Kept):
         spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
         gains = (_beliefs().take(place, axis=0) * spared).sum(axis=1)
         hopes = spared @ _unknown()
-        self.missed_s += (gains + self._doubt * hopes) * self._num_new / rows
+        succeeds = 1.0 / (1.0 + self._num_vain)
+        gains *= succeeds
+        self.missed_s += (gains + self._doubt * succeeds * hopes) * self._num_new / rows
         self._num_new = 0
         value = gains * min(left, self._memory) + self.missed_s
         value -= rows * (costs.draft_s + costs.read_s * read)
