@@ -61,14 +61,14 @@ def test_a_label_tells_texts_apart_that_look_alike() -> None:
 
 
 def test_one_step_by_hand() -> None:
-    """One feature: b = ln(0.55 / 0.45), p = 0.55; 8 alphas of mean 1 weigh 0.25 each: n = 2. h =
-    0.2475, v = 5: the mean moves by 5 * 2 * 0.45 / (1 + 2 * 0.2475 * 5), the variance to 1 / (0.2 +
-    0.495)."""
+    """A token's feature and the constant one, of x^2 = 0.5 each: b = ln(0.55 / 0.45), p = 0.55; 8
+    alphas of mean 1 weigh 0.25 each: n = 2. h = 0.2475, v = 5: the means move by 5 x * 2 * 0.45 /
+    (1 + 2 * 0.2475 * 5), the variances to 1 / (0.2 + 0.495 * 0.5)."""
     known = Experience(["a"])
     known.add(0, features([7]), 1.0, 8.0)
     state = known.state()["drafters"]["a"]
-    assert state["mean"] == pytest.approx([4.5 / 3.475], abs=1e-5)
-    assert state["variance"] == pytest.approx([1 / 0.695], abs=1e-5)
+    assert state["mean"] == pytest.approx([0.5**0.5 * 4.5 / 3.475] * 2, abs=1e-5)
+    assert state["variance"] == pytest.approx([1 / 0.4475] * 2, abs=1e-5)
 
 
 def test_a_drafter_that_has_changed_is_forgotten_and_learnt_anew() -> None:
@@ -132,12 +132,13 @@ def test_a_saved_memory_predicts_the_same() -> None:
     "change",
     [
         {"mean": [float("nan")]},
-        {"mean": [1.0, 2.0]},
+        {"mean": [1.0, 2.0, 3.0]},
         {"variance": [-0.1]},
         {"variance": [2 * PRIOR_VARIANCE]},
-        {"features": [4096]},
+        {"features": [7, 4096]},
         {"surprise": -1.0},
         {"missed_s": float("inf")},
+        {"num_vain": -1.0},
     ],
 )
 def test_a_memory_that_cannot_be_is_refused_and_nothing_changes(change: dict[str, object]) -> None:
@@ -166,3 +167,10 @@ def test_what_was_learnt_stays_until_it_is_contradicted() -> None:
     for _ in range(100):
         Recall(memory, [5, 6, 7])
     assert float(memory.predict(text)[0][0]) == failed < 0.3
+
+
+def test_failures_on_other_texts_count_on_a_new_one() -> None:
+    known, new = Experience(["a"]), range(900, 940)
+    for text in range(20):
+        known.add(0, features(range(40 * text, 40 * text + 40)), 0.0, 16.0)
+    assert rates(known, new)[0] < 0.25

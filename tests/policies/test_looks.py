@@ -68,7 +68,7 @@ def test_what_is_missed_adds_up_until_a_look_is_due() -> None:
 def test_a_drafter_that_surely_fails_may_be_better_by_now() -> None:
     """With doubt it is looked at once in a while; else never."""
     looks, sure = ProbeScheduler(3, 33.0), ProbeScheduler(3, 33.0)
-    looks.remember(np.zeros(3))
+    looks.remember(np.zeros(3), np.zeros(3))
     for one in (looks, sure):
         one.scored(1, 100, False)
     rounds = 0
@@ -138,3 +138,30 @@ def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
         policy.learn(Decision(3, 1.0, 1), Feedback(nothing.values, nothing.seen, told))
         assert policy.drafters_to_probe() == expected
         assert Goodput(len(plans), plans, looks=False).drafters_to_probe() == []
+
+
+def num_probes(is_good: bool) -> int:
+    """Probes of ``b`` over 30 requests on different texts, while ``a`` drafts well.
+
+    is_good: whether ``b`` is as good as a drafter can be on the last 15.
+    """
+    memory, num, nothing = Goodput(len(PLANS), PLANS).new_memory(), 0, np.zeros(len(PLANS))
+    told = Costs(np.array(FLAT), dict.fromkeys(NAMES, 0.05), None, dict.fromkeys(NAMES, 0.001))
+    for request in range(30):
+        policy, text = Goodput(len(PLANS), PLANS), list(range(100 * request, 100 * request + 100))
+        policy.recall(memory, text)
+        own, end, seconds = {"a": Scores(84, np.full(16, 0.7), np.full(16, 0.7))}, 100, 0.0
+        for _ in range(30):
+            facts = Evidence(PLANS[0], 0, 0, own, costs=told, seconds=seconds, tokens=[end],
+                             emitted_start=end)  # fmt: skip
+            policy.learn(Decision(0, 1.0, 1), Feedback(nothing, nothing > 0, facts))
+            own, seconds, end = {"a": Scores(end, np.full(1, 0.7), np.full(1, 0.7))}, 1.0, end + 1
+            if "b" in policy.drafters_to_probe():
+                alphas = np.full(16, float(is_good and request >= 15))
+                own["b"], num = Scores(end - 16, alphas, alphas, weight=0.25), num + 1
+    return num
+
+
+def test_a_drafter_that_always_fails_is_hardly_probed_any_more() -> None:
+    assert 1 <= num_probes(is_good=False) <= 20
+    assert num_probes(is_good=True) > num_probes(is_good=False)

@@ -15,7 +15,7 @@ from draftwise.policies.goodput.acceptance import PRIOR, Bins, MatchTable
 from draftwise.types import Floats, Ints
 
 NUM_FEATURES = 1024
-"""Number of hashed token features."""
+"""Number of hashed token features; one more is constant."""
 WINDOW = 128
 """Last tokens of a text that make up its features."""
 PASSAGE = 32
@@ -48,10 +48,13 @@ class Features:
 
 
 def features(tokens: Sequence[int], label: str = "") -> Features:
-    """Features of a text's last tokens and of the request's label.
+    """Features of a text's last tokens, of the request's label, and one that all texts have.
 
-    >>> features([5, 5, 5, 5]).values.tolist()
-    [1.0]
+    The last one weighs as much as all others together: what a drafter does on most texts is
+    expected of it on a new one.
+
+    >>> features([5, 5, 5, 5]).squares.round(3).tolist()
+    [0.5, 0.5]
     """
     hashed = np.asarray(tokens, dtype=np.int64) * 2654435761 % 2**32 % NUM_FEATURES
     counts = np.bincount(hashed, minlength=NUM_FEATURES + 1)
@@ -74,7 +77,7 @@ class Experience:
         alphas, 1 / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse
         than the prior by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
-        cost [D]; bins of confidence by LM drafter and tables by retrieval drafter; numbers of
+        cost [D]; vain scores in a row [D]; bins of confidence by LM drafter and tables by retrieval drafter; numbers of
         tokens and answers. Its size depends only on the number of drafters.
     """
 
@@ -167,28 +170,30 @@ class Experience:
             "variance": self._variance[row, ids].round(5).tolist(),
             "surprise": float(self._surprise[row]),
             "missed_s": float(self.missed_s[row]),
+            "num_vain": float(self.num_vain[row]),
         }
 
     def _load_drafter(self, row: int, state: Mapping[str, Any]) -> None:
         ids = np.array(state["features"], dtype=np.int64)
         mean, variance = (np.array(state[key], dtype=np.float64) for key in ("mean", "variance"))
-        alone = np.array([state["surprise"], state["missed_s"]], dtype=np.float64)
+        vain = state.get("num_vain", 0.0)  # files of version 0.2.0 have none
+        alone = np.array([state["surprise"], state["missed_s"], vain], dtype=np.float64)
         is_fit = ids.shape == mean.shape == variance.shape == (len(set(ids.tolist())),)
-        if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() < NUM_FEATURES)):
+        if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() <= NUM_FEATURES)):
             raise ValueError("its features are inconsistent")
         if not (np.isfinite(mean).all() and np.isfinite(alone).all() and (alone >= 0).all()):
             raise ValueError("one of its numbers is not finite")
         if not ((variance >= 0) & (variance <= PRIOR_VARIANCE)).all():
             raise ValueError("one of its variances is out of range")
         self._mean[row, ids], self._variance[row, ids] = mean, variance
-        self._surprise[row], self.missed_s[row] = alone
+        self._surprise[row], self.missed_s[row], self.num_vain[row] = alone
 
 
 class Recall:
     """One request's view of an ``Experience``.
 
     private: the request learns from others, but they do not learn from it. expected: the
-    prediction for its present text. bins, tables, missed_s: shared, or copies if private.
+    prediction for its present text. bins, tables, missed_s, num_vain: shared, or copies if private.
     """
 
     def __init__(

@@ -70,15 +70,16 @@ class ProbeScheduler(Kept):
         the drafter may be played for. A probe is due when g * tokens left, plus the seconds missed
         so far, exceed its seconds; tokens left are those of the answer, at most the memory of the
         rates. With statistics of other requests a drafter is taken for an unknown one with
-        probability 2%, which adds to the seconds missed. Rows of a batch share these seconds, since
+        probability 2%, which adds to the seconds missed. After n vain scores in a row both gains
+        are divided by n + 1, as in Laplace's rule of succession. Rows of a batch share these seconds, since
         all of them wait for a probe.
     State: by drafter the positions up to which it is scored and has read the text; the end of the
-        text; tokens since the last decision; seconds missed [D], shared among requests that share
-        statistics.
+        text; tokens since the last decision; seconds missed and vain scores in a row [D], shared
+        among requests that share statistics.
     Cost: O(D) per round, O(K) every 16 rounds.
     """
 
-    KEPT = ("scored_until", "read_until", "end", "num_new", "missed_s")
+    KEPT = ("scored_until", "read_until", "end", "num_new", "missed_s", "num_vain")
 
     def __init__(self, num_drafters: int, memory: float) -> None:
         self._memory = memory
@@ -87,13 +88,13 @@ class ProbeScheduler(Kept):
         self._end = self._num_new = 0
         self.missed_s: Floats = np.zeros(num_drafters)
         self._doubt, self._most = 0.0, num_drafters
-        self._num_vain: Floats = np.zeros(num_drafters)
+        self.num_vain: Floats = np.zeros(num_drafters)
         self._ideal: Floats | None = None
         self._age = 0
 
     def remember(self, missed_s: Floats, num_vain: Floats) -> None:
         """Share the seconds missed and the vain scores in a row, both [D], with other requests."""
-        self.missed_s, self._num_vain = missed_s, num_vain
+        self.missed_s, self.num_vain = missed_s, num_vain
         self._doubt, self._most = CHANGED, FIRST_LOOKS
 
     def scored(self, drafter: int, end: int, is_hasty: bool, mean: float = 1.0) -> None:
@@ -101,7 +102,7 @@ class ProbeScheduler(Kept):
 
         is_hasty: without reading all of the text. mean: of its alphas.
         """
-        self._num_vain[drafter] = self._num_vain[drafter] + 1.0 if mean < VAIN else 0.0
+        self.num_vain[drafter] = self.num_vain[drafter] + 1.0 if mean < VAIN else 0.0
         self._scored_until[drafter], self.missed_s[drafter] = end, 0.0
         if not is_hasty:
             self._read_until[drafter] = end
@@ -139,7 +140,7 @@ class ProbeScheduler(Kept):
         spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
         gains = (_beliefs().take(place, axis=0) * spared).sum(axis=1)
         hopes = spared @ _unknown()
-        succeeds = 1.0 / (1.0 + self._num_vain)
+        succeeds = 1.0 / (1.0 + self.num_vain)
         gains *= succeeds
         self.missed_s += (gains + self._doubt * succeeds * hopes) * self._num_new / rows
         self._num_new = 0
