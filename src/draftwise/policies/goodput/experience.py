@@ -77,8 +77,8 @@ class Experience:
         alphas, 1 / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse
         than the prior by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
-        cost [D]; vain scores in a row [D]; bins of confidence by LM drafter and tables by retrieval drafter; numbers of
-        tokens and answers. Its size depends only on the number of drafters.
+        cost [D]; vain scores in a row [D]; bins of confidence by LM drafter and tables by
+        retrieval drafter; numbers of tokens and answers. Its size depends only on the number of drafters.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -176,7 +176,7 @@ class Experience:
     def _load_drafter(self, row: int, state: Mapping[str, Any]) -> None:
         ids = np.array(state["features"], dtype=np.int64)
         mean, variance = (np.array(state[key], dtype=np.float64) for key in ("mean", "variance"))
-        vain = state.get("num_vain", 0.0)  # files of version 0.2.0 have none
+        vain = state.get("num_vain", 0.0)  # older files have none
         alone = np.array([state["surprise"], state["missed_s"], vain], dtype=np.float64)
         is_fit = ids.shape == mean.shape == variance.shape == (len(set(ids.tolist())),)
         if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() <= NUM_FEATURES)):

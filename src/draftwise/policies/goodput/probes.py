@@ -71,8 +71,8 @@ class ProbeScheduler(Kept):
         so far, exceed its seconds; tokens left are those of the answer, at most the memory of the
         rates. With statistics of other requests a drafter is taken for an unknown one with
         probability 2%, which adds to the seconds missed. After n vain scores in a row both gains
-        are divided by n + 1, as in Laplace's rule of succession. Rows of a batch share these seconds, since
-        all of them wait for a probe.
+        are divided by n + 1, as in Laplace's rule of succession. Rows of a batch share these
+        seconds, since all of them wait for a probe.
     State: by drafter the positions up to which it is scored and has read the text; the end of the
         text; tokens since the last decision; seconds missed and vain scores in a row [D], shared
         among requests that share statistics.
