@@ -78,7 +78,8 @@ class Experience:
         than the prior by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
         cost [D]; vain scores in a row [D]; bins of confidence by LM drafter and tables by
-        retrieval drafter; numbers of tokens and answers. Its size depends only on the number of drafters.
+        retrieval drafter; numbers of tokens and answers. Its size depends only on the number of
+        drafters.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -120,17 +120,17 @@ class Goodput:
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
         """Idle LM drafters to score on the last tokens now.
 
-        Empty with a single LM drafter: playing it is as informative, and may emit tokens.
+        Without the drafter of the best plan, and empty with a single LM drafter: playing it is as
+        informative, and may emit tokens.
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []
         prices, left = self._prices(), self._left
-        place = int(prices.argmax())
-        best = float(prices[place])
+        best = int(prices.argmax())
         weights = self._rates.weights() * self._has_model
-        weights[self._costs.drafters[place]] = 0.0
-        beliefs = self._believed, weights
-        due = self._looks.due(best, *beliefs, self._costs, left, num_rows, self._reading_s)
+        weights[self._costs.drafters[best]] = 0.0
+        beliefs, costs = (self._believed, weights), self._costs
+        due = self._looks.due(float(prices[best]), *beliefs, costs, left, num_rows, self._reading_s)
         return [self._costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
