@@ -177,8 +177,9 @@ class Experience:
     def _load_drafter(self, row: int, state: Mapping[str, Any]) -> None:
         ids = np.array(state["features"], dtype=np.int64)
         mean, variance = (np.array(state[key], dtype=np.float64) for key in ("mean", "variance"))
-        vain = state.get("num_vain", 0.0)  # older files have none
-        alone = np.array([state["surprise"], state["missed_s"], vain], dtype=np.float64)
+        alone = np.array(
+            [state["surprise"], state["missed_s"], state["num_vain"]], dtype=np.float64
+        )
         is_fit = ids.shape == mean.shape == variance.shape == (len(set(ids.tolist())),)
         if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() <= NUM_FEATURES)):
             raise ValueError("its features are inconsistent")
