@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from draftwise.controller.controller import Controller, Limits
 from draftwise.controller.costs import Step
-from draftwise.controller.guard import CREDIT, PROBE_SHARE, SHARE, Guard
+from draftwise.controller.guard import CREDIT, MARGIN, PROBE_SHARE, SHARE, Guard
 
 
 class Engine:
@@ -187,14 +188,16 @@ def test_a_second_opinion_that_says_the_same_does_not_count_twice() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_guards_bound_holds_against_an_adversary(seed: int) -> None:
+@pytest.mark.parametrize("num_requests", [1, 16])
+def test_the_guards_bound_holds_against_an_adversary(seed: int, num_requests: int) -> None:
+    """Its drafts promise whatever they have to, and are wrong."""
     rng = random.Random(seed)
     guard, plain, worst_step = Guard(), 1.0, 3.0
     lost: list[float] = []
     total, most = 0.0, 0.0
     guard.observe(1.0, plain, plain)
     for num in range(5000):
-        if guard.allows_drafts:
+        if guard.margin(num_requests) < math.inf:
             good = num < 500 or (guard.balance < 0.5 * CREDIT and rng.random() < 0.3)
             tokens, seconds = (3.0, plain) if good else (1.0, worst_step)
         else:
@@ -206,7 +209,47 @@ def test_the_guards_bound_holds_against_an_adversary(seed: int) -> None:
     for i, value in enumerate(lost):  # over any period: the loss since its best beginning
         low = min(low, value - SHARE * i)
         most = max(most, value - SHARE * i - low)
-    assert most <= CREDIT + worst_step + 1e-6
+    assert most <= CREDIT + CREDIT / num_requests + worst_step + 1e-6
+
+
+def test_an_empty_account_allows_only_drafts_that_promise_much() -> None:
+    guard = Guard()
+    guard.observe(1.0, 1.0, 1.0)
+    assert guard.margin(1) == 1.0
+    guard.charge(guard.balance + 0.5 * CREDIT)
+    assert [guard.margin(num) for num in (1, 2, 16)] == [MARGIN, math.inf, math.inf]
+    guard.charge(0.6 * CREDIT)
+    assert guard.margin(1) == math.inf
+
+
+def test_a_bad_start_does_not_end_drafting() -> None:
+    """The first texts cannot be drafted, and cost the whole credit; those after them can."""
+    engine = Engine(Controller(Limits(8)), 1, copies=0.0, num_answer=60, wide_s=5e-4)
+    engine.step()
+    engine.controller.guard.charge(1.2 * engine.controller.guard.balance)
+    engine.copies = 0.7
+    for _ in range(400):
+        engine.step()
+    assert engine.speed(100) > 1.2
+
+
+def test_a_tokens_price_follows_the_number_of_requests() -> None:
+    """Few requests after many: a token that a draft adds is worth more of a step's seconds."""
+
+    def drafted_after(num_before: int) -> int:
+        engine = Engine(Controller(Limits(8)), num_before, copies=0.6, wide_s=1.5e-3)
+        for _ in range(120):
+            engine.step()
+        engine.num = 2
+        for name in list(engine.texts)[2:]:
+            engine.controller.end(name)
+            del engine.texts[name]
+        before = engine.drafted
+        for _ in range(20):
+            engine.step()
+        return engine.drafted - before
+
+    assert drafted_after(16) >= 0.6 * drafted_after(2)
 
 
 def test_probes_take_their_share_of_the_time() -> None:
@@ -279,8 +322,8 @@ def test_state_round_trip() -> None:
     "damage",
     [
         {"version": 0}, {"max_draft": 3}, {"acceptance": {}}, {"look_ahead": [1.0]},
-        {"costs": {}}, {"guard": {"plain_s": -1.0, "spent_s": 0.0}}, {"rate": [1.0, float("nan")]},
-        {"rate": None}, {"costs": None}, {"guard": {}},
+        {"costs": {}}, {"guard": {"plain_s": -1.0, "spent_s": 0.0}}, {"speed": [1.0, float("nan")]},
+        {"speed": None}, {"costs": None}, {"guard": {}},
     ],
 )  # fmt: skip
 def test_refuses_a_damaged_state_and_keeps_its_own(damage: dict[str, Any]) -> None:

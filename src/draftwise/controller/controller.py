@@ -8,6 +8,7 @@ reports the facts of its steps and receives drafts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -33,8 +34,8 @@ from draftwise.controller.retrieval import Proposals, RetrievalIndex
 from draftwise.types import Ints
 
 RATE_DISCOUNT = np.array([0.98, 0.995])
-"""Discount of the engine's tokens per second, for each step: for choosing tokens, and for the
-model's length, which pays over the steps that follow."""
+"""Discount of the engine's speed relative to plain decoding, for each step: for choosing tokens,
+and for the model's length, which pays over the steps that follow."""
 PRICE_DISCOUNT = 0.8
 """Discount of the average price of a token, for each step."""
 FLOOR_SHARE = 0.7
@@ -53,7 +54,7 @@ PROBE_EVERY = 64
 """Steps between two probes with longer drafts of the model."""
 PROBE_LONGER = 2
 """Additional tokens of a probe."""
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -207,7 +208,7 @@ class Controller:
             seconds = max(seconds - read_s, 0.0)
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         self._rates = RATE_DISCOUNT * self._rates
-        self._rates += np.array([[num_emitted], [counted_s]])
+        self._rates += np.array([[num_emitted / step.num_requests * plain], [counted_s]])
         self._last_s = seconds
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
@@ -246,7 +247,8 @@ class Controller:
         width = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
         most = self._most_tokens(num)
         # the model's tokens are paid for: verify them even if the account is empty
-        if most <= 0 or not (width or self.guard.allows_drafts):
+        margin = self.guard.margin(num)
+        if most <= 0 or not (width or margin < math.inf):
             self.promised += num
             self._num_idle += 1
             self._decide_length(num)
@@ -255,7 +257,7 @@ class Controller:
         context = int(self._known.facts[slots, LENGTH].sum())
         seconds = self.costs.seconds(num, context, 0, most)
         # 4. choice: one price of a token for all requests
-        rate = self._rate(0)
+        rate = self._rate(0, num, seconds.item(0)) * (1.0 if width else margin)
         drafted, expected, price = choose(
             slots, self._known, self._joint, self.limits.branches, seconds, rate, self._drafts,
             self._bounds,
@@ -293,10 +295,14 @@ class Controller:
         self._known.facts[:, :LAST] = 0
         return True
 
-    def _rate(self, which: int) -> float:
-        """Recent tokens per second, averaged over fewer (0) or more (1) steps."""
-        tokens, seconds = self._rates[:, which].tolist()
-        return float(tokens / seconds) if seconds else 0.0
+    def _rate(self, which: int, num: int, plain_s: float) -> float:
+        """Tokens per second of num requests whose plain step takes plain_s.
+
+        Speed relative to plain decoding, averaged over fewer (0) or more (1) steps, times plain
+        decoding at this number of requests, since few requests emit fewer tokens per second.
+        """
+        worth_s, spent_s = self._rates[:, which].tolist()
+        return float(worth_s / spent_s * num / plain_s) if spent_s else 0.0
 
     @property
     def _joint(self) -> float:
@@ -340,7 +346,7 @@ class Controller:
     def _is_search_due(self, number: int) -> bool:
         """Whether texts are searched in this step: less often after many steps without a draft.
 
-        While the guard allows no drafts, rare searches still update the acceptance tables.
+        While the guard's account is empty, rare searches still update the acceptance tables.
         """
         every = 1 + self._num_idle // IDLE_STEPS if self.guard.allows_drafts else IDLE_MOST
         return number % min(every, IDLE_MOST) == 0
@@ -359,10 +365,12 @@ class Controller:
             self.num_to_draft = 0
             return
         length, longest = 0, self._longest()
-        if self.guard.allows_drafts:
-            length = int(
-                best_length(self._worth, longest, num, self._rate(1), *self.costs.draft_price)
-            )
+        margin = self.guard.margin(num)
+        if margin < math.inf:
+            context = self._known.facts[list(self._slots.values()), LENGTH].sum()
+            plain_s = self.costs.seconds(num, int(context), 0, 0).item()
+            rate = margin * self._rate(1, num, plain_s)
+            length = int(best_length(self._worth, longest, num, rate, *self.costs.draft_price))
         if not length:
             price_s = self.costs.draft_seconds(1)
             self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
@@ -408,7 +416,7 @@ class Controller:
             "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
             "look_ahead": self._worth.tolist(),
             "guard": self.guard.state(),
-            "rate": self._rates.tolist(),
+            "speed": self._rates.tolist(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -430,7 +438,7 @@ class Controller:
                 **{name: like(own, learnt[name]) for name, own in self._tables._asdict().items()}
             )
             means = like(self._worth, state["look_ahead"])
-            rates = like(self._rates, state["rate"])
+            rates = like(self._rates, state["speed"])
             costs.load_state(state["costs"])
             guard.load_state(state["guard"])
             if min(tables.model.min(), tables.matches.min(), tables.after.min(), rates.min()) < 0:

@@ -7,7 +7,8 @@ allowed while the account is positive.
 
 Bound: the account starts at CREDIT plain steps, never exceeds them, and receives SHARE of the time.
 One step can overdraw it by its own loss. Over any period drafting therefore loses at most SHARE of
-the period, CREDIT plain steps, and the loss of one step, as far as ``plain`` is accurate.
+the period, CREDIT plain steps, CREDIT / requests more by drafts that promise a multiple of their
+price (``margin``), and the loss of one step, as far as ``plain`` is accurate.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 
 CREDIT = 4.0
 """Balance at the start, and largest balance, in plain steps."""
-SHARE = 0.002
+SHARE = 0.001
 """Share of the time that the account receives."""
 PROBE_SHARE = 0.0015
 """Share of the time for probes of a model drafter that does not pay at present."""
+MARGIN = 2.0
+"""What drafts must promise, relative to their price, while the account is empty."""
 RECENT = 0.995
 """Discount of the recent speed, for each step."""
 
@@ -38,7 +41,7 @@ class Guard:
         self.balance = 0.0
         self.plain_s = self.spent_s = 0.0
         self.recent_plain_s = self.recent_spent_s = 0.0
-        self._probe_s = 0.0
+        self._probe_s = self._largest = 0.0
         self._is_open = False
 
     def observe(
@@ -48,7 +51,7 @@ class Guard:
 
         num_shares: parts of the credit of which the account holds one.
         """
-        credit = self._credit / num_shares * plain_s
+        self._largest = credit = self._credit / num_shares * plain_s
         if not self._is_open:
             self.balance, self._is_open = self.balance + credit, True
         worth = tokens_per_request * plain_s
@@ -83,6 +86,17 @@ class Guard:
     def allows_drafts(self) -> bool:
         """Whether drafting is allowed; always before the first step."""
         return not self._is_open or self.balance > 0.0
+
+    def margin(self, num_requests: int) -> float:
+        """What drafts must promise, relative to their price; infinite: no drafts.
+
+        An empty account may be overdrawn by its largest balance over num_requests, by drafts that
+        promise MARGIN times their price. Otherwise a bad start would end drafting for hundreds of
+        steps where few requests bring little evidence.
+        """
+        if self.allows_drafts:
+            return 1.0
+        return MARGIN if self.balance > -self._largest / num_requests else math.inf
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""
