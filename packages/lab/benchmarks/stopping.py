@@ -3,7 +3,7 @@
 One drafter of the zoo, and all held-out prompts of a run in one order. Answers are really
 generated; forwards are counted and priced afterwards (``PRICES``), so that a run repeats exactly.
 What chooses by price is played again at each price, on a clock that forwards move. FOLDER keeps
-what was played, so that a run goes on where it was stopped. Figures are PNGs next to the JSON;
+what was played, so that a stopped run resumes. Figures are PNGs next to the JSON;
 intervals are over prompts, of ``runs`` over runs.
 """
 
@@ -72,7 +72,7 @@ class Way:
         return rule.startswith("head") and "lag=true" not in rule
 
     def speculator(self) -> Speculator:
-        """Loaded anew, with an empty memory."""
+        """A new one, with an empty memory."""
         drafters = [] if self.options["preset"] == "plain" else [f"zoo:{DRAFTER}"]
         scope = "session" if self.shares else "request"
         return Speculator.from_pretrained("zoo", drafters, scope=scope, **self.options)

@@ -478,7 +478,7 @@ def train_head(
 
 
 def head_settings(data: Judgements, options: HeadOptions) -> TrainingSettings:
-    """The schedule: steps for the epochs asked for, of which the second half slows down."""
+    """The schedule: steps for the requested epochs, of which the second half slows down."""
     a_epoch = max(1, len(data) // options.tokens_per_batch)
     steps = max(20, round(options.epochs * a_epoch))
     return TrainingSettings(steps, options.lr, warmup_steps=steps // 30 + 1, decay_steps=steps // 2)
