@@ -122,7 +122,8 @@ def bench(
                 say(f"report.html and fixed plans: {lab_hint()}", style="dim")
     if is_stopped():
         say(
-            f"interrupted: {out} has the results so far; the same command resumes it", style="yellow"
+            f"interrupted: {out} has the results so far; the same command resumes it",
+            style="yellow",
         )
         raise SystemExit(INTERRUPTED)
     if measured is None:
