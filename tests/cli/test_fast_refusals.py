@@ -102,7 +102,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("train drafter --target zoo --prompts p.txt --out o --init lookup", "lookup is no drafter"),
     ("train drafter --target zoo --prompts p.txt --out o --layers 1 --loss x", "unknown loss"),
     ("train eagle --target zoo --prompts nothere.jsonl --out o", "nothere.jsonl"),
-    ("train eagle --target zoo --data deep.jsonl --out o", "deep.jsonl, line 1 is not json"),
+    ("train eagle --target zoo --data deep.jsonl --out o", "deep.jsonl, line 1: this is not JSON"),
     ("train drafter --target zoo --prompts deep.jsonl --out o --layers 1", "nested too deeply"),
     ("train eagle --target zoo --out o", "--data FILE"),
     ("train eagle --target zoo --prompts p.txt --out o --layout x", "unknown layout"),

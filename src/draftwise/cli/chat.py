@@ -412,7 +412,7 @@ class Conversation:
             params = replace(params, seed=params.seed + later)
         start = time.perf_counter()
         generation = speculator.start(prompt, params)
-        painter, pen = SourceAttribution(speculator.tokenizer, stops), Pen(self._names, wraps=True)
+        painter, pen = SourceAttribution(speculator.tokenizer), Pen(self._names, wraps=True)
         # the text is continued, not decoded alone: tokens decode differently at the start of a text
         whole = Answer(Ending(speculator.target.max_positions, stop=stops), speculator.tokenizer)
         if before is not None:

@@ -25,7 +25,7 @@ from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
 from draftwise.cli.options import Hardware
 from draftwise.cli.prompts import Given, read_batch
 from draftwise.cli.show import Bars
-from draftwise.files import TRACE_BYTES, any_json, numbered_lines, read_text
+from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
 from draftwise.specs import BUNDLED, expand, name_and_spec
 from draftwise.types import DraftwiseError
@@ -496,17 +496,13 @@ def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
 def read_examples(file: Path) -> list[Example]:
     """The example of each line; DraftwiseError names the first line that has none."""
     lines = numbered_lines(file, TRACE_BYTES, pipes=True)
-    found = [_example(line, f"{file}, line {number}") for number, line in lines]
+    found = [_example(json_line(line, file, n), f"{file}, line {n}") for n, line in lines]
     if not found:
         raise DraftwiseError(f"{file} is empty: write one json object a line")
     return found
 
 
-def _example(line: str, where: str) -> Example:
-    try:
-        row: Any = any_json(line)
-    except ValueError as error:
-        raise DraftwiseError(f"{where} is not json: {error}") from error
+def _example(row: Any, where: str) -> Example:
     if isinstance(row, dict):
         prompt, text, completion = (row.get(key) for key in ("prompt", "text", "completion"))
         if isinstance(text, str) and text:

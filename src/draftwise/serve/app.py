@@ -351,7 +351,7 @@ def _about(service: Service, body: BaseRequest, wanted: ParsedRequest) -> About:
         body.model or service.models[0],
         wanted.num_prompt_tokens,
         service.num_spec_tokens,
-        [SourceAttribution(service.tokenizer, body.stops) for _ in range(num)],
+        [SourceAttribution(service.tokenizer) for _ in range(num)],
     )
 
 
