@@ -418,7 +418,6 @@ class Conversation:
         if before is not None:
             whole.push(before.tokens)
             painter.grow(before, before.text)  # it stands on the screen already
-            painter.finish(before.text)
         first_token_s = 0.0
         for round_ in generation:
             first_token_s = first_token_s or time.perf_counter() - start

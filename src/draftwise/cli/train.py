@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from draftwise.cli.show import Bars
 from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
 from draftwise.specs import BUNDLED, expand, name_and_spec
+from draftwise.train.options import RATE, HeadOptions
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from draftwise.train.loop import TrainingSettings
     from draftwise.types import Costs
 
-LOSSES, LABELS = ("logits", "sequence"), ("sampled", "analytic")
+LOSSES = "logits", "sequence"
 LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
@@ -55,7 +56,6 @@ OUT = option(..., _OUT, "--out", "-o", metavar="FOLDER")
 SEED = option(0, "Random seed.", least=0)
 ROWS = "Answers sampled in one batch."
 TEMPERATURES = "Temperatures of the target's answers, used in turn."
-RATE = "Learning rate."
 
 
 def read_temperatures(text: str) -> list[float]:
@@ -611,18 +611,11 @@ def head(
     ),
     prompts: Path = PROMPTS,
     out: Path = OUT,
-    depth: int = option(3, "Residual layers before the last (the paper's D).", least=0),
-    w_rej: float = option(6.0, "Weight of rejected tokens in the loss: 1, 3, 6, 12."),
-    label: str = option(
-        "analytic", "sampled: min(1, p/q) of the token; analytic: sum of min(p, q)."
-    ),
+    learning: HeadOptions,
     mixing: float = option(0.15, "Share of the answer's own tokens in the drafter's input."),
     temperature: float = option(
         1.0, "Temperature of answers and drafts.", "--temperature", "-t", metavar="T"
     ),
-    tied: bool = option(False, "Repeat one residual layer D times, as in the released code."),
-    epochs: float = option(12.0, "Passes over all labelled tokens."),
-    lr: float = option(2e-3, RATE),
     answers: Answers,
     as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
@@ -636,14 +629,13 @@ def head(
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
-        known("label", label, LABELS)
         own = check_inputs(target, hardware, prompts, drafter)
         base = load_target(target, hardware)
         given = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         loaded = load_drafter(drafter, base, hardware)
         from draftwise.train import head as h
 
-        options = h.HeadOptions(depth, w_rej, label, tied, epochs, lr, seed=seed)  # type: ignore[arg-type]
+        options = replace(learning, seed=seed)
         setting = h.Setting(base.target.module, loaded.model.module, temperature, mixing, seed)
     inputs = {
         "target": base.target.name,
@@ -654,8 +646,9 @@ def head(
     with quiet(), working_in(folder, inputs) as bars:
         texts = answer_all(base, given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
-        kind = "tied" if tied else "head"
-        name = f"{kind}-D{depth}-w{w_rej:g}-{label}-{seed}-{epochs:g}-{lr:g}.pt"
+        kind = "tied" if options.tied else "head"
+        name = f"{kind}-D{options.num_layers}-w{options.w_rej:g}-{options.label}-{seed}-"
+        name += f"{options.epochs:g}-{options.lr:g}.pt"
         steps = h.head_settings(judged.taught, options).steps
         measured = h.make_head(
             setting, judged, options, out, checkpoint=folder / name,

@@ -208,10 +208,7 @@ class Reply:
             return {}
         painter, text = self.about.painters[index], self._texts.get(index, "") + delta.text
         self._texts[index] = text
-        pieces = painter.grow(delta, text)
-        if delta.finish_reason is not None:
-            pieces += painter.finish(text)
-        return {"draftwise": {"pieces": pieces}}
+        return {"draftwise": {"pieces": painter.grow(delta, text)}}
 
 
 class CompletionReply(Reply):

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
         acceptance_by_depth, draft_vocabulary, eagle_loss, new_head, unrolled,
     )
     from draftwise.train.head import (
-        AcceptanceHead, LabelledChains, HeadOptions, Judged, Judgements, Label, Setting,
+        AcceptanceHead, LabelledChains, Judged, Judgements, Setting,
         binary_kl, distributions_of, draft_chains, judge, judge_texts,
         load as load_acceptance_head, make_head, measure_head, plot_reliability, reliability,
         save as save_acceptance_head, train_head, unweighted, weighted_bce,
     )
     from draftwise.train.loop import TrainingSettings, fit
+    from draftwise.train.options import HeadOptions, Label
     from draftwise.train.prompts import RUN, Filter, Runs, make_prompts, runs, runs_of, user_prefix
     from draftwise.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 
