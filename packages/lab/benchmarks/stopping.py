@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from shared.claims import half_interval
 from shared.clock import Cost2, put_on_clock
 from shared.compare import span
@@ -29,9 +28,9 @@ from shared.script import run, show, track
 
 from draftwise import Speculator, zoo
 from draftwise.engine.records import Round
+from draftwise.types import Floats
 from draftwise_lab.plotting import band, dress, panels
 
-Floats = NDArray[np.float64]
 DRAFTER, FIXED = "generalist", (1, 2, 3, 4, 6, 8)
 TABLE_1 = ("max-confidence", "svip", "adaedl", "svip-difference", "logit-margin")
 GRID = ("max-confidence:0.6", "max-confidence:0.4", "svip:0.9", "svip:1.2", "adaedl:0.5")
