@@ -28,7 +28,7 @@ from draftwise.cli.show import Bars
 from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
 from draftwise.specs import BUNDLED, expand, name_and_spec
-from draftwise.train.options import RATE, HeadOptions
+from draftwise.train.options import DrafterOptions, HeadOptions, LearningOptions
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from draftwise.train.loop import TrainingSettings
     from draftwise.types import Costs
 
-LOSSES = "logits", "sequence"
 LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
@@ -77,17 +76,6 @@ class Answers:
 
     def folder(self, out: Path) -> Path:
         return self.work or out / "work"
-
-
-@dataclass(frozen=True)
-class LearningOptions:
-    epochs: float = option(3.0, "Passes over all texts.")
-    lr: float = option(5e-4, RATE)
-    probe: float = option(
-        0.05, "Share of the steps after which to report the expected speed.", least=0.0, most=1.0
-    )
-    batch_tokens: int = option(2048, "Approximate number of tokens per step.", least=16)
-    bf16: bool | None = option(None, "Mixed precision. Default: on CUDA.", "--bf16/--no-bf16")
 
 
 def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[list[int]]:
@@ -285,12 +273,11 @@ def drafter(
     draft_vocab: int | None = option(
         None, "With --lend: draft only this many of the most frequent tokens.", least=2
     ),
-    loss: str = option("logits", "logits: learn the target's distribution; sequence: its tokens."),
     temperatures: list[float] = option(
         "0,0.3,0.7,1", TEMPERATURES, kind=str, read=read_temperatures
     ),
     samples: int = option(1, "Answers per prompt.", least=1),
-    learning: LearningOptions,
+    learning: DrafterOptions,
     probe_only: bool = option(False, "Stop after the report of --probe."),
     answers: Answers,
     hardware: o.Hardware,
@@ -302,15 +289,14 @@ def drafter(
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
-        known("loss", loss, LOSSES, "losses")
-        if draft_vocab is not None and not (lend and loss == "logits"):
+        if draft_vocab is not None and not (lend and learning.loss == "logits"):
             raise DraftwiseError("--draft-vocab is for --lend, and for the loss logits")
         if (init is None) == (num_layers is None):
             raise DraftwiseError("say where to start: --init MODEL, or --layers N of the target")
         if lend and num_layers is None:
             raise DraftwiseError("--lend is for a start from the target's own: --layers N")
         own = check_inputs(target, hardware, prompts, init)
-        options = _options(loss, learning, hardware.device, seed)
+        options = replace(learning, seed=seed, bf16=_is_mixed(learning, hardware.device))
         base = load_target(target, hardware)
         encoded = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
@@ -321,7 +307,7 @@ def drafter(
         "start": [init, num_layers, lend],
         "prompts": fingerprint(encoded),
         "answers": [temperatures, samples, answers.max_new_tokens, answers.rows, seed],
-        "training": [loss, learning.epochs, learning.lr, learning.batch_tokens, options.bf16,
+        "training": [options.loss, options.epochs, options.lr, options.batch_tokens, options.bf16,
                      draft_vocab],
     }  # fmt: skip
     with quiet(), working_in(folder, inputs) as bars:
@@ -353,8 +339,8 @@ def drafter(
             ids, costs = d.narrow(model, texts, draft_vocab), None
         batches = d.drafter_batches(base.target.module, texts, options, folder, ids)
         train_model(
-            model, d.LOSSES[loss], batches, d.drafter_settings(texts, options), folder / "run.pt",
-            bars, look, learning.probe, probe_only=probe_only,
+            model, d.LOSSES[options.loss], batches, d.drafter_settings(texts, options),
+            folder / "run.pt", bars, look, options.probe, probe_only=probe_only,
         )  # fmt: skip
         if not probe_only:
             _save(base, model, out, lend)
@@ -362,14 +348,11 @@ def drafter(
             print(f"wrote {out}; draft with it: --drafter lm:{out}")
 
 
-def _options(loss: str, learning: LearningOptions, device: str, seed: int) -> Any:
+def _is_mixed(learning: LearningOptions, device: str) -> bool:
     import torch
 
-    from draftwise.train.drafter import DrafterOptions
-
     on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
-    mixed = on_gpu if learning.bf16 is None else learning.bf16
-    return DrafterOptions(loss, learning.epochs, learning.lr, learning.batch_tokens, mixed, seed)  # type: ignore[arg-type]
+    return on_gpu if learning.bf16 is None else learning.bf16
 
 
 def _start(

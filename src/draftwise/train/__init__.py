@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         Text, answer_logits, groups, halved, observe, observed_batches, pad,
     )
     from draftwise.train.drafter import (
-        LOSSES, DrafterOptions, acceptance, drafter_batches, drafter_settings, first_layers,
+        LOSSES, acceptance, drafter_batches, drafter_settings, first_layers,
         measure_acceptance, narrow,
     )
     from draftwise.train.eagle import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         save as save_acceptance_head, train_head, unweighted, weighted_bce,
     )
     from draftwise.train.loop import TrainingSettings, fit
-    from draftwise.train.options import HeadOptions, Label
+    from draftwise.train.options import DrafterOptions, HeadOptions, Label, LossName
     from draftwise.train.prompts import RUN, Filter, Runs, make_prompts, runs, runs_of, user_prefix
     from draftwise.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 

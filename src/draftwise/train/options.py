@@ -1,4 +1,4 @@
-"""How SpecDec++'s head is trained, as the command line declares it too."""
+"""How drafters and heads learn, as the command line declares it too."""
 
 from __future__ import annotations
 
@@ -7,8 +7,37 @@ from typing import Literal, get_args
 
 from draftwise.checks import known, option
 
+LossName = Literal["logits", "sequence"]
 Label = Literal["sampled", "analytic"]
 RATE = "Learning rate."
+
+
+@dataclass(frozen=True)
+class LearningOptions:
+    """How a drafter or an EAGLE head learns; the rate suits small models."""
+
+    epochs: float = option(3.0, "Passes over all texts.")
+    lr: float = option(5e-4, RATE)
+    probe: float = option(
+        0.05, "Share of the steps after which to report the expected speed.", least=0.0, most=1.0
+    )
+    batch_tokens: int = option(2048, "Approximate number of tokens per step.", least=16)
+    bf16: bool | None = option(None, "Mixed precision. Default: on CUDA.", "--bf16/--no-bf16")
+
+
+@dataclass(frozen=True)
+class DrafterOptions(LearningOptions):
+    """How a drafter learns. loss: ``logits`` are soft targets and the rejection probability."""
+
+    loss: LossName = option(
+        "logits", "logits: learn the target's distribution; sequence: its tokens.", kind=str
+    )
+    seed: int = option(0)
+
+    def __post_init__(self) -> None:
+        known("loss", self.loss, get_args(LossName), "losses")
+        if not self.epochs > 0 or not self.lr > 0:
+            raise ValueError(f"epochs and learning rate must be above 0: {self}")
 
 
 @dataclass(frozen=True)
