@@ -22,7 +22,7 @@ _PROBE = "Certainly"
 class Prompt:
     """A prompt as the engine takes it.
 
-    tokens: [T] ids. turn_ends: tokens that end the assistant's turn, beside the model's own end
+    tokens: [T] ids. turn_ends: tokens that end the assistant's turn, besides the model's own end
     tokens; empty for a text that is no conversation.
     """
 

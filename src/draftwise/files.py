@@ -87,13 +87,15 @@ def prompt_lines(file: Path) -> list[tuple[int, Any]]:
         raise DraftwiseError(f"{file} has no prompts: write one a line")
     if file.suffix not in {".jsonl", ".json", ".ndjson"}:
         return list(numbered)
-    found = []
-    for number, line in numbered:
-        try:
-            found.append((number, any_json(line)))
-        except ValueError as error:
-            raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
-    return found
+    return [(number, json_line(line, file, number)) for number, line in numbered]
+
+
+def json_line(line: str, file: Path, number: int) -> Any:
+    """``any_json`` of one line of a file; DraftwiseError, which names the line, for other text."""
+    try:
+        return any_json(line)
+    except ValueError as error:
+        raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
 
 
 def any_json(text: str) -> Any:

@@ -91,7 +91,7 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
 
 
 def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:
-    """Tokens that both number alike, from the first on: all that the tokenizers have, or rows.
+    """Tokens with the same id in both, from id 0 up: all that the tokenizers have, or rows.
 
     Rows of logits may be padded to different sizes. DraftwiseError where the tokenizers differ, or
     where there are none to tell padding from tokens.

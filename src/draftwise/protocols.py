@@ -123,7 +123,7 @@ class Mixer(Protocol):
     """Inside one draft: names each token's writer before it is drawn; what is drawn stays."""
 
     drafter: str
-    """The drafter that it may call beside those that retrieve."""
+    """The drafter that it may call besides those that retrieve."""
     length: int
     """Tokens of the draft, at most."""
 

@@ -468,7 +468,7 @@ def _plans(
     if wants_trees and not (branching and target.serves_trees) and limits.drafters is None:
         chains_only = f"{target.name} serves chains only"
         why = chains_only if branching else "no drafter of the pool drafts any"
-        raise DraftwiseError(f"trees were asked for, but {why}; leave them out")
+        raise DraftwiseError(f"trees are not possible: {why}; leave them out")
     plans = setting.plans([drafter.name for drafter in drafters], branching)
     shaped = (_shaped(plan, own.get(plan.drafter)) for plan in plans)
     return list(dict.fromkeys(_shortened(plan, limits.max_draft) for plan in shaped))

@@ -90,7 +90,7 @@ def test_a_cut_off_answer_says_so_and_goes_on(folder: Path) -> None:
     said = parts.out.split("\n")
     assert "".join(said[:3]) == first
     assert rest.startswith(said[3])
-    assert "cut off after 8 tokens (--max-new-tokens): /continue goes on" in parts.err
+    assert "cut off after 8 tokens (--max-new-tokens): /continue resumes it" in parts.err
     assert "cut off after 24 tokens" in parts.err
     assert (
         "there is no answer to continue"

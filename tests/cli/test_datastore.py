@@ -96,7 +96,7 @@ def test_building_again_replaces_the_store(pair: tuple[Path, Path], tmp_path: Pa
         ("a.txt", b"", "no tokens"),
         ("a.txt", b"\xff\xfe", "not UTF-8"),
         ("a.jsonl", b"", "no tokens"),
-        ("a.jsonl", b'{"text": "x"}\nnonsense', "line 2 is not json"),
+        ("a.jsonl", b'{"text": "x"}\nnonsense', "line 2: this is not JSON"),
         ("a.jsonl", b'{"body": "x"}', "line 1: write an object with a string `text`"),
         ("a.jsonl", b'["x"]', "line 1: write an object"),
     ],

@@ -17,7 +17,7 @@ from chatting import save_chat_model
 from cli.conftest import run_command
 from draftwise.cli import COMMANDS, DTYPES, Commands, train
 from draftwise.nn import LAYOUTS
-from draftwise.train import LOSSES, Label
+from draftwise.train import LOSSES, LossName
 
 MOST_CPU_S = 2.0
 PYTHON = r"\w\(|\b\w+=\.\.\.|\w\.\w+_\w+|Error\b|codec|unpack|Traceback|None"
@@ -102,7 +102,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("train drafter --target zoo --prompts p.txt --out o --init lookup", "lookup is no drafter"),
     ("train drafter --target zoo --prompts p.txt --out o --layers 1 --loss x", "unknown loss"),
     ("train eagle --target zoo --prompts nothere.jsonl --out o", "nothere.jsonl"),
-    ("train eagle --target zoo --data deep.jsonl --out o", "deep.jsonl, line 1 is not json"),
+    ("train eagle --target zoo --data deep.jsonl --out o", "deep.jsonl, line 1: this is not JSON"),
     ("train drafter --target zoo --prompts deep.jsonl --out o --layers 1", "nested too deeply"),
     ("train eagle --target zoo --out o", "--data FILE"),
     ("train eagle --target zoo --prompts p.txt --out o --layout x", "unknown layout"),
@@ -208,8 +208,7 @@ def covered(lines: Iterable[tuple[str, str]]) -> set[str]:
 
 def test_the_words_of_an_option_are_those_of_the_module() -> None:
     assert train.LAYOUTS == LAYOUTS
-    assert tuple(LOSSES) == train.LOSSES
-    assert get_args(Label) == train.LABELS
+    assert tuple(LOSSES) == get_args(LossName)
 
 
 def test_a_default_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from cli.models_on_disk import save_tokenizer
 from draftwise.cli import colours, painted, percentages, total
-from draftwise.engine import SourceAttribution, Stats, held_back
+from draftwise.engine import SourceAttribution, Stats
 
 
 def _round(tokens: list[int], source: str) -> Any:
@@ -28,23 +28,6 @@ def test_each_piece_has_its_writer_and_half_characters_wait(tmp_path: Path) -> N
     pieces += painter.grow(_round(tokens[3:], "lookup"), "aé日b")
     assert pieces == [("a", "code"), ("é", "sql"), ("日", "lookup"), ("b", "lookup")]
     assert painter.finish("aé日b") == []
-
-
-def test_what_may_be_a_stop_string_is_not_shown(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    painter = SourceAttribution(tokenizer, ["END"])
-    assert painter.grow(_round(tokenizer("xE")["input_ids"], "a"), "xE") == [("x", "a")]
-    assert painter.grow(_round(tokenizer("F")["input_ids"], "b"), "xEF") == [("E", "a"), ("F", "b")]
-    assert painter.grow(_round(tokenizer("EN")["input_ids"], "b"), "xEFEN") == []
-    assert painter.grow(_round(tokenizer("D.")["input_ids"], "b"), "xEF") == []
-    assert painter.finish("xEF") == []
-
-
-def test_held_back_is_the_longest_beginning_of_a_stop() -> None:
-    assert held_back("to be or", ["order", "been"]) == 2
-    assert held_back("END", ["END"]) == 0  # the engine has cut it away by then
-    assert held_back("aab", ["aabc", "bb"]) == 3
 
 
 def test_colours_are_told_apart_and_shares_add_up() -> None:

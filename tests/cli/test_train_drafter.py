@@ -243,7 +243,7 @@ def test_first_layers_are_the_target_s(kind: str) -> None:
 def test_states_that_do_not_fit_are_computed_as_they_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, options = tiny_model(), DrafterOptions(tokens_per_batch=64)
+    target, options = tiny_model(), DrafterOptions(batch_tokens=64)
     texts = [Text(tuple((7 * i + 3 * j) % 60 + 1 for j in range(16)), 4) for i in range(12)]
     kept = drafter_batches(target, texts, options, tmp_path)
     monkeypatch.setattr(module_of(drafter_batches), "MOST_KEPT_BYTES", 0)

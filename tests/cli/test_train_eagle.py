@@ -90,7 +90,7 @@ def test_the_same_command_again_only_loads(
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        (['{"text": "a b c"}', "{broken"], "line 2 is not json"),
+        (['{"text": "a b c"}', "{broken"], "line 2: this is not JSON"),
         (['{"text": "a b c"}', '{"text": 5}'], "line 2: write an object with a string `text`"),
         (["[]"], "line 1: write an object"),
         ([""], "is empty"),

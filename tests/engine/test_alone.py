@@ -95,7 +95,7 @@ def test_feedback_that_fails_ends_the_drafts_of_its_request(method: str) -> None
 
         sound, request.revealer = request.revealer, Broken()
 
-    with pytest.warns(UserWarning, match="goes on without drafts"):
+    with pytest.warns(UserWarning, match="continues without drafts"):
         spoilt = beside(made, spoil)
     assert spoilt.tokens == plain_greedy(PROMPTS[3], NUM)
 
@@ -107,7 +107,7 @@ def test_a_reward_that_fails(reward: Any) -> None:
     def spoil(request: Request) -> None:
         request.revealer._evaluator.reward = reward  # type: ignore[attr-defined]
 
-    with pytest.warns(UserWarning, match="goes on without drafts"):
+    with pytest.warns(UserWarning, match="continues without drafts"):
         assert beside(made, spoil).tokens == plain_greedy(PROMPTS[3], NUM)
 
 

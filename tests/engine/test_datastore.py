@@ -100,7 +100,7 @@ def test_no_document_runs_into_the_next(tmp_path: Path) -> None:
     assert store.continuations(*store.find([1])[1:], 9, DEPTH) == [[2, 3]]
 
 
-def test_behind_the_end_of_a_document_text_and_draft_are_matched_anew(tmp_path: Path) -> None:
+def test_behind_the_end_of_a_document_text_and_draft_are_matched_again(tmp_path: Path) -> None:
     drafter = DatastoreDrafter("x", str(stored(tmp_path, [[1, 2, 3], [3, 4, 5, 6]])))
     context = Context(0, [9, 1], SamplingParams(), np.random.default_rng(0))
     (draft,) = opened(drafter, [context]).propose([DraftTask(context, 5, Fixed())])

@@ -1,4 +1,4 @@
-"""Lookup against a reference that searches the whole text anew at every position."""
+"""Lookup against a reference that searches the whole text at every position."""
 
 from __future__ import annotations
 

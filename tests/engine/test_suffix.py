@@ -1,4 +1,4 @@
-"""Suffix decoding against references that search every text anew, and what it may remember."""
+"""Suffix decoding against references that search every text again, and what it may remember."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_the_draft_runs_on_into_itself() -> None:
     assert chain(session, context, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
 
 
-def test_behind_the_end_of_a_past_output_text_and_draft_are_matched_anew() -> None:
+def test_behind_the_end_of_a_past_output_text_and_draft_are_matched_again() -> None:
     drafter = SuffixDrafter("suffix")
     history(drafter, [[4, 5, 6, 8, 9, 9, 2], [1, 2, 3, 4]])
     context = context_of([1, 2])

@@ -59,7 +59,7 @@ def head_of(first: int = 1, **changes: Any) -> DFlashHead:
 
 
 def by_hand(head: DFlashHead, text: list[int]) -> Tensor:
-    """[S, V] logits of a block after a text, the whole context read anew, head by head."""
+    """[S, V] logits of a block after a text, the whole context read again, head by head."""
     config, size = head.config, head.block.size
     states = features_of(TARGET, text).get(config.taps, 0, len(text) - 1)
     context = head.hidden_norm(head.fc(states))

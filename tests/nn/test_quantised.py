@@ -50,7 +50,7 @@ def generated(module: Any, prompt: list[int]) -> list[int]:
 def test_int8_weights_are_served_losslessly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weight-only: forwards of different widths agree, and no weight is laid out anew."""
+    """Weight-only: forwards of different widths agree, and no weight is laid out again."""
     monkeypatch.setattr(layout, "LEAST_NUMEL", 1)
     module = load_model(checkpoint(tmp_path, "Int8WeightOnlyConfig")).module
     assert "Int8" in type(module.model.layers[0].mlp.up_proj.weight).__name__

@@ -184,7 +184,7 @@ def test_what_was_settled_is_forgotten(kind: str) -> None:
         cache.settle([0], cache.lengths)
         sizes.append(len(cache.states._steps[0]))
     assert set(sizes) == {1}
-    assert cache.crop(0, 7) == 0  # nothing of that is known: it is read anew
+    assert cache.crop(0, 7) == 0  # nothing of that is known: it is read again
     for token in text(kind, 2 * MOST_STEPS, seed=1):
         feed(kind, cache, [0], [[token]])
     assert len(cache.states._steps[0]) <= MOST_STEPS

@@ -150,7 +150,7 @@ def test_in_a_tree_each_node_is_penalised_for_its_own_path() -> None:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_occurrences_kept_from_round_to_round_are_those_counted_anew(data: st.DataObject) -> None:
+def test_occurrences_kept_from_round_to_round_are_those_counted_again(data: st.DataObject) -> None:
     """Also of rows that lie before what was counted: a drafter that catches up on the prompt."""
     tokens = st.integers(0, 6)
     text = data.draw(st.lists(tokens, min_size=2, max_size=12))

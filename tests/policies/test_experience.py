@@ -71,7 +71,7 @@ def test_one_step_by_hand() -> None:
     assert state["variance"] == pytest.approx([1 / 0.4475] * 2, abs=1e-5)
 
 
-def test_a_drafter_that_has_changed_is_forgotten_and_learnt_anew() -> None:
+def test_a_drafter_that_has_changed_is_forgotten_and_learnt_again() -> None:
     """Useless 200 times, then good: within six passages more is expected of it than nothing known
     would be."""
     known = Experience(["a"])

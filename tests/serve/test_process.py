@@ -83,7 +83,7 @@ def test_killed_and_begun_again_and_drained(pair: tuple[Path, Path], tmp_path: P
     state = tmp_path / "state.json"
     state.write_text("{half")
     with served(pair, tmp_path, "--state", state, "--state-every", "0.05") as server:
-        assert any("learning begins anew" in line["event"] for line in server.log)
+        assert any("learning starts from scratch" in line["event"] for line in server.log)
         assert not state.exists()
         while not state.exists():
             server.ask(max_tokens=20)
@@ -105,7 +105,7 @@ def test_killed_and_begun_again_and_drained(pair: tuple[Path, Path], tmp_path: P
         assert text.rstrip().endswith(b"data: [DONE]"), "what ran was finished"
         assert server.process.wait(60) == 0
         lines = server.log[num:]
-        assert not any("anew" in line["event"] for line in lines)
+        assert not any("from scratch" in line["event"] for line in lines)
         requests = [line for line in lines if line["event"] == "request"]
         assert [line["status"] for line in requests] == [200, 200]
         assert len({line["request_id"] for line in requests}) == 2

@@ -86,7 +86,7 @@ def test_a_broken_file_is_set_aside(
     assert not path.exists()
     (aside,) = path.parent.glob("state.json.unused-*")
     assert aside.read_bytes() == broken
-    assert "learning begins anew" in caplog.text
+    assert "learning starts from scratch" in caplog.text
 
 
 def test_a_full_disk_costs_the_file_only(made: Any, caplog: pytest.LogCaptureFixture) -> None:

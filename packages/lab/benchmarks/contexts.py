@@ -1,6 +1,6 @@
 """Long prompts on a pretrained target: an agent's conversations, and documents of many pages.
 
-``agent``: jsonl of ``messages``; some of the assistant's turns are answered anew, each from the
+``agent``: jsonl of ``messages``; some of the assistant's turns are answered again, each from the
 messages before it, in order and by one session, which keeps its history and the conversation's
 keys. ``long``: several Spec-Bench ``rag`` passages and a question on one of them; what an agent was
 shown of a file, and a change to make.

@@ -160,7 +160,7 @@ def timed(engine: Engine) -> float:
 
 
 def chat(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """CPU seconds to the first token, of ten turns that each go on behind the last."""
+    """CPU seconds to the first token, of ten turns, each after the one before."""
     rows = []
     for repeat in range(repeats):
         engine, text, firsts = made.engine(), "", []
@@ -181,7 +181,7 @@ def chat(made: Speculator, repeats: int) -> list[dict[str, Any]]:
 def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
     """Bytes allocated over bytes of live tokens, at most; megabytes that 1,000 requests leave.
 
-    Live are texts and, while they are judged, drafts; beside it without those.
+    Live are texts and, while they are judged, drafts; also given without drafts.
     """
     engine, worst, token = made.engine(num_prefixes=0), [0.0, 0.0], made.target.token_bytes
     for prompt in texts(16):

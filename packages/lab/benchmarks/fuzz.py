@@ -1,4 +1,4 @@
-"""Random requests beside faulty ones: is every answer plain decoding's, whatever the others do?
+"""Random requests among faulty ones: is every answer plain decoding's, whatever the others do?
 
 Trials of some forty requests join, leave and fail in one engine on a tiny random model: stop
 strings, penalties, biases, processes, log-probabilities, priorities, shared prompts, tenants, and

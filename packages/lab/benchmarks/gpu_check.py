@@ -30,14 +30,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from shared.child import Child
+from shared.compare import span
 from shared.gpu_engine import run_block
 from shared.results import load, save
+from shared.script import options as parse
+from shared.script import show
 
 from draftwise import zoo
-from draftwise.bench.results import ratio
 
 TARGET = "meta-llama/Llama-3.1-8B-Instruct"
 HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
@@ -185,42 +185,33 @@ def speed_rows(
 ) -> Iterator[dict[str, Any]]:
     """Each method relative to plain decoding, and draftwise to the best fixed rule in hindsight."""
 
-    def columns(name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-        done = measured[name][size]
-        return tuple(np.array([float(block[key]) for block in done]) for key in KEYS)
+    def columns(name: str, size: int) -> list[list[float]]:
+        return [[block[key] for block in measured[name][size]] for key in ("tokens", "seconds")]
+
+    def over(name: str, other: str, size: int) -> list[float] | float:
+        """With an interval, where there are several blocks."""
+        found = span(*columns(name, size), *columns(other, size))
+        return found if len(measured[name][size]) > 1 else found[0]
 
     for size in measured["none"]:
         rates = {}
         for name in measured:
             tokens, seconds = columns(name, size)
-            rates[name] = tokens.sum() / seconds.sum()
+            rates[name] = sum(tokens) / sum(seconds)
             same = [
                 mine == theirs
                 for one, other in zip(measured[name][size], measured["none"][size], strict=True)
                 for mine, theirs in zip(one["answers"], other["answers"], strict=True)
             ]
-            over = ratio(tokens, seconds, *columns("none", size))
             row = {
-                "method": name, "requests": size, "tok_per_s": round(float(rates[name]), 1),
-                "x_plain": rounded(over), "same_answers": round(float(np.mean(same)), 3),
+                "method": name, "requests": size, "tok_per_s": round(rates[name], 1),
+                "x_plain": over(name, "none", size), "same_answers": round(float(np.mean(same)), 3),
             }  # fmt: skip
             if name == "draftwise":
                 best = max((n for n in measured if n != "draftwise"), key=rates.__getitem__)
                 row["best_other"] = best
-                row["x_best"] = rounded(ratio(tokens, seconds, *columns(best, size)))
+                row["x_best"] = over(name, best, size)
             yield row
-
-
-KEYS = ("tokens", "seconds")
-
-
-def rounded(found: Any) -> dict[str, Any]:
-    """A ratio and its interval, to three places; no interval where there is one block."""
-    ends = found.ci95
-    return {
-        "value": round(found.value, 3),
-        "ci95": None if ends is None else [round(end, 3) for end in ends],
-    }
 
 
 class Composed:
@@ -257,22 +248,6 @@ def compose(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows as a table."""
-    heads = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(*heads, title=title)
-    for row in rows:
-        table.add_row(*(_cell(row.get(head)) for head in heads))
-    Console(width=120).print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        ends = value["ci95"]
-        return f"{value['value']:.2f}" + (f" ({ends[0]:.2f}-{ends[1]:.2f})" if ends else "")
-    return "" if value is None else str(value)
-
-
 def refuse_without(is_cpu: bool) -> None:
     """End with what is missing here."""
     import torch
@@ -290,23 +265,17 @@ def refuse_without(is_cpu: bool) -> None:
 
 def parsed() -> argparse.Namespace:
     """The options; those that --cpu and --dry set stand where none is given."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target")
-    parser.add_argument("--drafter", help="head or draft model; none for --method ngram, suffix")
-    parser.add_argument("--method", help="vLLM's name: eagle3, eagle, draft_model, ngram, suffix")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[3, 5])
-    parser.add_argument("--requests", type=int, nargs="+")
-    parser.add_argument("--blocks", type=int, default=4, help="of prompts, for each --requests")
-    parser.add_argument("--tokens", type=int, help="of every answer")
-    parser.add_argument("--scheduler", help="Scheduler or AsyncScheduler (docs/vllm.md)")
-    parser.add_argument("--engine", default="{}", help="more options of vLLM's LLM, as JSON")
-    parser.add_argument("--cpu", action="store_true", help="vLLM's CPU build, the bundled target")
-    parser.add_argument("--dry", action="store_true", help="a made-up engine: no vLLM, no GPU")
-    parser.add_argument("--compose", type=Path, metavar="FOLDER", help="only compose step costs")
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
+    args = parse(
+        __doc__, target=None, lengths=[3, 5], requests={"type": int, "nargs": "+"},
+        drafter={"help": "head or draft model; none for --method ngram, suffix"},
+        method={"help": "vLLM's name: eagle3, eagle, draft_model, ngram, suffix"},
+        blocks={"type": int, "default": 4, "help": "of prompts, for each --requests"},
+        tokens={"type": int}, scheduler={"help": "Scheduler or AsyncScheduler (docs/vllm.md)"},
+        engine={"default": "{}", "help": "more options of vLLM's LLM, as JSON"},
+        cpu={"action": "store_true", "help": "vLLM's CPU build, the bundled target"},
+        dry={"action": "store_true", "help": "a made-up engine: no vLLM, no GPU"},
+        compose={"type": Path, "metavar": "FOLDER", "help": "only compose step costs"},
+    )  # fmt: skip
     if args.cpu:
         small = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024}
         usual = str(zoo.target_path()), None, "ngram", [1, 4], 32, "Scheduler"
@@ -321,7 +290,7 @@ def parsed() -> argparse.Namespace:
     if args.drafter is None and args.scheduler == "AsyncScheduler":
         args.scheduler = "Scheduler"  # there is nothing to shorten
     if args.drafter is None and args.method not in {"ngram", "suffix"}:
-        parser.error(f"--method {args.method} needs --drafter")
+        sys.exit(f"--method {args.method} needs --drafter")
     return args
 
 
@@ -338,8 +307,8 @@ def main() -> None:
     drafted = {name: length for name, (_, length) in engines(args).items()}
     steps = list(step_rows(measured, drafted, composed))
     speeds = list(speed_rows(measured))
-    show("steps in which all requests decode", steps)
-    show("speed, prefill included, relative to vLLM without drafts", speeds)
+    show(steps, "steps in which all requests decode")
+    show(speeds, "speed, prefill included, relative to vLLM without drafts")
     about: dict[str, Any] = {"target": Path(args.target).name, "engine": json.loads(args.engine)}
     if not args.dry and not args.cpu:
         import torch

@@ -1,4 +1,4 @@
-"""How time grows with context and batch; shares of the loop and of a choice; memory by drafters."""
+"""The loop's share of a round, microseconds of a choice by policy, and memory by drafters."""
 
 from __future__ import annotations
 
@@ -19,33 +19,11 @@ from draftwise.registry import POLICIES, make_policy
 from draftwise.types import PLAIN, Feedback, Plan
 
 PRESETS = ("plain", "metasd", "banditspec", "hedgespec", "draftwise")
-CASES = ((64, 1), (256, 1), (1024, 1), (64, 4), (64, 16))
-"""Tokens of context, and rows."""
 POOLS = {
     "head": ["zoo:eagle-generalist"],
     "head, lookup, suffix": ["zoo:eagle-generalist", "lookup", "suffix"],
 }
 """BanditSpec's table 2: its draft head alone, and its pool of several ways to draft."""
-
-
-def growth(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second, plain and draftwise, interleaved, at growing context and batch."""
-    specs = {p: Speculator.from_pretrained("zoo", preset=p) for p in ("plain", "draftwise")}
-    tokens = specs["plain"].tokenizer("\n".join(zoo_texts(99)))["input_ids"]
-    rows = []
-    for context, batch in CASES:
-        prompts = [tokens[97 * i : 97 * i + context] for i in range(batch)]
-        seconds: dict[str, list[float]] = {name: [] for name in specs}
-        for _ in range(args.repeats + 1):
-            for name, spec in specs.items():
-                start = time.perf_counter()
-                spec.generate(prompts, max_new_tokens=64, ignore_eos=True)
-                seconds[name].append(time.perf_counter() - start)
-        speed = {name: 64 * batch / float(np.median(s[1:])) for name, s in seconds.items()}
-        ratio = speed["draftwise"] / speed["plain"]
-        rows.append({"context": context, "batch": batch, **speed, "ratio": ratio})
-    show(rows)
-    return {"growth": rows}
 
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
@@ -134,5 +112,5 @@ def peak_mb(drafters: list[str], tokens: int) -> float:
 
 
 if __name__ == "__main__":
-    parts = {"growth": growth, "overhead": overhead, "policies": policies, "pools": pools}
-    run(__doc__, parts, tokens=160, repeats=5)
+    parts = {"overhead": overhead, "policies": policies, "pools": pools}
+    run(__doc__, parts, tokens=160)

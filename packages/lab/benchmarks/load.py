@@ -26,7 +26,7 @@ Played = dict[str, dict[str, Any]]
 class Contestant:
     """A way to decode batches. Costs are remembered from batch to batch, as in a server.
 
-    A policy that a batch shares begins anew with each, and so do the costs that it knows.
+    A policy that a batch shares starts from scratch with each batch, and so does its cost model.
     """
 
     def __init__(self, clock: str, drafters: Sequence[str] | None, **options: Any) -> None:

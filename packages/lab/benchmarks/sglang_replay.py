@@ -20,36 +20,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from gpu_replay import Prices
 from shared.script import run, show
 from shared.sglang_wheel import FOLDER, unpacked
 
 from draftwise.controller.compiled import warm_up
 from draftwise.integrations.sglang import CONFIG, SglangSettings, StepsPolicy, read_settings
 
-OVERHEAD_MS = 0.6
-"""Of scheduling and sampling, in every step."""
 NUM_REQUESTS = {1: 60, 4: 120, 16: 240, 64: 420, 128: 420}
 
 
-class Prices:
-    def __init__(self, data: Path, model: str) -> None:
-        costs = np.load(data / "step_costs.npz")
-        grid = np.arange(4097)
-        self.linear = np.interp(grid, costs[f"{model}/tokens"], costs[f"{model}/linear_ms"])
-        self.batch, self.context = costs[f"{model}/batch"], costs[f"{model}/context"]
-        self.attention = costs[f"{model}/attention_ms"]
-        self.draft = 0.35 if "8b" in model else 0.6
-
-    def ms(self, batch: int, context: float, steps: int) -> float:
-        """Of a step of so many requests, tokens of context each, and drafted tokens each."""
-        column = [
-            np.interp(context, self.context[~np.isnan(row)], row[~np.isnan(row)])
-            for row in self.attention
-        ]
-        drafting = steps * self.draft + 0.15 if steps else 0.0
-        tokens = min(batch * (steps + 1), 4096)
-        attention = float(np.interp(batch, self.batch, column))
-        return float(self.linear[tokens]) + attention + OVERHEAD_MS + drafting
+def step_ms(prices: Prices, batch: int, context: float, steps: int) -> float:
+    """Of a step of so many requests, tokens of context each, and drafted tokens each."""
+    return prices.ms(batch * (steps + 1), batch, context, steps)
 
 
 def read_answers(data: Path) -> list[tuple[int, Any]]:
@@ -123,7 +106,7 @@ class ThroughputAware(Fixed):
                 decay = (rates[-1] / rates[0]) ** (1 / (len(rates) - 1)) if rates[0] > 0 else 0.0
                 rates.append(min(rates[-1], rates[-1] * decay))
         scores = {
-            steps: (1 + sum(rates[:steps])) / self.prices.ms(batch_size, 128.0, steps)
+            steps: (1 + sum(rates[:steps])) / step_ms(self.prices, batch_size, 128.0, steps)
             for steps in self.candidate_steps
         }
         best = max(scores, key=lambda steps: scores[steps])
@@ -185,9 +168,8 @@ def serve(
             controller.on_verify_complete(told[0], told[1])
         took_s = time.process_time() - begun
         steps = worker.speculative_num_steps
-        ms = prices.ms(len(rows), context / len(rows), steps)
+        ms = step_ms(prices, len(rows), context / len(rows), steps) + 1e3 * took_s
         ms += switch_ms * (worker.switches - switches)
-        ms += 1e3 * took_s
         counts = [min(answer[1][at], steps) for _, answer, at in rows]
         told = counts, len(rows), clock.now_s + ms / 1e3
         emitted = [
@@ -251,7 +233,7 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
     rows = []
     with unpacked(args.sglang) as load:
         for model in args.model:
-            prices = Prices(args.data, model)
+            prices = Prices(args.data / "step_costs.npz", model)
             for batch in args.batch:
                 num = args.requests or NUM_REQUESTS.get(batch, 420)
                 some = random.Random(100 + args.seed).sample(answers, min(num, len(answers)))

@@ -4,8 +4,8 @@ Every published policy plays every length of ``LENGTHS``; the best of all of the
 for each case (a cost regime of the trace, or a preset) after the fact. The score is tokens per
 second over plain decoding: seconds summed within a domain, geometric mean over domains. Intervals
 are 95%, from a paired bootstrap over the texts of each domain. ``goodput`` plays as by default:
-drafts mixed where the trace knows confidences, looks and catching up at their price; each text is
-begun anew, without a memory of others.
+drafts mixed where the trace knows confidences, looks and catching up at their price; each text
+starts from scratch, without a memory of others.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from shared.script import run, show
 
-from draftwise.types import Floats
+from draftwise.types import Floats, Ints
 from draftwise_lab import sim
 
 LENGTHS = (2, 4, 6, 8)
@@ -36,22 +35,18 @@ LENGTH_POLICIES = {
     "UCBSpec over lengths": "ucbspec@0-4/throughput",
     "UCB1 over lengths, beta 0.1": "ucb1:beta=0.1@0-4/throughput",
 }
-GOODPUT, HINDSIGHT = "goodput", "best fixed plan of each text"
-FIXED = ("best fixed plan for everything", "best fixed plan of each domain", HINDSIGHT)
-Seconds = dict[str, Floats]
-"""Name -> seconds of every text, in one order; ``plain`` and hindsight are names too."""
+GOODPUT = "goodput"
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, sim.Setting]]:
     """The trace under three cost regimes, then the presets."""
-    if options.trace:
-        for regime, costs in sim.REGIMES.items():
-            world = sim.Recorded(options.trace, costs)
-            tokens = min(300, world.num_tokens)
-            yield (
-                regime,
-                sim.Setting("trace", lambda _, w=world: w, tuple(range(17)), tokens=tokens),
-            )
+    for regime, costs in sim.REGIMES.items() if options.trace else ():
+        world = sim.Recorded(options.trace, costs)
+        tokens = min(300, world.num_tokens)
+        yield (
+            regime,
+            sim.Setting("trace", lambda _, w=world: w, tuple(range(17)), tokens=tokens),
+        )
     for name in options.preset:
         chosen = sim.setting(name)
         longest = range(5) if name == "banditspec-load" else range(17)
@@ -65,68 +60,47 @@ def labels_of(name: str) -> dict[str, list[str]]:
     return {t: [label.format(k) for k in LENGTHS] for t, label in DRAFTER_POLICIES.items()}
 
 
-def seconds_by_text(outcome: sim.Outcome) -> tuple[Seconds, NDArray[np.str_]]:
-    """Seconds of each text (summed over draws of its coins), and each text's domain."""
-    found = sim.sums_by_text(outcome)
-    fixed = _hindsight(found.plans_s, found.plain_s, found.domains)
-    return {**found.policies_s, "plain": found.plain_s, **fixed}, found.domains
-
-
-def _hindsight(each: Floats, plain: Floats, domains: NDArray[np.str_]) -> Seconds:
-    """Seconds of the best fixed plans: one for all, one for each domain, one for each text."""
-    by_domain, everything = np.zeros(len(plain)), np.arange(len(plain))
-    for domain in np.unique(domains):
-        mine = domains == domain
-        by_domain[mine] = each[each[:, mine].sum(axis=1).argmin(), mine]
-    scores = [score(row, plain, domains, everything) for row in each]
-    rows = (each[int(np.argmax(scores))], by_domain, each.min(axis=0))
-    return dict(zip(FIXED, rows, strict=True))
-
-
-def score(
-    seconds: Floats, plain: Floats, domains: NDArray[np.str_], places: NDArray[np.int64]
-) -> float:
+def score(seconds: Floats, found: sim.TextSums, places: Ints | slice = slice(None)) -> float:
     """Geometric mean over domains of plain seconds over seconds, on the texts ``places``."""
-    names, mine, base = domains[places], seconds[places], plain[places]
-    ratios = [base[names == n].sum() / mine[names == n].sum() for n in np.unique(domains)]
+    names, mine, base = found.domains[places], seconds[places], found.plain_s[places]
+    ratios = [base[names == n].sum() / mine[names == n].sum() for n in np.unique(found.domains)]
     return float(np.exp(np.mean(np.log(ratios))))
 
 
-def compare(
-    seconds: Seconds, domains: NDArray[np.str_], one: str, other: str
-) -> tuple[float, float]:
+def compare(found: sim.TextSums, one: Floats, other: Floats) -> tuple[float, float]:
     """How much faster ``one`` is than ``other``, and half the interval of that ratio."""
-    rng, plain = np.random.default_rng(0), seconds["plain"]
-    groups = [np.flatnonzero(domains == name) for name in np.unique(domains)]
-
-    def ratio(places: NDArray[np.int64]) -> float:
-        mine = score(seconds[one], plain, domains, places)
-        return mine / score(seconds[other], plain, domains, places)
-
+    rng = np.random.default_rng(0)
+    groups = [np.flatnonzero(found.domains == name) for name in np.unique(found.domains)]
     drawn = [np.concatenate([rng.choice(g, len(g)) for g in groups]) for _ in range(400)]
-    spread = np.std([ratio(places) for places in drawn], ddof=1)
-    return ratio(np.arange(len(domains))), 1.96 * float(spread)
+    ratios = [score(one, found, places) / score(other, found, places) for places in drawn]
+    spread = float(np.std(ratios, ddof=1))
+    return score(one, found) / score(other, found), 1.96 * spread
 
 
-def summarise(name: str, seconds: Seconds, domains: NDArray[np.str_]) -> dict[str, Any]:
-    everything, plain = np.arange(len(domains)), seconds["plain"]
-    scores = {label: score(s, plain, domains, everything) for label, s in seconds.items()}
+def summarise(name: str, match: sim.Match, outcome: sim.Outcome) -> dict[str, Any]:
+    found, average = sim.sums_by_text(outcome), sim.averages(sim.results(match, outcome))
+    scores = {label: row["speedup"] for label, row in average.items()}
     tuned = {
         title: max((scores[label], label) for label in labels)
         for title, labels in labels_of(name).items()
     }
-    best = max(tuned.values())[1]
+    best, own_s = max(tuned.values())[1], found.policies_s[GOODPUT]
+    each_s = found.plans_s.min(axis=0)
     return {
         "case": name,
         "published": {title: {"speedup": s, "label": label} for title, (s, label) in tuned.items()},
         "best_published": best,
         "published_speedup": scores[best],
-        "fixed": {label: scores[label] for label in FIXED},
+        "fixed": {
+            "best fixed plan for everything": max(score(s, found) for s in found.plans_s),
+            "best fixed plan of each domain": scores["best fixed plan"],
+            "best fixed plan of each text": score(each_s, found),
+        },
         "goodput": scores[GOODPUT],
-        "over_best_published": compare(seconds, domains, GOODPUT, best),
-        "over_best_fixed_of_each_text": compare(seconds, domains, GOODPUT, HINDSIGHT),
-        "slowest_text": float((plain / seconds[GOODPUT]).min()),
-        "share_slower_than_plain": float((seconds[GOODPUT] > plain).mean()),
+        "over_best_published": compare(found, own_s, found.policies_s[best]),
+        "over_best_fixed_of_each_text": compare(found, own_s, each_s),
+        "slowest_text": float((found.plain_s / own_s).min()),
+        "share_slower_than_plain": float((own_s > found.plain_s).mean()),
     }
 
 
@@ -147,8 +121,7 @@ def compare_all(args: argparse.Namespace) -> dict[str, Any]:
     for name, chosen in cases(args):
         labels = [label for group in labels_of(name).values() for label in group]
         match = sim.make_match(chosen, [*labels, GOODPUT])
-        outcome = sim.run_match(match, range(args.seeds), args.jobs)
-        found.append(summarise(name, *seconds_by_text(outcome)))
+        found.append(summarise(name, match, sim.run_match(match, range(args.seeds), args.jobs)))
     show({one["case"]: row_of(one) for one in found})
     return {"cases": found}
 

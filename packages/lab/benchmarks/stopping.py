@@ -3,7 +3,7 @@
 One drafter of the zoo, and all held-out prompts of a run in one order. Answers are really
 generated; forwards are counted and priced afterwards (``PRICES``), so that a run repeats exactly.
 What chooses by price is played again at each price, on a clock that forwards move. FOLDER keeps
-what was played, so that a run goes on where it was stopped. Figures are PNGs next to the JSON;
+what was played, so that a stopped run resumes. Figures are PNGs next to the JSON;
 intervals are over prompts, of ``runs`` over runs.
 """
 
@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from shared.claims import half_interval
 from shared.clock import Cost2, put_on_clock
 from shared.compare import span
@@ -29,9 +28,9 @@ from shared.script import run, show, track
 
 from draftwise import Speculator, zoo
 from draftwise.engine.records import Round
+from draftwise.types import Floats
 from draftwise_lab.plotting import band, dress, panels
 
-Floats = NDArray[np.float64]
 DRAFTER, FIXED = "generalist", (1, 2, 3, 4, 6, 8)
 TABLE_1 = ("max-confidence", "svip", "adaedl", "svip-difference", "logit-margin")
 GRID = ("max-confidence:0.6", "max-confidence:0.4", "svip:0.9", "svip:1.2", "adaedl:0.5")
@@ -72,7 +71,7 @@ class Way:
         return rule.startswith("head") and "lag=true" not in rule
 
     def speculator(self) -> Speculator:
-        """Loaded anew, with an empty memory."""
+        """A new one, with an empty memory."""
         drafters = [] if self.options["preset"] == "plain" else [f"zoo:{DRAFTER}"]
         scope = "session" if self.shares else "request"
         return Speculator.from_pretrained("zoo", drafters, scope=scope, **self.options)

@@ -4,7 +4,7 @@ python benchmarks/vllm_overhead.py               # fakes of vLLM, and no model
 python benchmarks/vllm_overhead.py --inside      # in a real vLLM with the bundled target
 python benchmarks/vllm_overhead.py --profile     # where it goes, at the most requests
 python benchmarks/vllm_overhead.py --noise       # characters at random: nothing can be drafted
-With fakes each request's text goes on by phrases that other requests use, too, and by single random
+With fakes each request's text is made of phrases that other requests use, too, and of single random
 tokens, so that retrieval finds matches of all lengths; a step's seconds are of the fakes' clock (a
 fixed price and one for each token), so choices are the same in every run. ``work`` is done while
 the engine computes; the rest is in the step. ``p99`` is of the step.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from shared.results import save
+from shared.script import run, show
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
@@ -159,32 +159,23 @@ def measure_inside(sizes: list[int]) -> dict[str, dict[str, float]]:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256])
-    parser.add_argument("--repeats", type=int, default=3, help="the least of so many runs counts")
-    parser.add_argument("--inside", action="store_true", help="in a real vLLM")
-    parser.add_argument("--noise", action="store_true", help="nothing can be drafted")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--out", default=None)
-    args = parser.parse_args()
+def overhead(args: argparse.Namespace) -> dict[str, Any]:
     table = measure_inside(args.rows) if args.inside else {}
     for with_drafter in () if args.inside else (False,) if args.noise else (False, True):
         for rows in args.rows:
             runs = [measure(rows, with_drafter, noise=args.noise) for _ in range(args.repeats)]
-            best = min(runs, key=lambda run: run["ms"])
-            table[f"{rows} requests, {'with' if with_drafter else 'without'} a model drafter"] = (
-                best
-            )
-    for name, facts in table.items():
-        print(f"{name:<42}", facts, flush=True)
+            name = f"{rows} requests, {'with' if with_drafter else 'without'} a model drafter"
+            table[name] = min(runs, key=lambda run: run["ms"])
+    show(table)
     if args.profile:
         profile = cProfile.Profile()
         measure(max(args.rows), False, profile)
         pstats.Stats(profile).sort_stats("tottime").print_stats(35)
-    if args.out:
-        save(Path(args.out), {"ms_a_step": table})
+    return {"ms_a_step": table}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, overhead, rows=[1, 16, 64, 256], inside=False, noise=False, profile=False,
+        repeats={"type": int, "default": 3, "help": "the least of so many runs counts"},
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a measurement was made on: written beside every number."""
+"""What a measurement was made on: written next to every number."""
 
 from __future__ import annotations
 

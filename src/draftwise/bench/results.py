@@ -263,7 +263,7 @@ def cautions(found: Mapping[str, Any]) -> list[str]:
     """What a reader of ``results.json`` must know; the same on the terminal and in the report."""
     num, said = found["settings"]["num_items_measured"], []
     if not found["is_complete"]:
-        said.append("It ended before everything was measured: the same command goes on.")
+        said.append("It ended before everything was measured: the same command resumes it.")
     if num == 1:
         said.append("With 1 prompt there is no interval: another prompt may say otherwise.")
     elif num < FEW_PROMPTS:

@@ -1,4 +1,4 @@
-"""What a bench measures, and its runs so far, in a file that a later run goes on with."""
+"""What a bench measures, and its runs so far, in a file that a later run continues."""
 
 from __future__ import annotations
 

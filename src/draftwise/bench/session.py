@@ -1,6 +1,6 @@
 """A bench from start to end: look, measure, sum up; whatever ends it, what was measured stays.
 
-Run again with the same settings it goes on where it ended; with more repeats it adds them. What
+Run again with the same settings, it resumes where it ended; with more repeats it adds them. What
 answers is draftwise in any setting, and transformers' own generation.
 """
 

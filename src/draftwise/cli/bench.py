@@ -121,7 +121,7 @@ def bench(
             if studio is None and not no_report:
                 say(f"report.html and fixed plans: {lab_hint()}", style="dim")
     if is_stopped():
-        say(f"interrupted: {out} has what was measured; the same command goes on", style="yellow")
+        say(f"interrupted: {out} has all results; the same command resumes it", style="yellow")
         raise SystemExit(INTERRUPTED)
     if measured is None:
         raise DraftwiseError("nothing was measured in time: give more --minutes")

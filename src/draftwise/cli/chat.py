@@ -43,7 +43,7 @@ HELP = f"""\
 /continue         go on with an answer that was cut off or stopped
 /system [TEXT]    show or change the system message
 /temperature [T]  show or change the temperature; 0 is greedy
-/save FILE        write the conversation; /load FILE goes on with one
+/save FILE        write the conversation; /load FILE continues one
 /stats            how fast each turn was, and tokens by drafter
 /plain            the last answer again by plain decoding, and how much slower
 /reset            begin a new conversation
@@ -387,11 +387,11 @@ class Conversation:
         if result.finish_reason not in {"length", "interrupted"}:
             return
         num = len(result.tokens)
-        why = "stopped: /continue goes on"
+        why = "stopped: /continue resumes it"
         if len(result.prompt_tokens) + num >= self._speculator.target.max_positions:
             why = self._full()
         elif result.finish_reason == "length":
-            why = f"cut off after {counted(num, 'token')} (--max-new-tokens): /continue goes on"
+            why = f"cut off after {counted(num, 'token')} (--max-new-tokens): /continue resumes it"
         say(why, style="yellow")
 
     def _full(self) -> str:
@@ -412,13 +412,12 @@ class Conversation:
             params = replace(params, seed=params.seed + later)
         start = time.perf_counter()
         generation = speculator.start(prompt, params)
-        painter, pen = SourceAttribution(speculator.tokenizer, stops), Pen(self._names, wraps=True)
-        # text goes on where it was: tokens decode otherwise at the beginning of a text
+        painter, pen = SourceAttribution(speculator.tokenizer), Pen(self._names, wraps=True)
+        # the text is continued, not decoded alone: tokens decode differently at the start of a text
         whole = Answer(Ending(speculator.target.max_positions, stop=stops), speculator.tokenizer)
         if before is not None:
             whole.push(before.tokens)
             painter.grow(before, before.text)  # it stands on the screen already
-            painter.finish(before.text)
         first_token_s = 0.0
         for round_ in generation:
             first_token_s = first_token_s or time.perf_counter() - start

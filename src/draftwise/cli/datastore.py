@@ -17,7 +17,7 @@ from draftwise.cli.failures import refused_values, say, waiting
 from draftwise.cli.load import check_target, loading
 from draftwise.cli.options import command
 from draftwise.cli.show import bars
-from draftwise.files import any_json, not_text
+from draftwise.files import json_line, not_text
 from draftwise.types import DraftwiseError
 
 JSON_LINES = {".jsonl", ".ndjson"}
@@ -60,10 +60,7 @@ def pieces(file: Path) -> Iterator[tuple[bool, str, int]]:
 
 
 def _text_of(line: str, file: Path, number: int) -> str:
-    try:
-        found: Any = any_json(line)
-    except ValueError as error:
-        raise DraftwiseError(f"{file}, line {number} is not json: {error}") from error
+    found = json_line(line, file, number)
     if isinstance(found, dict):
         for keys in (["text"], ["prompt", "completion"]):
             parts = [found.get(key) for key in keys]

@@ -28,7 +28,7 @@ NOT_WRITTEN = 74
 
 
 VOICE = SimpleNamespace(notes=True, loads=False)
-"""What is said on stderr beside warnings and errors; ``options.command`` sets it.
+"""What is printed to stderr besides warnings and errors; ``options.command`` sets it.
 
 notes: summaries, progress, names of files that were written. loads: what is being loaded, also
 where stderr is no terminal.

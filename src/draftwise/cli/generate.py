@@ -156,7 +156,7 @@ def run_single(job: Job, prompt: Prompt) -> int:
     from draftwise.engine.attribution import SourceAttribution
 
     generation = job.start([prompt], 0)
-    painter = SourceAttribution(job.speculator.tokenizer, job.params.stop)
+    painter = SourceAttribution(job.speculator.tokenizer)
     pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
         for round_ in job.rounds(generation, 0, is_stopped):

@@ -99,7 +99,7 @@ class Pen:
         self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
 
     def end(self, text: str, always: bool = False) -> None:
-        """A terminal goes on in a new line; a file gets the answer alone, unless ``always``."""
+        """A terminal starts a new line; a file gets the answer alone, unless ``always``."""
         if self._wrap is not None:
             self._show(self._wrap.finish())
         if (always or self._console.is_terminal) and not text.endswith("\n"):

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,10 @@ from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
 from draftwise.cli.options import Hardware
 from draftwise.cli.prompts import Given, read_batch
 from draftwise.cli.show import Bars
-from draftwise.files import TRACE_BYTES, any_json, numbered_lines, read_text
+from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
 from draftwise.specs import BUNDLED, expand, name_and_spec
+from draftwise.train.options import DrafterOptions, HeadOptions, LearningOptions
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from draftwise.train.loop import TrainingSettings
     from draftwise.types import Costs
 
-LOSSES, LABELS = ("logits", "sequence"), ("sampled", "analytic")
 LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
@@ -55,7 +55,6 @@ OUT = option(..., _OUT, "--out", "-o", metavar="FOLDER")
 SEED = option(0, "Random seed.", least=0)
 ROWS = "Answers sampled in one batch."
 TEMPERATURES = "Temperatures of the target's answers, used in turn."
-RATE = "Learning rate."
 
 
 def read_temperatures(text: str) -> list[float]:
@@ -77,17 +76,6 @@ class Answers:
 
     def folder(self, out: Path) -> Path:
         return self.work or out / "work"
-
-
-@dataclass(frozen=True)
-class LearningOptions:
-    epochs: float = option(3.0, "Passes over all texts.")
-    lr: float = option(5e-4, RATE)
-    probe: float = option(
-        0.05, "Share of the steps after which to report the expected speed.", least=0.0, most=1.0
-    )
-    batch_tokens: int = option(2048, "Approximate number of tokens per step.", least=16)
-    bf16: bool | None = option(None, "Mixed precision. Default: on CUDA.", "--bf16/--no-bf16")
 
 
 def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[list[int]]:
@@ -285,12 +273,11 @@ def drafter(
     draft_vocab: int | None = option(
         None, "With --lend: draft only this many of the most frequent tokens.", least=2
     ),
-    loss: str = option("logits", "logits: learn the target's distribution; sequence: its tokens."),
     temperatures: list[float] = option(
         "0,0.3,0.7,1", TEMPERATURES, kind=str, read=read_temperatures
     ),
     samples: int = option(1, "Answers per prompt.", least=1),
-    learning: LearningOptions,
+    learning: DrafterOptions,
     probe_only: bool = option(False, "Stop after the report of --probe."),
     answers: Answers,
     hardware: o.Hardware,
@@ -302,15 +289,14 @@ def drafter(
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
-        known("loss", loss, LOSSES, "losses")
-        if draft_vocab is not None and not (lend and loss == "logits"):
+        if draft_vocab is not None and not (lend and learning.loss == "logits"):
             raise DraftwiseError("--draft-vocab is for --lend, and for the loss logits")
         if (init is None) == (num_layers is None):
             raise DraftwiseError("say where to start: --init MODEL, or --layers N of the target")
         if lend and num_layers is None:
             raise DraftwiseError("--lend is for a start from the target's own: --layers N")
         own = check_inputs(target, hardware, prompts, init)
-        options = _options(loss, learning, hardware.device, seed)
+        options = replace(learning, seed=seed, bf16=_is_mixed(learning, hardware.device))
         base = load_target(target, hardware)
         encoded = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
@@ -321,7 +307,7 @@ def drafter(
         "start": [init, num_layers, lend],
         "prompts": fingerprint(encoded),
         "answers": [temperatures, samples, answers.max_new_tokens, answers.rows, seed],
-        "training": [loss, learning.epochs, learning.lr, learning.batch_tokens, options.bf16,
+        "training": [options.loss, options.epochs, options.lr, options.batch_tokens, options.bf16,
                      draft_vocab],
     }  # fmt: skip
     with quiet(), working_in(folder, inputs) as bars:
@@ -353,8 +339,8 @@ def drafter(
             ids, costs = d.narrow(model, texts, draft_vocab), None
         batches = d.drafter_batches(base.target.module, texts, options, folder, ids)
         train_model(
-            model, d.LOSSES[loss], batches, d.drafter_settings(texts, options), folder / "run.pt",
-            bars, look, learning.probe, probe_only=probe_only,
+            model, d.LOSSES[options.loss], batches, d.drafter_settings(texts, options),
+            folder / "run.pt", bars, look, options.probe, probe_only=probe_only,
         )  # fmt: skip
         if not probe_only:
             _save(base, model, out, lend)
@@ -362,14 +348,11 @@ def drafter(
             print(f"wrote {out}; draft with it: --drafter lm:{out}")
 
 
-def _options(loss: str, learning: LearningOptions, device: str, seed: int) -> Any:
+def _is_mixed(learning: LearningOptions, device: str) -> bool:
     import torch
 
-    from draftwise.train.drafter import DrafterOptions
-
     on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
-    mixed = on_gpu if learning.bf16 is None else learning.bf16
-    return DrafterOptions(loss, learning.epochs, learning.lr, learning.batch_tokens, mixed, seed)  # type: ignore[arg-type]
+    return on_gpu if learning.bf16 is None else learning.bf16
 
 
 def _start(
@@ -496,17 +479,13 @@ def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
 def read_examples(file: Path) -> list[Example]:
     """The example of each line; DraftwiseError names the first line that has none."""
     lines = numbered_lines(file, TRACE_BYTES, pipes=True)
-    found = [_example(line, f"{file}, line {number}") for number, line in lines]
+    found = [_example(json_line(line, file, n), f"{file}, line {n}") for n, line in lines]
     if not found:
         raise DraftwiseError(f"{file} is empty: write one json object a line")
     return found
 
 
-def _example(line: str, where: str) -> Example:
-    try:
-        row: Any = any_json(line)
-    except ValueError as error:
-        raise DraftwiseError(f"{where} is not json: {error}") from error
+def _example(row: Any, where: str) -> Example:
     if isinstance(row, dict):
         prompt, text, completion = (row.get(key) for key in ("prompt", "text", "completion"))
         if isinstance(text, str) and text:
@@ -615,18 +594,11 @@ def head(
     ),
     prompts: Path = PROMPTS,
     out: Path = OUT,
-    depth: int = option(3, "Residual layers before the last (the paper's D).", least=0),
-    w_rej: float = option(6.0, "Weight of rejected tokens in the loss: 1, 3, 6, 12."),
-    label: str = option(
-        "analytic", "sampled: min(1, p/q) of the token; analytic: sum of min(p, q)."
-    ),
+    learning: HeadOptions,
     mixing: float = option(0.15, "Share of the answer's own tokens in the drafter's input."),
     temperature: float = option(
         1.0, "Temperature of answers and drafts.", "--temperature", "-t", metavar="T"
     ),
-    tied: bool = option(False, "Repeat one residual layer D times, as in the released code."),
-    epochs: float = option(12.0, "Passes over all labelled tokens."),
-    lr: float = option(2e-3, RATE),
     answers: Answers,
     as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
@@ -640,14 +612,13 @@ def head(
     """
     folder, seed = answers.folder(out), answers.seed
     with quiet(), refused_values():
-        known("label", label, LABELS)
         own = check_inputs(target, hardware, prompts, drafter)
         base = load_target(target, hardware)
         given = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         loaded = load_drafter(drafter, base, hardware)
         from draftwise.train import head as h
 
-        options = h.HeadOptions(depth, w_rej, label, tied, epochs, lr, seed=seed)  # type: ignore[arg-type]
+        options = replace(learning, seed=seed)
         setting = h.Setting(base.target.module, loaded.model.module, temperature, mixing, seed)
     inputs = {
         "target": base.target.name,
@@ -658,8 +629,9 @@ def head(
     with quiet(), working_in(folder, inputs) as bars:
         texts = answer_all(base, given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
-        kind = "tied" if tied else "head"
-        name = f"{kind}-D{depth}-w{w_rej:g}-{label}-{seed}-{epochs:g}-{lr:g}.pt"
+        kind = "tied" if options.tied else "head"
+        name = f"{kind}-D{options.num_layers}-w{options.w_rej:g}-{options.label}-{seed}-"
+        name += f"{options.epochs:g}-{options.lr:g}.pt"
         steps = h.head_settings(judged.taught, options).steps
         measured = h.make_head(
             setting, judged, options, out, checkpoint=folder / name,

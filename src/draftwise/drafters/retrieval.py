@@ -176,7 +176,7 @@ class _RetrievalRow:
         self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read the text up to its end; look only where a score can still be asked for."""
+        """Read the text up to its end; search only where a score may still be requested."""
         self.text, start = tokens, len(tokens) - MAX_TARGETS
         while self.length < len(tokens):
             if self.length >= start:
@@ -218,7 +218,7 @@ class RetrievalSession:
         del self._rows[row]
 
     def crop(self, context: Context, length: int) -> None:
-        """Begin again, unless the text that was read goes on, and it is all the same to it."""
+        """Start over, unless the new text extends the text that was read."""
         row = self._rows[context.row]
         is_next = row.finder.resumes and row.text[: row.length] == context.tokens[: row.length]
         if is_next and row.length < len(context.tokens):

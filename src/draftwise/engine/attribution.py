@@ -24,18 +24,18 @@ class SourceAttribution:
     """Cuts one answer's growing text into pieces by drafter.
 
     Tokens are decoded here again, one by one, only to find where each begins; the text itself comes
-    from the engine. A possible beginning of a stop string is held back.
+    from the engine, which holds back what may begin a stop string.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._detokenizer, self._stops = Detokenizer(tokenizer), tuple(stops)
+    def __init__(self, tokenizer: Any) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
         self._ends: list[tuple[int, str]] = []  # where pieces end, and their writers
         self._num_decoded = self._num_shown = 0
 
     def grow(self, new: SourcedTokens, text: str) -> list[Piece]:
         """The pieces that ``new`` added to the answer, which is now ``text``."""
         self._read(new.tokens, new.sources)
-        return self._cut(text, len(text) - held_back(text, self._stops))
+        return self.finish(text)
 
     def _read(self, tokens: Sequence[int], sources: Sequence[str]) -> None:
         """Decode tokens one by one, and record where each drafter's text ends."""
@@ -46,10 +46,8 @@ class SourceAttribution:
                 self._ends.append((end, source))
 
     def finish(self, text: str) -> list[Piece]:
-        return self._cut(text, len(text))
-
-    def _cut(self, text: str, end: int) -> list[Piece]:
-        pieces: list[Piece] = []
+        """The pieces of the answer that were not returned yet."""
+        pieces, end = list[Piece](), len(text)
         while self._num_shown < end:
             while self._ends and self._ends[0][0] <= self._num_shown:
                 self._ends.pop(0)
@@ -65,14 +63,3 @@ def painted(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> li
     painter, whole = SourceAttribution(tokenizer), Detokenizer(tokenizer)
     painter._read(tokens, sources)
     return painter.finish(whole.push(tokens) + whole.flush())
-
-
-def held_back(text: str, stops: Sequence[str]) -> int:
-    """Number of characters at the end of ``text`` that may begin a stop string.
-
-    >>> held_back("to be or", ["order", "been"])
-    2
-    """
-    return max(
-        (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0
-    )

@@ -13,6 +13,11 @@ from draftwise.engine.engine import Engine
 from draftwise.engine.records import Round, TokenLogprobs, TraceWriter
 from draftwise.engine.request import Request, Stats
 
+_NUMBERS = (
+    "num_rounds", "num_drafted", "num_accepted", "num_emitted", "mean_accepted_tokens",
+    "draft_acceptance_rate", "tok_per_s", "speed", "recent_speed",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -43,15 +48,7 @@ class Result:
         return {
             "tokens": self.tokens,
             "text": self.text,
-            "num_rounds": stats.num_rounds,
-            "num_drafted": stats.num_drafted,
-            "num_accepted": stats.num_accepted,
-            "num_emitted": stats.num_emitted,
-            "mean_accepted_tokens": stats.mean_accepted_tokens,
-            "draft_acceptance_rate": stats.draft_acceptance_rate,
-            "tok_per_s": stats.tok_per_s,
-            "speed": stats.speed,
-            "recent_speed": stats.recent_speed,
+            **{name: getattr(stats, name) for name in _NUMBERS},
             "seconds_by_phase": dict(stats.seconds_by_phase),
             "pulls": dict(stats.pulls),
             "finish_reason": self.finish_reason,
@@ -192,16 +189,11 @@ class Generation(Iterator[Round]):
     def results(self) -> list[Result]:
         return [
             Result(
-                list(r.prompt),
-                r.tokens,
-                r.answer.text,
-                list(r.sources),
-                r.answer.finish_reason or "interrupted",
-                r.stats,
-                r.logprobs,
+                list(r.prompt), r.tokens, r.answer.text, list(r.sources),
+                r.answer.finish_reason or "interrupted", r.stats, r.logprobs,
             )
             for r in self._requests
-        ]
+        ]  # fmt: skip
 
 
 def _shortened(text: str, num: int = 60) -> str:

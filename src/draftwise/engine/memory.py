@@ -118,7 +118,7 @@ class SharedPolicyState:
         try:
             self.load(path)
         except UnusableState as error:
-            return f"{error}; it is kept as {set_aside(path)}, and learning begins anew"
+            return f"{error}; it is kept as {set_aside(path)}, and learning starts from scratch"
         return None
 
     def _present(self, path: Path) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class TraceWriter:
             with suppress(OSError):  # closing writes what is still buffered, which fails again
                 file.close()
         warnings.warn(
-            f"the trace {self._path} ends here ({error}); generation goes on", stacklevel=3
+            f"the trace {self._path} ends here ({error}); generation continues", stacklevel=3
         )
 
 

@@ -293,7 +293,7 @@ class Request:
             self.is_idle, self.pending = True, None
             warnings.warn(
                 f"the policy or feedback of request {self.id} failed ({error!r}): "
-                "this request goes on without drafts",
+                "this request continues without drafts",
                 stacklevel=3,
             )
 

@@ -198,7 +198,7 @@ def tail(scores: Scores | None, position: int) -> tuple[Floats, Floats]:
 
 
 class ScoreHistory:
-    """The alphas and ratios of every drafter, from the oldest position that is still asked for.
+    """The alphas and ratios of every drafter, from the oldest position that is still needed.
 
     State: by drafter, (alpha, ratio) by position; ``ends``, the position after the last scored.
 
@@ -236,7 +236,7 @@ class ScoreHistory:
         return columns[:, 0], columns[:, 1]
 
     def forget(self, low: int) -> None:
-        """Positions before ``low`` are asked for no more."""
+        """Positions before ``low`` are no longer needed."""
         for known in self._pairs.values():
             for position in range(self._low, low):
                 known.pop(position, None)

@@ -122,7 +122,7 @@ class HiddenStates:
         """[end - start, taps x D] states of these taps; ValueError for unknown positions."""
         if end > self.length:
             raise ValueError(
-                f"hidden states up to position {end - 1} are asked for, and only {self.length} "
+                f"hidden states up to position {end - 1} are needed, and only {self.length} "
                 "positions are known"
             )
         parts = [self._stored[tap][start:end] for tap in taps]

@@ -212,7 +212,7 @@ def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
 
 
 FILE = "model.safetensors"
-IDS = "draft_ids"  # beside the weights: the tokens that can be drafted, where these are not all
+IDS = "draft_ids"  # next to the weights: the tokens that can be drafted, where these are not all
 
 
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""A policy's memory as plain JSON and back, so that a stopped run goes on with the same choices."""
+"""A policy's memory as plain JSON and back, so that a stopped run resumes with the same choices."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Built = TypeVar("Built")
 
 
 def freeze(decision: Decision, feedback: Feedback) -> Observation:
-    """The pair with arrays of its own, so that the caller may reuse his."""
+    """The pair with arrays of its own, so that the caller may reuse its arrays."""
     values, seen = np.array(feedback.values, dtype=np.float64), np.array(feedback.seen)
     return decision, Feedback(values, seen, feedback.evidence, feedback.more)
 

@@ -130,7 +130,7 @@ def check_pieces(target: str) -> list[Path]:
 def unpacked(target: str, say: Say | None = None) -> Path:
     """The plain folder of a catalogue name or a ``.gguf`` file, made if it is not there yet.
 
-    Weights are kept in float32, which holds every dequantised value exactly. say: is told the
+    Weights are kept in float32, which holds every dequantised value exactly. say: receives the
     progress, None = stderr. Raises DraftwiseError for a file that is missing, is not what the
     catalogue says, or is no causal LM that can be read.
     """

@@ -146,7 +146,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def complete(request: Request) -> Response:
-        """How a text goes on."""
+        """Continuations of a text."""
         body = await _read(service, request, CompletionRequest)
         wanted = await _wanted(service, body, service.asker.completion, request)
         echoes: list[tuple[str, Sequence[int]]] = []
@@ -282,7 +282,7 @@ def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
 async def _wanted(
     service: Service, body: Any, ask: Callable[[Any, Grammars], ParsedRequest], request: Request
 ) -> ParsedRequest:
-    """What the engine is asked for; long prompts and grammars do not hold up other requests."""
+    """The requests for the engine; long prompts and grammars do not hold up other requests."""
     _check_model(service, body.model)
     if body.has_form:
         request.state.is_heavy = True
@@ -351,7 +351,7 @@ def _about(service: Service, body: BaseRequest, wanted: ParsedRequest) -> About:
         body.model or service.models[0],
         wanted.num_prompt_tokens,
         service.num_spec_tokens,
-        [SourceAttribution(service.tokenizer, body.stops) for _ in range(num)],
+        [SourceAttribution(service.tokenizer) for _ in range(num)],
     )
 
 

@@ -34,7 +34,7 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
 
     def constraints(self, grammar: str, nums_prompt: Sequence[int]) -> Iterator[Constraint]:
-        """What holds answers to a grammar, each after a prompt of so many tokens.
+        """What holds answers to a grammar, each after a prompt of the given length.
 
         Raises DraftwiseError for a grammar that cannot be read, or that no text fits. It is
         compiled once, and the first mask, which can take half a second, is made here, not in the

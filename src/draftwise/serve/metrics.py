@@ -79,7 +79,7 @@ class Metrics(Observer):
         self._written = counter("draftwise:tokens", "Tokens by drafter.", "source")
         words = "What the policy expects of a plan."
         self._estimates = gauge("draftwise:estimate", words, "drafter", "length")
-        words = "Of a forward of the target over so many tokens a row, of a step of a drafter."
+        words = "Seconds of a target forward by tokens per row, and of a drafter's step."
         self._prices = gauge("draftwise:price_seconds", words, "model", "tokens")
         # names and words of the vLLM plug-in (integrations.vllm.metrics)
         self._speed = gauge("draftwise:speed", _SPEED, "window")

@@ -33,7 +33,7 @@ _BODY_TIMEOUT_S = 30.0
 class Middleware:
     """Around the application. keys: without any, all are let in. max_body: bytes.
 
-    heavy: told when a request ends that set ``is_heavy`` in its state.
+    heavy: called when a request ends that set ``is_heavy`` in its state.
     hosts: names that ``Host`` may have, in lower case; without any, or with ``*``, all may. A web
     page whose name leads to this machine's own address is kept out by it (DNS rebinding).
 

@@ -127,7 +127,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor
 class Codec:
     """One model's tokenizer, as requests use it. chat_template: in place of the tokenizer's own.
 
-    A tokenizer that has none gets ``PLAIN_TEMPLATE``. State: texts of tokens that were asked for.
+    A tokenizer that has none gets ``PLAIN_TEMPLATE``. State: texts of requested tokens.
     """
 
     def __init__(
@@ -307,9 +307,9 @@ class RequestParser:
         return self._wanted(body, prompts, grammars, grammar, body.logprobs, budget, more)
 
     def _check_num(self, num: int) -> None:
-        """More than can ever be on their way would be told to come again for ever."""
+        """Refuse more answers than the server can ever hold: a 429 would be repeated forever."""
         if num > (most := self.limits.max_open):
-            raise DraftwiseError(f"n: {num} answers are asked for, and at most {most} fit in here")
+            raise DraftwiseError(f"n: {num} answers are too many, at most {most} fit in here")
 
     def _wanted(
         self, body: BaseRequest, prompts: Sequence[Prompt], grammars: Grammars,
@@ -359,8 +359,8 @@ class RequestParser:
             return min(room, most_new)
         if budget > room:
             raise DraftwiseError(
-                f"max_tokens: {num} prompt tokens leave room for {room} of the model's "
-                f"{positions} positions, and {budget} were asked for"
+                f"max_tokens: {budget} is too many: {num} prompt tokens leave room for {room} of "
+                f"the model's {positions} positions"
             )
         if budget > most_new:
             raise DraftwiseError(f"max_tokens: {budget} is above this server's limit of {most_new}")

@@ -135,7 +135,7 @@ class About:
 class Reply:
     """The response to one HTTP request, whole or in chunks; its choices have an index.
 
-    ``is_empty``: the prompt is all that is wanted, and the token that the engine adds is not told.
+    ``is_empty``: only the prompt is returned, without the token that the engine adds.
     State: tokens, rounds and counts of its answers so far.
     """
 
@@ -203,15 +203,12 @@ class Reply:
         }
 
     def _pieces(self, index: int, delta: RequestOutput) -> dict[str, Any]:
-        """The drafter of each piece of text, where that is asked for."""
+        """The drafter of each piece of text, if requested."""
         if not self.about.painters:
             return {}
         painter, text = self.about.painters[index], self._texts.get(index, "") + delta.text
         self._texts[index] = text
-        pieces = painter.grow(delta, text)
-        if delta.finish_reason is not None:
-            pieces += painter.finish(text)
-        return {"draftwise": {"pieces": pieces}}
+        return {"draftwise": {"pieces": painter.grow(delta, text)}}
 
 
 class CompletionReply(Reply):
@@ -372,7 +369,7 @@ async def gather(answers: AnswerStreams, reply: Reply, num: int) -> dict[str, An
 async def events(
     answers: AnswerStreams, reply: Reply, options: StreamOptions
 ) -> AsyncIterator[bytes]:
-    """Server-sent events: a chunk a part, usage as asked for, an error as its own event.
+    """Server-sent events: a chunk a part, usage if requested, an error as its own event.
 
     Raises Refused where there is no event before the error: the response has not begun then.
     """

@@ -71,7 +71,7 @@ class StateFile(Observer):
             self._memory.load(self._path)
         except (DraftwiseError, OSError) as error:
             kept = set_aside(self._path)
-            _LOG.warning("%s; it is kept as %s, and learning begins anew", error, kept)
+            _LOG.warning("%s; it is kept as %s, and learning starts from scratch", error, kept)
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
         self._is_dirty = self._is_dirty or bool(rounds)

@@ -135,8 +135,8 @@ class DraftwiseOptions(StrictModel):
 
     preset, policy, plans: how this request drafts; plans are draft lengths. label: the task whose
     learning it shares. tenant: whose answers it may draft from. private: nothing is learnt from
-    it. deadline_s: cancelled after so many seconds. pieces: the answer names drafters. speculation,
-    drafters, max_draft: as in ``RequestParams``, and in vLLM's ``vllm_xargs``.
+    it. deadline_s: seconds after which the request is cancelled. pieces: the answer names drafters.
+    speculation, drafters, max_draft: as in ``RequestParams``, and in vLLM's ``vllm_xargs``.
     """
 
     preset: Name | None = None

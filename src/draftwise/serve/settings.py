@@ -1,4 +1,4 @@
-"""How a server is run and where it listens: without torch, so that mistakes are told at once."""
+"""How a server is run and where it listens; imports no torch, so that mistakes show at once."""
 
 from __future__ import annotations
 

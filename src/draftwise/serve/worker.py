@@ -268,7 +268,8 @@ class Worker:
             _LOG.exception("a round failed: its requests end here")
             seated = [one for one in self._handles.values() if one.request is not None]
             over = [one for one in seated if one.request and one.request.answer.finish_reason]
-            for handle in over or seated:  # where none was ended, the next round would fail alike
+            # if none was ended, the next round would fail in the same way
+            for handle in over or seated:
                 self._give_up(handle, "error", f"{type(error).__name__}: {error}")
             return []
 

@@ -133,7 +133,7 @@ class Head:
     Differs: (1) the product covers the token just kept, as section 4.3 defines the stopping rule;
         algorithm 1 and the authors' code judge the token before it (``lag=true``: the last token is
         never judged before it is submitted); (2) where no hidden state is shown (drafts of
-        retrieval) the head knows nothing, and goes on.
+        retrieval) the head knows nothing, and the draft continues.
     State: the product over the draft that grows, a float. Cost: O((D + 1) H^2) a token for D layers
         of hidden size H, on one core: 16 microseconds at H = 128 and D = 3, 9 milliseconds at 4096.
     Errors: ValueError if h is not in [0, 1]; DraftwiseError for a folder without a head that can

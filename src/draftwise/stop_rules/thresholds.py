@@ -10,7 +10,7 @@ from draftwise.types import DraftStep
 
 
 class ThresholdRule(ABC):
-    """Compares one number of the token kept last; at depth 0 there is none, and the draft goes on.
+    """Compares one number of the last token; at depth 0 there is none, and the draft continues.
 
     The token itself stays in the draft, so the output's law is untouched. Cost: O(V) a token. A
     threshold outside the range that a rule's docstring gives raises ValueError.
@@ -91,7 +91,7 @@ class SvipDifference(ThresholdRule):
 
     Source: TapOut, table 1 and appendix A.1 (SVIPDifference, threshold 0.2), H in nats.
     Differs: the first token of a draft has none before it (the text's last token was the target's),
-    so the rule goes on after it.
+    so the rule continues after it.
     """
 
     def __init__(self, threshold: float = 0.2) -> None:

@@ -15,19 +15,20 @@ if TYPE_CHECKING:
         Text, answer_logits, groups, halved, observe, observed_batches, pad,
     )
     from draftwise.train.drafter import (
-        LOSSES, DrafterOptions, acceptance, drafter_batches, drafter_settings, first_layers,
+        LOSSES, acceptance, drafter_batches, drafter_settings, first_layers,
         measure_acceptance, narrow,
     )
     from draftwise.train.eagle import (
         acceptance_by_depth, draft_vocabulary, eagle_loss, new_head, unrolled,
     )
     from draftwise.train.head import (
-        AcceptanceHead, LabelledChains, HeadOptions, Judged, Judgements, Label, Setting,
+        AcceptanceHead, LabelledChains, Judged, Judgements, Setting,
         binary_kl, distributions_of, draft_chains, judge, judge_texts,
         load as load_acceptance_head, make_head, measure_head, plot_reliability, reliability,
         save as save_acceptance_head, train_head, unweighted, weighted_bce,
     )
     from draftwise.train.loop import TrainingSettings, fit
+    from draftwise.train.options import DrafterOptions, HeadOptions, Label, LossName
     from draftwise.train.prompts import RUN, Filter, Runs, make_prompts, runs, runs_of, user_prefix
     from draftwise.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 

@@ -1,4 +1,4 @@
-"""An EAGLE head that goes on learning from its target's answers while the target is idle."""
+"""An EAGLE head that keeps learning from its target's answers while the target is idle."""
 
 from __future__ import annotations
 

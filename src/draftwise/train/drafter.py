@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,31 +14,11 @@ from draftwise.nn.heads.eagle import LentHead
 from draftwise.train.data import Batch, Text, answer_logits, groups, observed_batches, pad, shuffled
 from draftwise.train.eagle import draft_vocabulary
 from draftwise.train.loop import Loss, TrainingSettings
+from draftwise.train.options import DrafterOptions
 from draftwise.types import DraftwiseError
 
 MOST_KEPT_BYTES = 2 << 30
 """Above this the target's states are not kept on disk, and it reads the texts in every epoch."""
-
-
-@dataclass(frozen=True)
-class DrafterOptions:
-    """How a drafter learns; the rate suits small models.
-
-    loss: ``logits``, soft targets and the rejection probability; ``sequence``, the sampled tokens.
-    """
-
-    loss: Literal["logits", "sequence"] = "logits"
-    epochs: float = 3.0
-    lr: float = 5e-4
-    tokens_per_batch: int = 2048
-    bf16: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.loss not in {"logits", "sequence"}:
-            raise ValueError(f"loss is {self.loss!r}: write logits or sequence")
-        if not self.epochs > 0 or not self.lr > 0:
-            raise ValueError(f"epochs and learning rate must be above 0: {self}")
 
 
 def first_layers(
@@ -130,7 +108,7 @@ def drafter_batches(
     that.
     """
     if options.loss == "sequence":
-        group = shuffled(groups(texts, options.tokens_per_batch), options.seed)
+        group = shuffled(groups(texts, options.batch_tokens), options.seed)
 
         def sequences(step: int) -> Batch:
             tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group(step)]))
@@ -141,7 +119,7 @@ def drafter_batches(
     fits = 2 * num_learned * target.config.get_text_config().hidden_size <= MOST_KEPT_BYTES
     observed = observed_batches(
         target, {"states": texts}, (), seed=options.seed,
-        tokens_per_batch=options.tokens_per_batch, keep=folder if fits else None,
+        tokens_per_batch=options.batch_tokens, keep=folder if fits else None,
     )  # fmt: skip
 
     def batch(step: int) -> Batch:
@@ -155,10 +133,10 @@ def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> Training
     """The schedule: warm up over 3% (MetaSD, appendix F.2), then fall linearly to zero, where the
     paper has a cosine.
     """
-    a_epoch = len(groups(texts, options.tokens_per_batch))
+    a_epoch = len(groups(texts, options.batch_tokens))
     steps = max(10, round(options.epochs * a_epoch))
     return TrainingSettings(
-        steps, options.lr, max(1, round(0.03 * steps)), decay_steps=steps, bf16=options.bf16
+        steps, options.lr, max(1, round(0.03 * steps)), decay_steps=steps, bf16=bool(options.bf16)
     )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from draftwise.nn.model import CausalModel
 from draftwise.train.answers import Ask, continuations
 from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
 from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
+from draftwise.train.options import HeadOptions as HeadOptions
 from draftwise.types import DraftwiseError, Floats
 
 NUM_BINS, HELD_OUT = 10, 10
@@ -156,7 +157,6 @@ def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-Label = Literal["sampled", "analytic"]
 TEXTS_A_CHUNK = 64
 _TOKENS_A_BATCH = 4096
 _MOST_LOGITS = 1 << 26
@@ -399,31 +399,6 @@ Batch = tuple[Tensor, Tensor]
 """Hidden states [N, D] and labels [N]."""
 
 
-@dataclass(frozen=True)
-class HeadOptions:
-    """The head's shape and training; the defaults of num_layers and w_rej are those of section 5.3.
-
-    label: ``analytic`` has less noise and measured better (docs/lab/reproduction/specdecpp.md).
-    num_layers: D, residual layers before the last. w_rej: weight of rejections. tied: one residual
-    layer, used D times, as in the authors' released code.
-    """
-
-    num_layers: int = 3
-    w_rej: float = 6.0
-    label: Label = "analytic"
-    tied: bool = False
-    epochs: float = 12.0
-    lr: float = 2e-3
-    tokens_per_batch: int = 1024
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.label not in {"sampled", "analytic"}:
-            raise ValueError(f"label is {self.label!r}: write sampled or analytic")
-        if self.num_layers < 0 or not self.w_rej > 0 or not self.epochs > 0 or not self.lr > 0:
-            raise ValueError(f"layers must be 0 or more, weight, epochs and rate above 0: {self}")
-
-
 def weighted_bce(w_rej: float) -> Loss:
     """The loss of log-odds against acceptance probabilities, with rejections weighted.
 
@@ -478,7 +453,7 @@ def train_head(
 
 
 def head_settings(data: Judgements, options: HeadOptions) -> TrainingSettings:
-    """The schedule: steps for the epochs asked for, of which the second half slows down."""
+    """The schedule: steps for the requested epochs, of which the second half slows down."""
     a_epoch = max(1, len(data) // options.tokens_per_batch)
     steps = max(20, round(options.epochs * a_epoch))
     return TrainingSettings(steps, options.lr, warmup_steps=steps // 30 + 1, decay_steps=steps // 2)

@@ -235,7 +235,7 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
     assert engine.adapter.num_running == 0
 
 
-def test_a_text_that_changed_begins_anew() -> None:
+def test_a_text_that_changed_starts_over() -> None:
     """A preempted request keeps its text; a session whose prompt grew is read again."""
     engine = FakeEngine(repeats)
     request = requests(1, max_tokens=100)[0]

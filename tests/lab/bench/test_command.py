@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_what_was_measured(
     arguments[arguments.index("--out") + 1] = str(tmp_path)
     ran = run_command("bench", *arguments)
     assert ran.code == 130
-    assert "the same command goes on" in ran.err
+    assert "the same command resumes it" in ran.err
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["is_complete"] is False
     assert 1 <= found["settings"]["num_items_measured"] < 3

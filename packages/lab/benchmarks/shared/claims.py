@@ -1,7 +1,7 @@
 """What the papers' claims share: labels played in a world, rows printed and saved.
 
 A row is a dict with ``claim``, ``here``, ``paper`` and ``ci95`` (half a 95% interval over texts,
-which are drawn anew for each seed; every policy begins anew with each text).
+which are redrawn for each seed; every policy starts from scratch with each text).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 from draftwise import Speculator
 
 Cost = Callable[[int, int], float]
-"""Milliseconds of a forward over so many rows, each of so many tokens."""
+"""Milliseconds of a forward, by rows and by tokens of each row."""
 Cost2 = tuple[float, float]
 """Milliseconds of a forward, and of each of its tokens, for any number of rows."""
 

@@ -83,7 +83,7 @@ def ask(port: int, body: Mapping[str, Any]) -> Answer:
 def ask_all(
     port: int, prompts: Sequence[str], at_once: int, body: Mapping[str, Any]
 ) -> tuple[list[Answer], float]:
-    """All prompts, so many at once, in their order; and the seconds that all took together."""
+    """All prompts, ``at_once`` at a time, in their order; and the seconds of all together."""
     start = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:
         found = list(pool.map(lambda prompt: ask(port, {**body, "prompt": prompt}), prompts))

@@ -293,7 +293,7 @@ def _excludes(engine: str, source: Source | None, sizes: Sequence[int]) -> list[
     if len(sizes) < 2:
         found.append("batches: only the batch sizes of the trace's requests were measured")
     elif engine in BATCHED:
-        found.append(f"more than {sizes[-1]} requests: {engine} goes on with the last length")
+        found.append(f"more than {sizes[-1]} requests: {engine} keeps the last length")
     if engine == "llama.cpp" and source is not None and source.kind == "lookup":
         found.append(f"another search: {SHORTEST_DIFFER} ({LOOKUP_NGRAMS[1]} here)")
     return found

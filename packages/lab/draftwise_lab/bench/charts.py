@@ -66,7 +66,7 @@ def style() -> Any:
 WIDTH = 10.4
 """Of a figure that fills the page, in inches."""
 _NAMES = 2.35
-"""Of a column of names beside the axes, in inches."""
+"""Of a column of names next to the axes, in inches."""
 
 
 def figure(height: float, *, width: float = WIDTH) -> Any:
@@ -133,7 +133,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Methods as points, their names in a column beside the axes with thin lines: none overlaps.
+    """Methods as points, their names in a column next to the axes with thin lines: none overlaps.
 
     Called last: limits and layout must not change any more.
     """
@@ -408,7 +408,7 @@ def _regret(pairs: Sequence[tuple[Run, Run]], clock: str | None) -> Floats | Non
 
 
 def _cost_to_reach(run: Run, length: int, clock: str | None) -> Floats:
-    """[length + 1] rounds (or milliseconds) until so many tokens were emitted."""
+    """[length + 1] rounds (or milliseconds) until each number of tokens was emitted."""
     ends = np.cumsum(run.emitted)
     cost = np.arange(1.0, len(ends) + 1)
     if clock is not None:

@@ -8,37 +8,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 
 from draftwise.bench.results import FEW_PROMPTS, interval
+from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, quiet, refusals, refused_values, say
 from draftwise.cli.load import check, check_chat, load
 from draftwise.cli.prompts import as_chat, read_batch
-from draftwise.cli.show import bars, broken
+from draftwise.cli.show import bars, broken, counted, make_table
 from draftwise.types import NONE, DraftwiseError
 from draftwise_lab.bench.advice import ENGINES, advise, check_engines
-from draftwise_lab.bench.replay import (
-    ADAPTIVE,
-    EXCLUDED,
-    WELL_COVERED,
-    play_trace,
-    replay_report,
-)
-from draftwise_lab.cli.options import (
-    AsJson,
-    Costs,
-    Feedback,
-    Lengths,
-    Policies,
-    Reward,
-    Seeds,
-    rate,
-    regret_note,
-    signed,
-    whole_numbers,
-)
+from draftwise_lab.bench.replay import ADAPTIVE, EXCLUDED, WELL_COVERED, play_trace, replay_report
+from draftwise_lab.cli import options as lab
 
 Trace = Annotated[
     Path,
@@ -46,37 +28,9 @@ Trace = Annotated[
         metavar="TRACE", help="Rounds (.jsonl, of generate --trace or bench) or arrays (.npz)."
     ),
 ]
-OptionalTrace = Annotated[
-    Path | None,
-    typer.Argument(metavar="[TRACE]", help="Rounds (.jsonl) or arrays (.npz), as for `replay`."),
-]
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompts",
-        "--batch",
-        "-b",
-        metavar="FILE",
-        help="Answer these first: one per line, or jsonl with `prompt` or `messages`.",
-    ),
-]
 Engines = Annotated[
     list[str] | None,
     typer.Option("--for", metavar="ENGINE", help=f"{', '.join(ENGINES)}; repeatable. Default: all"),
-]
-AdviceTokens = Annotated[
-    int,
-    typer.Option(
-        "--max-new-tokens", "-n", metavar="N", min=1, help="Maximum number of tokens per answer."
-    ),
-]
-BatchSizes = Annotated[
-    str,
-    typer.Option(
-        "--batch-sizes",
-        metavar="N,N",
-        help="Batch sizes to time with --prompts, for vLLM's and SGLang's tables.",
-    ),
 ]
 _NAME = 40
 """Room for a name in a table of 80 columns."""
@@ -87,13 +41,13 @@ _MEASURED = "tok/s"
 @refusals()
 def replay(
     trace: Trace,
-    policy: Policies = None,
-    reward: Reward = None,
-    feedback: Feedback = None,
-    lengths: Lengths = None,
-    costs: Costs = None,
-    seeds: Seeds = 5,
-    as_json: AsJson = False,
+    policy: lab.Policies = None,
+    reward: lab.Reward = None,
+    feedback: lab.Feedback = None,
+    lengths: lab.Lengths = None,
+    costs: lab.Costs = None,
+    seeds: lab.Seeds = 5,
+    as_json: lab.AsJson = False,
 ) -> None:
     """Play other policies on recorded traffic."""
     played = play_trace(
@@ -106,7 +60,7 @@ def replay(
         return
     console = Output()
     console.print(_replay_table(found))
-    _tell(regret_note(found["average"]))
+    _tell(lab.regret_note(found["average"]))
     _tell(_unit_note(found["unit"]), EXCLUDED)
     _warn(found.get("coverage"))
 
@@ -114,19 +68,31 @@ def replay(
 @o.command
 def advise_(
     *,
-    trace: OptionalTrace = None,
-    prompts: Prompts = None,
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TRACE]", help="Rounds (.jsonl) or arrays (.npz), as for `replay`."
+        ),
+    ] = None,
+    prompts: Path | None = option(
+        None, "Answer these first: one per line, or jsonl with `prompt` or `messages`.",
+        *("--prompts", "--batch", "-b"), metavar="FILE",
+    ),
     engines: Engines = None,
-    costs: Costs = None,
-    seeds: Seeds = 5,
-    as_json: AsJson = False,
+    costs: lab.Costs = None,
+    seeds: lab.Seeds = 5,
+    as_json: lab.AsJson = False,
     target: o.Target = "zoo",
     drafter: o.Drafters = None,
     is_chat: bool = o.AS_CHAT,
-    max_new_tokens: AdviceTokens = 64,
-    batch_sizes: BatchSizes = "1",
+    max_new_tokens: int = option(
+        64, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", metavar="N", least=1
+    ),
+    batch_sizes: str = option(
+        "1", "Batch sizes to time with --prompts, for vLLM's and SGLang's tables.", metavar="N,N"
+    ),
     hardware: o.Hardware,
-) -> None:
+) -> None:  # fmt: skip
     """Find the best fixed setting for engines that do not adapt, and what adapting would gain.
 
     Reads a trace (`generate --trace`, `serve --trace`, `bench`), or answers --prompts once, with
@@ -140,7 +106,7 @@ def advise_(
         if trace is not None:
             found = advise(trace, costs=costs, seeds=seeds, engines=names)
         else:
-            sizes = sorted({*whole_numbers("--batch-sizes", batch_sizes, "1,4,16")})
+            sizes = sorted({*lab.whole_numbers("--batch-sizes", batch_sizes, "1,4,16")})
             found = _after_a_run(
                 prompts, target, drafter, is_chat, max_new_tokens, sizes, hardware, seeds, names
             )
@@ -243,44 +209,34 @@ def _speed_head(unit: str) -> str:
 
 def _replay_table(found: dict[str, Any]) -> Table:
     """What was played, what else could have been, and what is known only in hindsight."""
-    table = Table(title=f"{found['preset']}: mean over domains", box=box.SIMPLE_HEAD)
-    table.add_column("policy", overflow="fold")
-    for heading in ("MAT", _speed_head(found["unit"]), "x plain", "regret"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    recorded = found.get("recorded")
-    if recorded:
+    title = f"{found['preset']}: mean over domains"
+    headings = ("MAT", _speed_head(found["unit"]), "x plain", "regret")
+    table = make_table("policy", right=headings, title=title)
+    if recorded := found.get("recorded"):
         speed = recorded["tok_per_s"]
-        table.add_row("as recorded", f"{recorded['mat']:.2f}", rate(speed) if speed else "", "", "")
+        rate = lab.rate(speed) if speed else ""
+        table.add_row("as recorded", f"{recorded['mat']:.2f}", rate, "", "")
     for label, row in found["average"].items():
         regret = row.get("regret")
         table.add_row(
-            broken(label, _NAME),
-            f"{row['mat']:.2f}",
-            rate(row["tok_per_s"]),
-            f"{row['speedup']:.2f}",
-            "" if regret is None else signed(regret),
-        )
+            broken(label, _NAME), f"{row['mat']:.2f}", lab.rate(row["tok_per_s"]),
+            f"{row['speedup']:.2f}", "" if regret is None else lab.signed(regret),
+        )  # fmt: skip
     return table
 
 
 def _advice_table(found: dict[str, Any]) -> Table:
     """The best length of every drafter, plain decoding and the adaptive default."""
-    num = found["num_requests"]
-    requests = "1 request" if num == 1 else f"{num} requests"
-    table = Table(title=f"{Path(found['trace']).name}: {requests}", box=box.SIMPLE_HEAD)
-    table.add_column("setting", overflow="fold")
-    for heading in (_speed_head(found["unit"]), "x plain", "95%"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"{Path(found['trace']).name}: {counted(found['num_requests'], 'request')}"
+    headings = (_speed_head(found["unit"]), "x plain", "95%")
+    table = make_table("setting", right=headings, title=title)
     rows = [(_label(row), row) for row in found["by_drafter"]]
     rows.append((f"adaptive: {found['adaptive']['policy']}", found["adaptive"]))
     for label, row in sorted(rows, key=lambda item: -item[1]["tok_per_s"]):
         table.add_row(
-            broken(label, _NAME),
-            rate(row["tok_per_s"]),
-            f"{row['speedup']['median']:.2f}",
-            interval(row["speedup"]),
-            style="bold" if row == found["best"] else "",
-        )
+            broken(label, _NAME), lab.rate(row["tok_per_s"]), f"{row['speedup']['median']:.2f}",
+            interval(row["speedup"]), style="bold" if row == found["best"] else "",
+        )  # fmt: skip
     return table
 
 

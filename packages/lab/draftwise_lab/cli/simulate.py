@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise.cli.failures import Output
-from draftwise.cli.show import broken
+from draftwise.cli.show import broken, make_table
 from draftwise.errors import DraftwiseError
 from draftwise_lab.cli import options as o
 from draftwise_lab.cli.options import regret_note, signed
@@ -119,10 +119,8 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
 def _average_table(one: dict[str, Any]) -> Table:
     size = f", {one['num_drafters']} drafters" if one["num_drafters"] else ""
     title = f"{one['preset']}{size}: {one['tokens']} tokens, averages over domains"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("policy")
-    for column in ("MAT", "±95%", "rounds", "tok/s", "x plain", "regret", "best plan"):
-        table.add_column(column, justify="right", no_wrap=True)
+    headings = ("MAT", "±95%", "rounds", "tok/s", "x plain", "regret", "best plan")
+    table = make_table("policy", right=headings, title=title, padding=(0, 1, 0, 0))
     for label, row in one["average"].items():
         regret, ratio = row.get("regret"), row.get("best_plan_ratio")
         table.add_row(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from draftwise.checks import option
 from draftwise.cli import options as o
@@ -17,62 +15,35 @@ from draftwise.cli.show import Bars
 from draftwise.types import DraftwiseError
 from draftwise_lab.plotting import require_matplotlib
 
-PromptFiles = Annotated[
-    list[str],
-    typer.Option(
-        "--prompts", metavar="[NAME=]FILE", help="Prompts; repeatable, each file is a panel."
-    ),
-]
-Drafter = Annotated[
-    str,
-    typer.Option(
-        "--drafter",
-        "-d",
-        metavar="SPEC",
-        help="The model drafter: PATH, lm:PATH or zoo:NAME.",
-    ),
-]
-Out = Annotated[
-    Path,
-    typer.Option("--out", "-o", metavar="FOLDER", help="Folder for sweep.json and sweep.png."),
-]
-Heads = Annotated[
-    list[Path] | None,
-    typer.Option("--head", help="Folder of a head; repeatable. Default: the drafter's own."),
-]
-LengthsOf = Annotated[str, typer.Option(help="Fixed lengths of the baseline.")]
-ThresholdsOf = Annotated[str, typer.Option(help="Thresholds h of the heads.")]
-Heat = Annotated[
-    float,
-    typer.Option(
-        "--temperature", "-t", metavar="T", help="0 is greedy, where the oracle is exact."
-    ),
-]
-Repeats = Annotated[int, typer.Option(min=1, help="Answers per prompt and setting.")]
-Most = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts per file.")]
-Lag = Annotated[bool, typer.Option("--lag", help="Check one token late, as the released code.")]
-
 
 @o.command
 def sweep(
     *,
     target: o.Target,
-    drafter: Drafter,
-    prompts: PromptFiles,
-    out: Out,
-    head: Heads = None,
-    lengths: LengthsOf = "2,4,6,8,10,12,14",
-    thresholds: ThresholdsOf = "0.1,0.3,0.5,0.7,0.9",
-    temperature: Heat = 1.0,
+    drafter: str = option(
+        ..., "The model drafter: PATH, lm:PATH or zoo:NAME.", "--drafter", "-d", metavar="SPEC"
+    ),
+    prompts: list[str] = option(
+        ..., "Prompts; repeatable, each file is a panel.", metavar="[NAME=]FILE"
+    ),
+    out: Path = option(
+        ..., "Folder for sweep.json and sweep.png.", "--out", "-o", metavar="FOLDER"
+    ),
+    head: list[Path] | None = option(
+        None, "Folder of a head; repeatable. Default: the drafter's own."
+    ),
+    lengths: str = option("2,4,6,8,10,12,14", "Fixed lengths of the baseline."),
+    thresholds: str = option("0.1,0.3,0.5,0.7,0.9", "Thresholds h of the heads."),
+    temperature: float = option(
+        1.0, "0 is greedy, where the oracle is exact.", "--temperature", "-t", metavar="T"
+    ),
     max_new_tokens: int = option(
         96, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1, metavar="N"
     ),
-    repeats: Repeats = 1,
-    num_prompts: Most = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Above 1: faster counts, without timings.")
-    ] = 1,
-    lag: Lag = False,
+    repeats: int = option(1, "Answers per prompt and setting.", least=1),
+    num_prompts: int | None = option(None, "Maximum number of prompts per file.", least=1),
+    batch_size: int = option(1, "Above 1: faster counts, without timings.", least=1),
+    lag: bool = option(False, "Check one token late, as the released code.", "--lag"),
     as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:

@@ -89,7 +89,7 @@ def rounds_to_reach(ends: Sequence[int], position: int) -> int:
 Row = dict[str, Any]
 """One round: seed, domain, text, policy, round, plan, plan_index, drafted, accepted, emitted,
 position (tokens emitted so far), seconds (of the round), regret (rounds so far, less those that
-the best fixed plan takes to the same position), is_best, and, if asked for, estimates [K]."""
+the best fixed plan takes to the same position), is_best, and, on request, estimates [K]."""
 
 
 @dataclass(frozen=True, slots=True)

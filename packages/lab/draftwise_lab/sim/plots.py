@@ -68,7 +68,7 @@ def _dress(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def _save(figure: Any, path: Path, *, with_legend: bool = True) -> Path:
-    if with_legend:  # beside the axes, where it covers nothing
+    if with_legend:  # next to the axes, where it covers nothing
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Software": None})  # no version: the same bytes every time
     return path

@@ -94,7 +94,7 @@ def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> di
     """alphas of ``num`` drafters: a domain's specialist, and others about as good as the rest.
 
     The specialist stands in the middle; the others go round the rest of the column, each time a
-    little (3% of a token) worse, so that no two are alike.
+    little (3% of a token) worse, so that no two are the same.
     """
     rest = [tokens for name, tokens in column.items() if name != best]
     others = [

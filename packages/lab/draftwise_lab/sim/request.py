@@ -49,7 +49,7 @@ class Drafted:
 
 
 def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, StopRule]) -> Drafted:
-    """A draft of one drafter from ``start`` on, as far as its rule goes on."""
+    """A draft of one drafter from ``start`` on, as far as its rule continues."""
     if plan.drafter == NONE:
         return Drafted(plan, (), 0, np.zeros(0))
     track = text.tracks[plan.drafter]

@@ -2,7 +2,7 @@
 
 Everything that chance decides is drawn here, by position of the text and from the environment's
 own stream, so all policies see the same text, the same end and the same coins. That is exact: a
-drafted token at a position is judged at most once, since the round goes on past it or ends there.
+drafted token at a position is judged at most once, since the round continues past it or ends there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Track:
 
     def num_drafted(self, start: int, most: int, length: int, guide: StopRule | None) -> int:
         """Tokens drafted from ``start`` on: at most ``most``, as far as there is a proposal and
-        the rule (None = the whole length) goes on."""
+        the rule (None = the whole length) continues."""
         if self.retrieval is not None:
             most = min(most, int(self.retrieval.num[start]))
         if guide is None:

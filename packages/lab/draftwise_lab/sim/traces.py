@@ -209,7 +209,7 @@ class RoundTrace:
     Records may have a ``domain``, as those of ``bench`` do; else all are of the domain ``trace``.
     A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the seed's.
     Differs: (1) where a drafter was not scored its latest known value stands in, or its first, so
-    record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft goes on as
+    record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft continues as
     its later proposals do, each from its own match; (3) prompts are not in a trace.
     costs: None = medians of the seconds that the trace itself holds. costs_by_batch: these for each
     batch size that was timed without drafts, too. Errors: DraftwiseError.
@@ -389,7 +389,7 @@ def _filled(values: Floats) -> Floats:
 
 
 def _retrieval_track(alphas: Floats, ratios: Floats, matches: Floats) -> Track:
-    """A retrieval drafter whose draft goes on as its proposals at the next positions do."""
+    """A retrieval drafter whose draft continues as its proposals at the next positions do."""
     lengths = matches.astype(np.int64)
     padded = np.concatenate([alphas, np.zeros(DEPTH)])
     hits = np.concatenate([(ratios > 0.0) & (lengths > 0), np.zeros(DEPTH, dtype=bool)])

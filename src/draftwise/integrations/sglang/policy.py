@@ -206,7 +206,7 @@ class StepsPolicy:
         flight = flights.popleft()
         begun_s = self._ended_s
         if not flight.is_clean:
-            # SGLang is asked again, or goes on to the next prefill, once a prefill has ended
+            # SGLang is asked again, or continues with the next prefill, once a prefill has ended
             begun_s = max(begun_s, self._marked_s)
         elif flight.begun_s - begun_s > max(self._last_s, 1e-3):
             begun_s = flight.begun_s  # nothing ran before it
@@ -330,7 +330,7 @@ class StepsPolicy:
             self._longest = longest
             self._table = model
         except (ValueError, KeyError, TypeError) as error:
-            logger.warning("what was learnt cannot be taken up (%s): beginning anew", error)
+            logger.warning("the stored state cannot be used (%s): starting without it", error)
         else:
             logger.info("began with what %d steps had taught", self.costs.num_steps)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # it imports numba, which the plug-in must not (see there)
     from draftwise.controller.controller import Limits
 
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
-"""vLLM's drafters that draft as many tokens as they are told, step by step, and keep their KV."""
+"""vLLM's drafters that draft the requested number of tokens, step by step, and keep their KV."""
 
 NULL_PROPOSER = "draftwise.integrations.vllm.nothing.NullProposer"
 

@@ -33,7 +33,7 @@ class CompiledSteps:
     ``spent_s``, ``spent_cpu_s``: seconds of compiling so far, which belong to no round. On CUDA
     forwards are recorded as graphs. Half precision on a CPU without oneDNN blocks gains only from
     "freezing", a packed copy of the weights per width; there one token is read as two
-    (docs/performance.md). Where compiling fails, it warns, and the model goes on without.
+    (docs/performance.md). Where compiling fails, it warns, and the model runs uncompiled.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Keys and values of a rejected draft are cut off by lowering a number. A running state cannot be cut,
 so each row remembers the state in which a forward found it and what went into the kernels
-(``nn.hybrid.kernels``); the state after the tokens kept is made from these when the row goes on.
+(``nn.hybrid.kernels``); the state after the tokens kept is made from these when the row continues.
 ``docs/hybrid.md`` draws it.
 """
 

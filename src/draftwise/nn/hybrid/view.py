@@ -23,7 +23,7 @@ _ASKS = {"get_conv_state", "update_conv_state", "get_recurrent_state", "get_line
 """What a layer with a state calls a cache's method by."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-"""Tables of a module that the library adds to when states are asked for: each view has its own."""
+"""Tables of a module that the library adds to when it returns states: each view has its own."""
 
 
 class KernelRecorder:
