@@ -159,7 +159,7 @@ def declared_options(file: Path) -> set[str]:
     """Options of a benchmark, from the keywords of ``run(...)`` and from ``add_argument``."""
     found = {"--part", "--out", "--help"}
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"run", "options"}:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"run", "options", "parse"}:
             found |= {"--" + each.arg.replace("_", "-") for each in node.keywords if each.arg}
         if isinstance(node, ast.Constant) and str(node.value).startswith("--"):
             found.add(node.value)
