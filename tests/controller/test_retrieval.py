@@ -152,9 +152,13 @@ class Pair:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 3, 100, 4096]))
 def test_the_index_equals_the_reference(kind: bool, seed: int, history_tokens: int) -> None:
+    """Each step compares what both propose; at the end their texts are equal, too."""
     pair = Pair(kind, random.Random(seed), history_tokens)
     for _ in range(60):
         pair.step()
+    first, second = pair.both
+    texts = [[index.text(slot).tolist() for slot in pair.open] for index in (first, second)]
+    assert texts[0] == texts[1]
 
 
 def longest_by_search(text: list[int], others: list[list[int]]) -> tuple[int, set[int]]:

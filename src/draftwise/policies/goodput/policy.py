@@ -39,8 +39,8 @@ class Goodput:
         Idle drafters are not explored by playing but probed where the expected gain exceeds the
         cost (``probes``). ``mixer`` then decides before each token whether the best LM drafter or a
         match writes it, and where the draft ends (``mixing``). In a batch each row assumes that all
-        rows choose alike: a token of a row costs what one more token in every row costs, divided
-        by the number of rows.
+        rows make the same choice: the price of a token is that of one more token in every row,
+        divided by the number of rows.
     Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
         tokens, so a tree is chosen only where no other plan exists.
     Feedback: evidence in text order, which every kind carries, ``free`` at once and always. The
