@@ -26,6 +26,7 @@ from draftwise.controller.acceptance import (
     new_slots,
     new_tables,
 )  # fmt: skip
+from draftwise.controller.batches import ANSWER, Batches
 from draftwise.controller.choice import best_length, choose, mean_surplus
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts, like
@@ -102,6 +103,7 @@ class Controller:
         length = limits.max_draft
         self.costs = StepCosts()
         self.guard = Guard()
+        self.batches = Batches()
         self.num_to_draft = 0
         self.branches: list[list[int]] = []
         self.promised = self.kept = 0.0
@@ -131,16 +133,18 @@ class Controller:
         self._offered = np.zeros((num, length), np.int32)
         self._drafts = np.zeros((2, num * length), np.int32)
         self._bounds = np.zeros((2, num + 1), np.int64)
+        self.batches.grow(num)
         self._num_slots = num
 
     def begin(
         self, name: str, tokens: Sequence[int], *, tenant: int = 0, shares: bool = True,
-        model: bool = True, retrieval: bool = True,
+        model: bool = True, retrieval: bool = True, num_left: int = ANSWER,
     ) -> None:  # fmt: skip
         """Add a request after its prefill, with its text so far.
 
         tenant: texts of other tenants are never proposed. shares: whether its answer may be
         proposed to other requests of its tenant. model, retrieval: drafters that it may use.
+        num_left: most tokens that it may still emit, where that is limited.
         """
         if name in self._slots:
             self.end(name)
@@ -149,6 +153,9 @@ class Controller:
         slot = self._free[-1]
         if self.limits.retrieval:
             self._index.open(slot, tokens, tenant=tenant, shares=shares)
+        running = self._running()
+        lengths = self._known.facts[running, LENGTH]
+        self.batches.begin(slot, len(tokens), num_left, running, lengths)
         self._free.pop()
         self._slots[name] = slot
         self._allowed[slot] = model, retrieval
@@ -166,9 +173,13 @@ class Controller:
                 self._index.close(slot)
             self._restricted.discard(slot)
             self._free.append(slot)
+            self.guard.correct(self.batches.end(len(self._slots)))
 
     def __contains__(self, name: str) -> bool:
         return name in self._slots
+
+    def _running(self) -> Ints:
+        return np.fromiter(self._slots.values(), np.int64, len(self._slots))
 
     def observe(
         self, step: Step, names: Sequence[str], emitted: Sequence[Sequence[int]],
@@ -187,14 +198,17 @@ class Controller:
         context = step.num_context
         if context is None:
             context = int(self._known.facts[slots, LENGTH].sum())
-        self._account(step, context, len(tokens))
+        advance = None
+        if num > 1 and len(tokens) > num and self.batches.may_be_closed:
+            advance = self.batches.advance(slots, self._known.facts[slots, LENGTH], counts)
+        self._account(step, context, len(tokens), advance)
         verified = _NOTHING if num_verified is None else np.fromiter(num_verified, np.int64, num)
         acceptance.learn(slots, tokens, counts, verified, self._known, self._tables)
         self.kept += len(tokens)
         if self.limits.retrieval:
             self._index.extend(slots, tokens, counts)
 
-    def _account(self, step: Step, context: int, num_emitted: int) -> None:
+    def _account(self, step: Step, context: int, num_emitted: int, advance: float | None) -> None:
         plain = self.costs.observe(step, context)
         if not self.costs.is_known or step.num_requests == 0:
             return
@@ -206,9 +220,16 @@ class Controller:
         else:  # prefill takes its time without drafts, too
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)
+        worth_s = num_emitted / step.num_requests * plain
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
+        batch_s = worth_s
+        if advance is not None:  # the hindmost request saves whole steps, others their share
+            alone = self.costs.seconds(1, context // step.num_requests, 0, 0).item()
+            share = (plain - alone) / (step.num_requests - 1)
+            batch_s = advance * (plain - step.num_requests * share) + num_emitted * share
+        self.batches.book(worth_s, batch_s, seconds, plain)
         self._rates = RATE_DISCOUNT * self._rates
-        self._rates += np.array([[num_emitted / step.num_requests * plain], [counted_s]])
+        self._rates += np.array([[worth_s], [counted_s]])
         self._last_s = seconds
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
@@ -247,7 +268,7 @@ class Controller:
         width = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
         most = self._most_tokens(num)
         # the model's tokens are paid for: verify them even if the account is empty
-        margin = self.guard.margin(num)
+        margin = self._margin(num)
         if most <= 0 or not (width or margin < math.inf):
             self.promised += num
             self._num_idle += 1
@@ -294,6 +315,10 @@ class Controller:
         self.promised += num
         self._known.facts[:, :LAST] = 0
         return True
+
+    def _margin(self, num: int) -> float:
+        """What drafts must promise, relative to their price; infinite: no drafts."""
+        return self.guard.margin(num) if self.batches.allow_drafts else math.inf
 
     def _rate(self, which: int, num: int, plain_s: float) -> float:
         """Tokens per second of num requests whose plain step takes plain_s.
@@ -346,9 +371,10 @@ class Controller:
     def _is_search_due(self, number: int) -> bool:
         """Whether texts are searched in this step: less often after many steps without a draft.
 
-        While the guard's account is empty, rare searches still update the acceptance tables.
+        While an account is empty, rare searches still update the acceptance tables.
         """
-        every = 1 + self._num_idle // IDLE_STEPS if self.guard.allows_drafts else IDLE_MOST
+        allowed = self.guard.allows_drafts and self.batches.allow_drafts
+        every = 1 + self._num_idle // IDLE_STEPS if allowed else IDLE_MOST
         return number % min(every, IDLE_MOST) == 0
 
     def _most_tokens(self, num: int) -> int:
@@ -365,9 +391,9 @@ class Controller:
             self.num_to_draft = 0
             return
         length, longest = 0, self._longest()
-        margin = self.guard.margin(num)
+        margin = self._margin(num)
         if margin < math.inf:
-            context = self._known.facts[list(self._slots.values()), LENGTH].sum()
+            context = self._known.facts[self._running(), LENGTH].sum()
             plain_s = self.costs.seconds(num, int(context), 0, 0).item()
             rate = margin * self._rate(1, num, plain_s)
             length = int(best_length(self._worth, longest, num, rate, *self.costs.draft_price))

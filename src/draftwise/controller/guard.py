@@ -68,6 +68,11 @@ class Guard:
         self.spent_s += seconds
         self.recent_spent_s += seconds
 
+    def correct(self, seconds: float) -> None:
+        """Take back seconds of plain decoding that steps were overrated by, from the speeds."""
+        self.plain_s = max(0.0, self.plain_s - seconds)
+        self.recent_plain_s = max(0.0, self.recent_plain_s - seconds)
+
     def grant(self, seconds: float) -> None:
         self.balance += seconds
 

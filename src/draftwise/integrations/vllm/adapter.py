@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftwise.controller.batches import ANSWER
 from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
 from draftwise.errors import DraftwiseError
@@ -297,9 +298,15 @@ class Adapter:
             shares=kind is Kind.SHARED and not wishes.private,
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
+            num_left=self._num_left(request),
         )
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row
+
+    def _num_left(self, request: Any) -> int:
+        """Tokens that a request may still emit; without a limit of its own, a usual answer."""
+        left = int(request.max_tokens - request.num_output_tokens)
+        return ANSWER if request.num_tokens + left >= self._max_model_len else left
 
     def _wishes(self, params: Any) -> Wishes:
         try:

@@ -1,0 +1,142 @@
+"""Closed batches: drafts that shorten no batch end; open traffic and useful drafts go on."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from draftwise.controller.batches import CREDIT, SKIPPED, TOGETHER
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
+
+LENGTH = 96
+
+
+def seconds_of(num_tokens: int) -> float:
+    """A CPU: a fixed part, and a steep one for each token."""
+    return 0.04 + 0.003 * num_tokens
+
+
+class Batch:
+    """Requests whose answers repeat a phrase, or repeat nothing."""
+
+    def __init__(self, controller: Controller, seed: int = 0) -> None:
+        self.controller, self.rng, self.num_begun = controller, random.Random(seed), 0
+        self.texts: dict[str, list[int]] = {}
+        self.at: dict[str, int] = {}
+        self.seconds = self.plain_s = 0.0
+        self.num_steps = self.num_drafted = 0
+
+    def begin(self, *, repeats: bool) -> str:
+        rng, name = self.rng, f"request {self.num_begun}"
+        self.num_begun += 1
+        phrase = [rng.randrange(5000) for _ in range(24)]
+        text = phrase * (2 + LENGTH // 24) if repeats else rng.sample(range(5000), 48 + LENGTH)
+        for i in range(48, len(text)):  # a repetition with faults
+            if repeats and rng.random() < 0.1:
+                text[i] = rng.randrange(5000)
+        self.texts[name], self.at[name] = text[: 48 + LENGTH], 49
+        self.controller.begin(name, text[:49], num_left=LENGTH - 1)
+        return name
+
+    def step(self) -> list[str]:
+        """One step of all requests; the names of those that ended."""
+        names = list(self.at)
+        rooms = [min(8, len(self.texts[n]) - self.at[n] - 1) for n in names]
+        drafts = self.controller.choose(names, rooms)
+        num_tokens, emitted = len(names) + sum(map(len, drafts)), []
+        for name, draft in zip(names, drafts, strict=True):
+            answer, kept = self.texts[name][self.at[name] :], 0
+            while kept < len(draft) and draft[kept] == answer[kept]:
+                kept += 1
+            emitted.append(answer[: kept + 1])
+            self.at[name] += kept + 1
+        seconds = seconds_of(num_tokens)
+        self.controller.observe(Step(len(names), num_tokens, seconds), names, emitted)
+        self.seconds += seconds
+        self.num_steps += 1
+        self.num_drafted += num_tokens - len(names)
+        ended = [name for name in names if self.at[name] >= len(self.texts[name])]
+        for name in ended:
+            self.controller.end(name)
+            del self.at[name]
+        return ended
+
+    def closed(self, num_repeating: int, num_other: int) -> None:
+        """A closed batch, begun together."""
+        for i in range(num_repeating + num_other):
+            self.begin(repeats=i < num_repeating)
+        while self.at:
+            self.step()
+        self.plain_s += (LENGTH - 1) * seconds_of(num_repeating + num_other)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return Batch(Controller(Limits(max_draft=8)))
+
+
+def test_drafts_end_where_they_shorten_no_batch(batch: Batch) -> None:
+    drafted = []
+    for _ in range(40):
+        num = batch.num_drafted
+        batch.closed(15, 1)
+        drafted.append(batch.num_drafted - num)
+    tries = [i for i, num in enumerate(drafted) if num]
+    assert len(tries) <= 5
+    assert max(j - i for i, j in pairwise(tries)) > 2 * SKIPPED[0], "pauses become longer"
+    a_batch_s = max(drafted) * (seconds_of(1) - seconds_of(0))
+    lost_s = CREDIT / 4 * seconds_of(16) + (len(tries) - 1) * a_batch_s
+    assert batch.seconds - batch.plain_s < lost_s
+    assert batch.controller.guard.speed == pytest.approx(batch.plain_s / batch.seconds, rel=0.02)
+
+
+def test_drafts_go_on_where_they_shorten_the_batch(batch: Batch) -> None:
+    for _ in range(12):
+        batch.closed(4, 0)
+    assert batch.seconds < 0.75 * batch.plain_s
+    assert batch.controller.guard.speed == pytest.approx(batch.plain_s / batch.seconds, rel=0.05)
+
+
+def test_drafts_go_on_where_requests_are_replaced(batch: Batch) -> None:
+    batch.closed(15, 1)
+    batch.num_steps = batch.num_drafted = 0
+    while batch.at or batch.num_begun < 400:
+        while len(batch.at) < 16 and batch.num_begun < 400:
+            batch.begin(repeats=batch.num_begun % 16 > 0)
+        batch.step()
+    assert not batch.controller.batches.is_closed
+    assert batch.num_drafted > 4 * batch.num_steps
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_late_request_opens_a_batch(batch: Batch, late: bool) -> None:
+    batch.closed(2, 2)
+    assert batch.controller.batches.is_closed
+    batch.begin(repeats=False)
+    for _ in range(TOGETHER + 1 if late else TOGETHER - 2):
+        batch.step()
+    batch.begin(repeats=False)
+    assert batch.controller.batches.is_closed is not late
+
+
+def test_a_replaced_request_opens_a_batch(batch: Batch) -> None:
+    batch.closed(2, 2)
+    for _ in range(3):
+        batch.begin(repeats=False)
+    batch.controller.end("request 4")
+    assert batch.controller.batches.is_closed
+    del batch.at["request 4"]
+    batch.begin(repeats=False)
+    assert not batch.controller.batches.is_closed
+    while batch.at:
+        batch.step()
+    assert not batch.controller.batches.is_closed
+
+
+def test_one_request_at_a_time_is_no_batch(batch: Batch) -> None:
+    for _ in range(5):
+        batch.closed(1, 0)
+        assert not batch.controller.batches.is_closed
