@@ -1,4 +1,5 @@
-"""The loop's share of a round, microseconds of a choice by policy, and memory by drafters."""
+"""The loop's share of a round, the price of a pool that is switched off, microseconds of a choice
+by policy, and memory by drafters."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
-from shared.compare import zoo_texts
+from shared.compare import measure, method, span, zoo_texts
 from shared.script import run, show
 
 from draftwise import Speculator
@@ -69,6 +70,21 @@ def _count_forwards(spec: Speculator) -> list[float]:
     return seconds
 
 
+def off(args: argparse.Namespace) -> dict[str, Any]:
+    """The default pool with ``speculation=False`` relative to an engine without drafters."""
+    plain = Speculator.from_pretrained(args.target, preset="plain")
+    pool = Speculator.from_pretrained(args.target)
+    same = Speculator(plain.target, plain.tokenizer, pool.drafters, pool.setting)
+    ways = {
+        "plain": method(plain, max_new_tokens=args.tokens),
+        "off": method(same, max_new_tokens=args.tokens, speculation=False),
+    }
+    timing = measure(ways, zoo_texts(args.prompts), "plain", args.repeats)
+    row = {"off_to_plain": span(*timing.of("off"), *timing.of("plain"))}
+    show([row])
+    return {"texts_equal": timing.identical, **row}
+
+
 def policies(_: argparse.Namespace) -> dict[str, Any]:
     """Microseconds of ``choose`` and ``learn`` with 64 plans, by policy: medians over 60 stretches.
 
@@ -112,5 +128,5 @@ def peak_mb(drafters: list[str], tokens: int) -> float:
 
 
 if __name__ == "__main__":
-    parts = {"overhead": overhead, "policies": policies, "pools": pools}
-    run(__doc__, parts, tokens=160)
+    parts = {"overhead": overhead, "off": off, "policies": policies, "pools": pools}
+    run(__doc__, parts, target="zoo", prompts=2, tokens=160, repeats=5)
