@@ -93,8 +93,8 @@ class Controller:
     recent requests and steps, in expected tokens per request: after every choice, each request
     contributes what each length would have been worth to it.
 
-    State: drafts and proposals by slot; acceptance tables, cost model, guard and look-ahead (means
-    by length with the number of steps), which all requests share.
+    State: drafts and proposals by slot; acceptance tables, cost model, guard, account of closed
+    batches and look-ahead (means by length with the number of steps), which all requests share.
     """
 
     def __init__(self, limits: Limits, *, history_tokens: int = 1 << 18) -> None:
@@ -223,11 +223,11 @@ class Controller:
         worth_s = num_emitted / step.num_requests * plain
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         batch_s = worth_s
-        if advance is not None:  # the hindmost request saves whole steps, others their share
+        if advance is not None:  # the slowest request saves whole steps, the others their share
             alone = self.costs.seconds(1, context // step.num_requests, 0, 0).item()
             share = (plain - alone) / (step.num_requests - 1)
             batch_s = advance * (plain - step.num_requests * share) + num_emitted * share
-        self.batches.book(worth_s, batch_s, seconds, plain)
+        self.batches.observe(worth_s, batch_s, seconds, plain)
         self._rates = RATE_DISCOUNT * self._rates
         self._rates += np.array([[worth_s], [counted_s]])
         self._last_s = seconds

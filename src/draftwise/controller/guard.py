@@ -69,7 +69,7 @@ class Guard:
         self.recent_spent_s += seconds
 
     def correct(self, seconds: float) -> None:
-        """Take back seconds of plain decoding that steps were overrated by, from the speeds."""
+        """Correct the speeds: earlier steps were worth fewer plain seconds than was booked."""
         self.plain_s = max(0.0, self.plain_s - seconds)
         self.recent_plain_s = max(0.0, self.recent_plain_s - seconds)
 
