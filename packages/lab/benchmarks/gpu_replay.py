@@ -435,9 +435,8 @@ class Informed(Controller):
         known.facts[slots, acceptance.PLAYED_MODEL : acceptance.BRANCHES + 1] = 0
         context = int(known.facts[slots, acceptance.LENGTH].sum())
         seconds = self.costs.seconds(num, context, 0, self._most_tokens(num))
-        choice.choose(
-            slots, known, self._joint, False, seconds, self._rate(0), self._drafts, self._bounds
-        )
+        rate = self._rate(0, num, seconds.item(0))
+        choice.choose(slots, known, self._joint, False, seconds, rate, self._drafts, self._bounds)
         known.survival[:] = believed
         return self._read(0, num)
 
@@ -463,7 +462,10 @@ class Informed(Controller):
                 heads.append(row.text.head[after - 1] if after <= len(row.text.head) else 0)
             lengths = np.arange(LONGEST + 1)
             gains = (1 - self._price) * np.minimum(np.array(heads)[:, None], lengths).sum(0)
-            prices = self._rate(1) * (fixed_s + each_s * lengths) * (lengths > 0)
+            context = sum(len(row.text.prompt) + row.known for row in self.rows)
+            plain_s = self.costs.seconds(len(self.rows), context, 0, 0).item()
+            rate = self._rate(1, len(self.rows), plain_s)
+            prices = rate * (fixed_s + each_s * lengths) * (lengths > 0)
             self.num_to_draft = int((gains - prices).argmax())
 
 

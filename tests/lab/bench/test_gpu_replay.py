@@ -1,0 +1,61 @@
+"""The replay at given step costs: every rule, every part of the gap, and unfavourable texts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import draftwise
+
+FOLDER = Path(draftwise.__file__).parents[2] / "packages" / "lab" / "benchmarks"
+MODEL = "llama8b_tiny"
+KINDS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Four texts of each kind that repeat a phrase, with a head that is right two times of three."""
+    rng, arrays = np.random.default_rng(0), {}
+    for kind in KINDS:
+        prompts, answers, heads = [], [], []
+        for _ in range(4):
+            phrase = rng.integers(1000, size=12)
+            prompts.append(np.tile(phrase, 2))
+            answers.append(np.concatenate([np.tile(phrase, 2), rng.integers(1000, size=12)]))
+            heads.append(1 + rng.geometric(1 / 3, size=36).clip(max=5) - 1)
+        for name, parts in (("prompt", prompts), ("answer", answers), ("eagle", heads)):
+            arrays[f"{kind}/{name}"] = np.concatenate(parts)
+            arrays[f"{kind}/{name}_ends"] = np.cumsum([len(part) for part in parts])
+    np.savez(tmp_path / "acceptance_tiny.npz", **arrays)
+    tokens = np.arange(4097)
+    np.savez(
+        tmp_path / "step_costs.npz",
+        **{
+            f"{MODEL}/tokens": tokens,
+            f"{MODEL}/linear_ms": 8.0 + 0.01 * tokens + (tokens > 16),
+            f"{MODEL}/batch": np.array([1.0, 256.0]),
+            f"{MODEL}/context": np.array([0.0, 1e5]),
+            f"{MODEL}/attention_ms": np.array([[0.0, 10.0], [0.0, 20.0]]),
+        },
+    )
+    return tmp_path
+
+
+def test_every_part_runs(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    replay = importlib.import_module("gpu_replay")
+    out = data / "out.json"
+    options = ["--model", MODEL, "--requests", "2", "--seeds", "0", "--gap", "--safety"]
+    monkeypatch.setattr("sys.argv", ["x", "--data", str(data), *options, "--out", str(out)])
+    replay.main()
+    found = json.loads(out.read_text("utf-8"))
+    (cell,), (gap,) = found["cells"], found["gaps"]
+    assert 1.0 < cell["best_speed"] <= cell["oracle"]
+    assert 1.0 < cell["chain"] <= cell["oracle"]
+    assert set(gap) == {"requests", *replay.INGREDIENTS}
+    assert gap["and the next length"] > gap["drafter and length"] > 0.5
+    assert {row["text"] for row in found["safety"]} >= {"head never right", "nothing to draft"}
