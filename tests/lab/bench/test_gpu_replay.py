@@ -18,7 +18,7 @@ KINDS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Four texts of each kind that repeat a phrase, with a head that is right two times of three."""
+    """Four texts of each kind that repeat a phrase, with a head that is often right."""
     rng, arrays = np.random.default_rng(0), {}
     for kind in KINDS:
         prompts, answers, heads = [], [], []
