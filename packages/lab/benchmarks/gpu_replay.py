@@ -667,8 +667,8 @@ def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, 
     some = random.Random(7).sample(texts, min(len(texts), max(2 * size, 12)))
     yield "head never right", [_like(t, t.prompt, t.answer, [0] * len(t.head)) for t in some]
     noise = [[[rng.randrange(10**6) for _ in p] for p in (t.prompt, t.answer)] for t in some]
-    yield "no matches", [_like(t, *n, t.head) for t, n in zip(some, noise, strict=True)]
-    nothing = [_like(t, *n, [0] * len(t.head)) for t, n in zip(some, noise, strict=True)]
+    yield "no matches", [_like(t, p, a, t.head) for t, (p, a) in zip(some, noise, strict=True)]
+    nothing = [_like(t, p, a, [0] * len(t.head)) for t, (p, a) in zip(some, noise, strict=True)]
     yield "nothing to draft", nothing
     yield "prices double", some
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.child import Child
-from shared.compare import Method, measure, report
+from shared.compare import Method, measure, report, span
 from shared.script import run
 
 from draftwise import Speculator
@@ -96,7 +96,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     timing = measure(methods, prompts, base, args.repeats, clock)
     rows = report(timing, base)
     for name, row in rows.items():  # with drafts to plain of the same precision
-        row["to_its_plain"] = list(timing.ratio(name, f"{name.rpartition(', ')[0]}, plain"))
+        plain = f"{name.rpartition(', ')[0]}, plain"
+        row["to_its_plain"] = span(*timing.of(name), *timing.of(plain))
     return {"suite": args.suite, "num_prompts": len(prompts), "methods": rows}
 
 

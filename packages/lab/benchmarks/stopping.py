@@ -458,8 +458,8 @@ def arms(args: argparse.Namespace) -> dict[str, Any]:
         found[domain] = {"rounds": values[..., 1].sum(0).astype(int).tolist()}
         for price, costs in PRICES.items():
             speed = [[(own[i].emitted, own[i].seconds(*costs)) for i in at] for own in fixed]
-            sides = (np.array(side).swapaxes(0, 1) for side in (speed, alone))
-            found[domain][price] = judge(*sides, values)
+            speeds, blends = (np.array(side).swapaxes(0, 1) for side in (speed, alone))
+            found[domain][price] = judge(speeds, blends, values)
     show({d: {p: row[p]["arms"]["spearman"] for p in PRICES} for d, row in found.items()})
 
     def draw(axes: Any, domain: str) -> None:

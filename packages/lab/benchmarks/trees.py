@@ -32,10 +32,11 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     timing = measure(methods, prompts, "plain", args.repeats)
     rows = {}
     for name in methods:
-        value, low, high = timing.ratio(name, "plain")
+        ratio = timing.compare(name, "plain")
         rows[name] = {
-            "tok_per_s": timing.tok_per_s(name), "ratio": round(value, 3),
-            "ci95": [round(low, 3), round(high, 3)], "identical": timing.identical[name],
+            "tok_per_s": timing.tok_per_s(name), "ratio": round(ratio.value, 3),
+            "ci95": [round(ratio.low, 3), round(ratio.high, 3)],
+            "identical": timing.identical[name],
             "mat": round(counts[name]["num_emitted"] / counts[name]["num_rounds"], 3),
         }  # fmt: skip
     show(rows, f"{args.drafter}, depth {args.length}, T = {args.temperature}")
